@@ -27,9 +27,9 @@ from benchmarks.operator_calls import profiled, published_schema
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import set_output_dtype
+from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext

@@ -21,8 +21,8 @@ import rayrec
 from benchmarks.scaling import CARDINALITIES
 from jobs.command.result import text_table
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from tests.naive_models import random_batch

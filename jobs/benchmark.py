@@ -97,8 +97,8 @@ def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, 
     import torch
 
     from rayrec.common.memory import keep_freed_memory
+    from rayrec.models.common.precision import resolve_precision
     from rayrec.models.registry import build_model
-    from rayrec.training.loop.precision import resolve_precision
     from rayrec.training.run.preflight import resolve_device
 
     recipe = request.load_recipe()

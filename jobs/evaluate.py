@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import PositiveInt
 
-from jobs.command import Command, Positional, Result, main
+from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
 from jobs.command.execution import PlacedRequest, place_evaluation
+from jobs.export import read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder
+from rayrec.config.evaluate import InferencePrecision
+from rayrec.storage.location import Folder, LocalPath
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
@@ -23,8 +25,8 @@ class EvaluateRequest(PlacedRequest):
 
     source: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder or model folder, or its URI."""
-    data: Folder
-    """Dataset folder, the output of `rayrec preprocess`."""
+    data: Annotated[Folder, ByPosition()] | None = None
+    """Dataset folder, the output of `rayrec preprocess`; required without --server."""
     split: str = "test"
     """Split of the dataset."""
     rows: PositiveInt | None = None
@@ -35,14 +37,46 @@ class EvaluateRequest(PlacedRequest):
     """Worker processes, by default this one alone; on a GPU or a cluster as many as in training."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Device to compute on, by default as in training."""
+    precision: InferencePrecision = "fp32"
+    """Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores."""
+    server: str | None = None
+    """Ask a running server, http://HOST:PORT, for the scores of --input; the model is called as its folder there, or
+    add /v1/models/NAME."""
+    input: PathText | None = None
+    """With --server, a file, folder, glob or URI of raw rows with their labels."""
+    token_file: LocalPath | None = None
+    """With --server, file whose first token requests carry. By default the first in RAYREC_SERVE_TOKENS, if any."""
+    connections: PositiveInt = 4
+    """With --server, requests at once."""
+    batch_rows: PositiveInt = 1_000
+    """With --server, most rows of a request."""
+
+    def check(self) -> None:
+        if self.server is None:
+            if self.data is None:
+                raise ConfigError("data: missing; it is required without --server")
+            if self.input is not None or self.token_file is not None:
+                raise ConfigError("--input, --token-file: only a --server is asked about raw rows; leave them out")
+        elif self.input is None or self.data is not None:
+            raise ConfigError("--server: scores raw rows; give them by --input, and leave out --data")
+        elif self.precision != "fp32":
+            raise ConfigError("--precision: that of a server is its own (`rayrec serve --precision`); leave it out")
+
+    def with_absolute_paths(self) -> Self:
+        changed = {"input": None if self.input is None else absolute_path(self.input)}
+        return super().with_absolute_paths().model_copy(update=changed)
 
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, or of its part, each of which counts once.
 
     `details.rows_per_second` leaves out the start of workers; `details.part`, where --rows leaves rows out, has the
-    `rows` of the part and those `of` the split.
+    `rows` of the part and those `of` the split. Of a server `metrics` are those of `input`, and `details` say how fast
+    it was and which versions answered.
     """
+    if request.server is not None:
+        return _ask_server(request, request.server, progress)
+    assert request.data is not None, "the request was checked"
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.split_checks import class_warnings
@@ -95,6 +129,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
             request.split,
             fill,
             rows=request.rows,
+            precision=request.precision,
             in_this_process=here,
             by_ray_data=by_ray_data,
             progress=progress,
@@ -111,6 +146,25 @@ def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:
         return {}
     note = f"only the first {rows:,} of {every:,} rows of split '{split}' were used"
     return {"part": {"rows": rows, "of": every}, "notes": [note]}
+
+
+def _ask_server(request: EvaluateRequest, address: str, progress: Progress) -> Result:
+    from jobs.server_evaluation import ServedModelClient, evaluate_server
+    from serve.operations.tokens import read_token
+
+    assert request.input is not None, "the request was checked"
+    client = ServedModelClient.at(address, request.source.name, read_token(request.token_file))
+    recipe, schema = read_schema(request.source)
+    metrics, details = evaluate_server(
+        client,
+        recipe,
+        schema,
+        [request.input],
+        connections=request.connections,
+        batch_rows=request.batch_rows,
+        progress=progress,
+    )
+    return Result(command="evaluate", rows=int(metrics["rows"] or 0), metrics={"input": metrics}, details=details)
 
 
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:

@@ -1,13 +1,14 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
-from jobs.command import Command, Positional, Request, Result, main
+from jobs.command import Command, Metavar, Overrides, PathText, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
+from rayrec.recipes import load_recipe
 from rayrec.storage.location import Folder
 
 
@@ -15,7 +16,7 @@ class GenerateRequest(Request):
     """Write data with the real layout, drawn from a known truth."""
 
     source: Annotated[str, AfterValidator(SOURCES.known), Positional("|".join(SOURCES.packages))]
-    """Kind of the source whose layout the data have."""
+    """Kind of the source whose layout the data have; `table` has the columns of --recipe."""
     rows: PositiveInt
     """Rows to write."""
     output: Folder
@@ -28,8 +29,47 @@ class GenerateRequest(Request):
     """How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with --days."""
     compress: bool = False
     """Write gzip files."""
+    recipe: PathText | None = None
+    """Recipe, by name or as a YAML file, whose columns the data of `table` have."""
+    set: Overrides = ()
+    """Override of the recipe; repeatable."""
+    cardinality: Annotated[Overrides, Metavar("COLUMN=N")] = ()
+    """Distinct values of a column of categories or lists, or of all that match a pattern; 1,000 by default;
+    repeatable."""
+
+    small_files: ClassVar[tuple[str, ...]] = ("recipe",)
+
+    @property
+    def cardinalities(self) -> dict[str, int]:
+        """The values of `cardinality` by column. Raises ConfigError."""
+        found = {}
+        for given in self.cardinality:
+            column, _, count = given.rpartition("=")
+            if not column or not count.isdecimal() or not int(count):
+                raise ConfigError(f"--cardinality {given}: write it as COLUMN=N, N being 1 or more")
+            found[column] = int(count)
+        return found
 
     def check(self) -> None:
+        from rayrec.sources.registry import source_of
+
+        source = source_of(self.source)
+        if source.generates_from_recipe:
+            if self.recipe is None:
+                raise ConfigError(f"--recipe: missing; source '{self.source}' has the columns that a recipe names")
+            recipe = load_recipe(self.recipe, self.set)
+            if recipe.source.kind != self.source:
+                raise ConfigError(
+                    f"--recipe {self.recipe}: its source is '{recipe.source.kind}'; generate that, or give a recipe of "
+                    f"'{self.source}'"
+                )
+            self.cardinalities  # noqa: B018 -- for its errors
+        elif self.recipe is not None or self.set or self.cardinality:
+            raise ConfigError(
+                f"--recipe, --set, --cardinality: source '{self.source}' has columns of its own; leave them out"
+            )
+        elif source.generated is None:
+            raise ConfigError(f"source '{self.source}' has no generator; give raw files of your own")
         if self.drift is not None and self.days is None:
             raise ConfigError("drift: without days nothing changes; add --days N")
 
@@ -41,6 +81,17 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
     source = source_of(request.source)
     if request.days is not None and not (source.generated and source.generated.has_days):
         raise ConfigError(f"days: source '{request.source}' has no files of days; leave it out")
+    if request.recipe is not None:
+        details = source.generate_from(
+            load_recipe(request.recipe, request.set),
+            request.output,
+            request.rows,
+            seed=request.seed,
+            cardinality=request.cardinalities,
+            compress=request.compress,
+            progress=progress,
+        )
+        return Result(command="generate", output=request.output, rows=request.rows, details=details)
     details = source.generate(
         request.output,
         request.rows,

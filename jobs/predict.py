@@ -18,6 +18,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 from rayrec.common.ray_blocks import session_size
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Execution, Place
 from rayrec.storage.location import Folder, local_path, location
 
@@ -40,6 +41,8 @@ class PredictRequest(PlacedRequest):
     max_rejected_fraction: float | None = Field(None, ge=0.0, le=1.0)
     """With --raw, a larger share of rows without a score is an error; by default the recipe's
     preprocess.max_rejected_fraction."""
+    precision: InferencePrecision = "fp32"
+    """Arithmetic of the dense network; of bf16 and fp16 the result says how far they move the scores."""
     top_k: PositiveInt | None = None
     """Instead of scores, the best K new items for every user; takes no input."""
 
@@ -48,6 +51,8 @@ class PredictRequest(PlacedRequest):
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
         if self.rows is not None and self.top_k is not None:
             raise ConfigError("--rows: --top-k recommends to every user and reads no rows; leave one of them out")
+        if self.precision != "fp32" and self.top_k is not None:
+            raise ConfigError("--precision: --top-k computes in float32; leave one of them out")
         if self.max_rejected_fraction is not None and not self.raw:
             raise ConfigError("--max-rejected-fraction: only raw rows can lack a score; leave it out without --raw")
 
@@ -101,7 +106,9 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         model, began = ModelFolder.open(folder), time.perf_counter()
         if request.dataset is not None:
             with _workers(place, progress) as (in_threads, execution):
-                counts = predict_dataset(model, part, request.split, request.output, progress, in_threads=in_threads)
+                counts = predict_dataset(
+                    model, part, request.split, request.output, progress, request.precision, in_threads=in_threads
+                )
         else:
             reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
             most = request.max_rejected_fraction
@@ -113,6 +120,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                     [request.input],
                     request.output,
                     progress,
+                    request.precision,
                     rows=request.rows,
                     max_rejected=most,
                     in_threads=in_threads,
@@ -127,6 +135,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         details |= {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
         if read == request.rows:
             details |= {"part": {"rows": read}, "notes": [f"rows after the first {read:,} were not read"]}
+    if request.precision != "fp32":
+        details |= counts.amp_error.metrics()
     return Result(command="predict", output=request.output, rows=counts.rows, execution=execution, details=details)
 
 

@@ -26,6 +26,7 @@ from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.storage.location import LocalPath, location
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class ServeRequest(Request):
     token_file: LocalPath | None = None
     """File of tokens, one a line; a request must carry one. `TOKEN admin` may also load and unload models. By default
     those in RAYREC_SERVE_TOKENS, if any."""
+    precision: InferencePrecision | None = None
+    """Arithmetic of the dense network (serve.precision), by default as in the recipe of the first model."""
     tls_certificate: LocalPath | None = None
     """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None
@@ -147,7 +150,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             name: stack.enter_context(exported(folder)) if is_run_folder(folder) else folder
             for name, folder in folders.items()
         }
-        arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
+        given = {} if request.precision is None else {"precision": request.precision}
+        arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file, **given)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         # Opened as a whole later: to import what opens it takes longer than to read its recipe.
         settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)

@@ -49,12 +49,15 @@ def generate(
     days: int | None = None,
     drift: float | None = None,
     compress: bool = False,
+    recipe: AnyPath | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    cardinality: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
     """Write data with the real layout, drawn from a known truth.
 
     Args:
-        source: Kind of the source whose layout the data have.
+        source: Kind of the source whose layout the data have; `table` has the columns of --recipe.
         rows: Rows to write.
         output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
         seed: Seed of the rows.
@@ -62,6 +65,10 @@ def generate(
         drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with
             --days.
         compress: Write gzip files.
+        recipe: Recipe, by name or as a YAML file, whose columns the data of `table` have.
+        set: Override of the recipe; repeatable.
+        cardinality: Distinct values of a column of categories or lists, or of all that match a pattern; 1,000 by
+            default; repeatable.
         progress: Show progress on stderr.
     """
 
@@ -166,13 +173,19 @@ def run(
 
 def evaluate(
     source: AnyPath,
-    data: AnyPath,
+    data: AnyPath | None = None,
     *,
     split: str = "test",
     rows: int | None = None,
     checkpoint: str = "best",
     workers: int | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
+    server: str | None = None,
+    input: AnyPath | None = None,
+    token_file: AnyPath | None = None,
+    connections: int = 4,
+    batch_rows: int = 1000,
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
@@ -180,12 +193,20 @@ def evaluate(
 
     Args:
         source: Run folder or model folder, or its URI.
-        data: Dataset folder, the output of `rayrec preprocess`.
+        data: Dataset folder, the output of `rayrec preprocess`; required without --server.
         split: Split of the dataset.
         rows: Evaluate on the first rows of the split alone, so many of them.
         checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
         workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
         device: Device to compute on, by default as in training.
+        precision: Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores.
+        server: Ask a running server, http://HOST:PORT, for the scores of --input; the model is called as its folder
+            there, or add /v1/models/NAME.
+        input: With --server, a file, folder, glob or URI of raw rows with their labels.
+        token_file: With --server, file whose first token requests carry. By default the first in RAYREC_SERVE_TOKENS,
+            if any.
+        connections: With --server, requests at once.
+        batch_rows: With --server, most rows of a request.
         on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
             needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
@@ -226,6 +247,7 @@ def predict(
     split: str = "test",
     rows: int | None = None,
     max_rejected_fraction: float | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
     top_k: int | None = None,
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
@@ -241,6 +263,7 @@ def predict(
         rows: Score the first rows of the split or of the raw files alone, so many of them.
         max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
             preprocess.max_rejected_fraction.
+        precision: Arithmetic of the dense network; of bf16 and fp16 the result says how far they move the scores.
         top_k: Instead of scores, the best K new items for every user; takes no input.
         on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
             needs several workers or a GPU, or a cluster is there.

@@ -98,7 +98,7 @@ def stub() -> str:
 def _command_stub(name: str) -> str:
     command = load_command(name)
     fields = fields_of(command.request)
-    by_position = [field for field in fields if field.is_positional or field.is_required]
+    by_position = [field for field in fields if field.is_by_position]
     by_name = [field for field in fields if field not in by_position]
     parameters = [*map(_parameter, by_position), "*", *map(_parameter, by_name), "progress: bool = True"]
     text = docstring(command).replace("\n", "\n    ")

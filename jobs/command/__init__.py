@@ -2,7 +2,9 @@
 
 from jobs.command.command_line import as_arguments, main, parse_command
 from jobs.command.request import (
+    ByPosition,
     Metavar,
+    Overrides,
     PathText,
     PathTexts,
     Positional,
@@ -16,7 +18,7 @@ from jobs.command.result import RESULT_FILE, Result, describe_result, text_table
 from jobs.command.runner import Command, build_request, execute, load_command
 
 __all__ = [
-    "RESULT_FILE", "Command", "Metavar", "PathText", "PathTexts", "Positional", "RecipeRequest", "RecipeText",
-    "Request", "Result", "TrainingRecipeRequest", "absolute_path", "as_arguments", "build_request", "describe_result",
-    "execute", "load_command", "main", "parse_command", "text_table",
+    "RESULT_FILE", "ByPosition", "Command", "Metavar", "Overrides", "PathText", "PathTexts", "Positional",
+    "RecipeRequest", "RecipeText", "Request", "Result", "TrainingRecipeRequest", "absolute_path", "as_arguments",
+    "build_request", "describe_result", "execute", "load_command", "main", "parse_command", "text_table",
 ]  # fmt: skip

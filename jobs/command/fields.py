@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jobs.command.request import Metavar, Positional, Request
+from jobs.command.request import ByPosition, Metavar, Positional, Request
 from rayrec.storage.location import Folder, LocalPath
 
 _METAVARS = {Folder: "FOLDER|URI", LocalPath: "PATH", Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
@@ -21,6 +21,8 @@ class RequestField:
     help: str
     is_positional: bool
     is_required: bool
+    is_by_position: bool
+    """Whether Python takes it by position."""
     default: Any
     """The default, or None if the field is required."""
 
@@ -73,14 +75,15 @@ def fields_of(request: type[Request]) -> list[RequestField]:
             name=name,
             type=_without_none(hints[name]),
             help=" ".join((field.description or "").split()),
-            is_positional=any(isinstance(item, Positional) for item in _annotations(_without_none(hints[name]))),
+            is_positional=(is_positional := _is_annotated(hints[name], Positional)),
             is_required=field.is_required(),
+            is_by_position=is_positional or field.is_required() or _is_annotated(hints[name], ByPosition),
             default=None if field.is_required() else field.default,
         )
         for name in own_first
         if (field := request.model_fields.get(name)) is not None
     ]
-    return sorted(fields, key=lambda field: (not field.is_positional, not field.is_required))
+    return sorted(fields, key=lambda field: (not field.is_positional, not field.is_required, not field.is_by_position))
 
 
 def _without_none(hint: Any) -> Any:
@@ -88,6 +91,10 @@ def _without_none(hint: Any) -> Any:
         return hint
     (member,) = (member for member in typing.get_args(hint) if member is not type(None))
     return member
+
+
+def _is_annotated(hint: Any, kind: type) -> bool:
+    return any(isinstance(item, kind) for item in _annotations(_without_none(hint)))
 
 
 def _annotations(hint: Any) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from rayrec.common.progress import SilentProgress
 def python_function(command: Command[Any]) -> Callable[..., Result]:
     """A function with a parameter for each field, which runs the command and returns its result.
 
-    Positional and required fields may be given by position. Errors that the user can fix are
-    `rayrec.common.errors.UserError`, in one line.
+    Positional and required fields, and those annotated `ByPosition`, may be given by position. Errors that the user can
+    fix are `rayrec.common.errors.UserError`, in one line.
     """
     fields = fields_of(command.request)
     progress_parameter = inspect.Parameter("progress", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=bool)
@@ -47,10 +47,9 @@ def docstring(command: Command[Any]) -> str:
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:
-    by_position = field.is_positional or field.is_required
     return inspect.Parameter(
         field.name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if field.is_by_position else inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if field.is_required else field.default,
         annotation=field.type,
     )

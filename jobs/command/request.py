@@ -26,6 +26,11 @@ class Positional(Metavar):
     """Annotates a field that the command line takes by position."""
 
 
+@dataclass(frozen=True)
+class ByPosition:
+    """Annotates an option that Python takes by position, as it does required ones, though it may be left out."""
+
+
 def _as_text(given: object) -> object:
     return fspath(given) if isinstance(given, PathLike) else given
 

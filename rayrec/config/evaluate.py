@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from rayrec.config.base import Config
 
+InferencePrecision = Literal["auto", "fp32", "bf16", "fp16"]
+"""Arithmetic of the dense network where a model scores; `auto` is what the hardware does well."""
 _HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
 _RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9]\d*")
 

@@ -3,6 +3,7 @@
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
+from rayrec.config.evaluate import InferencePrecision
 
 
 class ServeConfig(Config):
@@ -12,6 +13,8 @@ class ServeConfig(Config):
     """Processes that answer, each with the whole model."""
     threads_per_replica: PositiveInt = 1
     """Threads of a forward pass, and the CPUs that Ray reserves for a replica."""
+    precision: InferencePrecision = "fp32"
+    """Arithmetic of the dense network. A replica logs how far bf16 and fp16 move the scores of a model's examples."""
     max_batch_size: PositiveInt = 256
     """Most requests that one forward pass scores together."""
     max_batch_rows: PositiveInt = 8192

@@ -11,6 +11,7 @@ from rayrec.config.base import Config
 from rayrec.config.evaluate import MetricName, higher_is_better
 from rayrec.storage.location import Folder
 
+DeviceName = Literal["cpu", "cuda"]
 Sharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
 """Two are for several nodes of several workers: `table_row_wise` splits the rows of a table over the workers of one
 node, `grid_shard` its columns over nodes and the rows of each over the node's workers."""

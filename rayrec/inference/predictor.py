@@ -25,6 +25,7 @@ from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import ENOUGH, count_unknown
+from rayrec.models.common.precision import AmpError, Precision, resolve_precision
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -32,6 +33,7 @@ from rayrec.recipes import Recipe
 if TYPE_CHECKING:
     import pandas as pd
 
+_EXACT = resolve_precision("fp32", "cpu")
 CHUNK_ROWS = 1024
 """Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
 
@@ -64,6 +66,8 @@ class Predictor:
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
+        self.precision = _EXACT
+        """How the dense network computes: in float32 unless another `resolve_precision` is put in its place."""
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         tables = {table: model_folder.mapped_table(table) for table in model_folder.tables}
         lookups = [
@@ -160,13 +164,26 @@ class Predictor:
                     some = self._embeddings(one, first[row : row + CHUNK_ROWS])
                     for column in range(0, len(second), CHUNK_ROWS):
                         others = self._embeddings(other, second[column : column + CHUNK_ROWS])
-                        found = torch.sigmoid(self._dense_network.pair_logits(some, others))
+                        with self.precision.autocast():
+                            found = torch.sigmoid(self._dense_network.pair_logits(some, others).float())
                         scores[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
             return scores
         names = [feature.name for feature in self.schema.features]
         columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
         scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
         return scores.reshape(len(first), len(second))
+
+    def amp_error(self, rows: pa.RecordBatch) -> AmpError:
+        """How far `precision` moves the probabilities of encoded rows, as `encode` gives them, of which it takes 1,024.
+
+        No rows are compared where `precision` is float32.
+        """
+        error = AmpError()
+        if self.precision.name != _EXACT.name and rows.num_rows:
+            inputs = self._inputs(rows.slice(0, CHUNK_ROWS))
+            logits = (self._logits(*inputs, precision) for precision in (self.precision, _EXACT))
+            error.add(*(torch.sigmoid(torch.from_numpy(values)).numpy() for values in logits))
+        return error
 
     def _embeddings(self, lookup: "_Lookup", ids: NDArray[np.int64]) -> Tensor:
         """(n, dim) the pooled embeddings of n rows of ids."""
@@ -242,10 +259,12 @@ class Predictor:
         else:
             dense[:, start] = column.to_numpy()
 
-    def _logits(self, dense: NDArray[np.float32], pooled: NDArray[np.float32]) -> NDArray[np.float32]:
-        with torch.inference_mode():
+    def _logits(
+        self, dense: NDArray[np.float32], pooled: NDArray[np.float32], precision: Precision | None = None
+    ) -> NDArray[np.float32]:
+        with torch.inference_mode(), (precision or self.precision).autocast():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
-            return logits.numpy()
+            return logits.float().numpy()
 
 
 def _values_of(column: "pd.Series[Any]") -> Values:

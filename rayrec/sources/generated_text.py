@@ -26,14 +26,14 @@ def rows_by_file(rows: int, days: int | None) -> list[int]:
 
 @contextmanager
 def csv_file(
-    path: Path, schema: pa.Schema, *, separator: str = ",", has_header: bool = True
+    path: Path, schema: pa.Schema, *, separator: str = ",", has_header: bool = True, quotes: bool = False
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Yield a function that appends rows to the new file at `path`, gzip if it ends in `.gz`; nothing is quoted."""
+    """Yield a function that appends rows to the new file at `path`, gzip if it ends in `.gz`; `quotes`: of texts."""
     options = csv.WriteOptions(
         include_header=has_header,
         delimiter=separator,
-        quoting_style="none",
-        quoting_header="none",
+        quoting_style="needed" if quotes else "none",
+        quoting_header="needed" if quotes else "none",
         batch_size=_BATCH_ROWS,
     )
     with path.open("wb") as raw:

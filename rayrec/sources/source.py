@@ -46,6 +46,8 @@ class Source(ABC):
 
     generated: GeneratedData | None = None
     """The generator of data with a known truth; None if the source has none."""
+    generates_from_recipe = False
+    """Whether the source has `generate_from` in its place, as only a recipe says which columns the data have."""
 
     @abstractmethod
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
@@ -76,6 +78,23 @@ class Source(ABC):
         UserError.
         """
         raise UserError("source: it has no generator; give raw files of your own")
+
+    def generate_from(
+        self,
+        recipe: Recipe,
+        output: Path,
+        rows: int,
+        *,
+        seed: int,
+        cardinality: Mapping[str, int],
+        compress: bool,
+        progress: Progress,
+    ) -> dict[str, Any]:
+        """Write `rows` raw rows as a recipe of this source describes them, as `generate` does.
+
+        `cardinality`: distinct values of columns, by name or pattern. Raises UserError.
+        """
+        raise NotImplementedError
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         """A sentence on the metrics that a model reached on generated data; `generated` is what `generate` returned."""

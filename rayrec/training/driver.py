@@ -24,7 +24,9 @@ from rayrec.common.imports import quick_imports
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Execution
+from rayrec.config.train import DeviceName
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
@@ -44,7 +46,6 @@ from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
 from rayrec.training.run.gauges import RunGauges
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
-    DeviceName,
     require_evaluable,
     require_parts,
     require_trainable,
@@ -151,6 +152,7 @@ def evaluate(
     fill: Callable[["ParallelModel"], None],
     *,
     rows: int | None = None,
+    precision: InferencePrecision = "fp32",
     in_this_process: bool = False,
     by_ray_data: bool | None = None,
     progress: Progress | None = None,
@@ -158,7 +160,7 @@ def evaluate(
     """Return the metrics of a model over every row of a split, or over its first `rows` ones, each counted once.
 
     They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs
-    (see `train`).
+    (see `train`). `precision`: arithmetic of the dense network; of mixed precision the metrics say the error.
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
     device = "cpu" if in_this_process else device_of_workers(recipe)
@@ -168,9 +170,9 @@ def evaluate(
     progress.stage(f"evaluating on {split}", dataset.head(split, rows).split(split).rows)
     if in_this_process:
         with _only_rank() as context:
-            return _evaluate(split, fill, rows, recipe, dataset, context, progress), execution
+            return _evaluate(split, fill, rows, precision, recipe, dataset, context, progress), execution
     with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
-        work = partial(_evaluate, split, fill, rows)
+        work = partial(_evaluate, split, fill, rows, precision)
         measured: Measured = _run_workers(work, recipe, dataset, Path(folder), device, execution)
     progress.advance(measured.rows)
     return measured, execution
@@ -295,11 +297,13 @@ def _evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
     rows: int | None,
+    precision: InferencePrecision,
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
     progress: Progress | None = None,
 ) -> Measured:
+    from rayrec.models.common.precision import resolve_precision
     from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
@@ -307,8 +311,12 @@ def _evaluate(
     fill(model)
     dataset = dataset.head(split, rows)
     reader = SplitReader(dataset, recipe.train.ingest, context)
+    resolved = resolve_precision(precision, "cuda" if context.device.type == "cuda" else "cpu", "--precision")
+    progress = progress or SilentProgress()
+    if resolved.name != "fp32":
+        progress.message(f"precision {resolved.name} ({resolved.reason})")
     began = time.perf_counter()
-    metrics = evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())
+    metrics = evaluate_split(model, reader, split, recipe.evaluate, progress, resolved)
     return Measured(metrics, dataset.split(split).rows, time.perf_counter() - began)
 
 

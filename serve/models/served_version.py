@@ -1,6 +1,7 @@
 """One version of a model in a replica's memory: its predictor, its batches, its recommender and ranker."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rayrec.inference.folder.examples import Examples
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import Recommender, can_recommend
+from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
 from serve.engine.batching import Batcher
 from serve.errors import RequestError
@@ -30,6 +32,8 @@ _SMALL_ROWS = 32
 """Most rows of a pass that takes about as long as handing it to the scoring thread does."""
 
 ResultT = TypeVar("ResultT")
+
+logger = logging.getLogger("ray.serve.rayrec")
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class ServedVersion:
         self.predictor = load_model(folder, memory)
         self.examples = Examples.load(self.predictor.folder)
         self.examples.check(self.predictor)
+        self.predictor.precision = resolve_precision(settings.precision, "cpu", "serve.precision")
+        encoded = self.predictor.encode(self.predictor.columns_of(self.examples.instances))
+        if (error := self.predictor.amp_error(encoded)).rows:
+            logger.warning(
+                "model '%s', version %s: %s moves the scores of its %d examples by %.2g at most and %.2g on average",
+                name, version, self.predictor.precision.name, error.rows, error.largest, error.total / error.rows,
+            )  # fmt: skip
         # The first passes allocate and choose kernels; larger batches take other paths.
         self.predictor.predict([{}] * settings.max_batch_size)
         schema = self.predictor.schema

@@ -19,6 +19,11 @@ _SHORTEST = 16
 _ADMIN = "admin"
 
 
+def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the first token, for a client; None if neither is given. Raises as `read_tokens`."""
+    return next(iter(_tokens(file, environment)), None)
+
+
 def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> dict[str, bool]:
     """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas; and
     whether each is an administrator's.
@@ -26,6 +31,11 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
     Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
     ConfigError if the variable has none, or a token is short enough to be guessed.
     """
+    return {_digest(token): is_admin for token, is_admin in _tokens(file, environment).items()}
+
+
+def _tokens(file: Path | None, environment: Mapping[str, str]) -> dict[str, bool]:
+    """Return whether each token is an administrator's."""
     if file is not None:
         try:
             words = file.read_text().split()
@@ -45,7 +55,7 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
         raise ConfigError(
             f"{source}: a token of fewer than {_SHORTEST} characters; make one with `openssl rand -hex 24`"
         )
-    return {_digest(token): is_admin for token, is_admin in tokens.items()}
+    return tokens
 
 
 def is_allowed(authorization: str | None, tokens: Mapping[str, bool]) -> bool:

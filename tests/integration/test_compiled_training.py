@@ -12,9 +12,9 @@ from torch._inductor import config as inductor
 
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext

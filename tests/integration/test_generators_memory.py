@@ -36,6 +36,18 @@ def test_days(source: str, tmp_path: Path) -> None:
     assert many < few + 30
 
 
+def test_tables(tmp_path: Path) -> None:
+    """Of columns of ten million values, of which nothing is kept."""
+    rules = "{columns: [a, b, c], kind: categorical}, {columns: [d, e], kind: numeric}"
+    recipe = f"source: {{kind: table, label: y, features: [{rules}]}}\nmodel: {{kind: dcnv2}}\n"
+    (tmp_path / "wide.yaml").write_text(recipe)
+    more = f"recipe=__import__('rayrec').load_recipe({str(tmp_path / 'wide.yaml')!r}), cardinality={{'?': 10**7}}"
+    module, rows = "rayrec.sources.table.generator", CHUNK_ROWS
+    few, many = (peak_mebibytes(module, tmp_path / str(n), n * rows, more) for n in (1, 32))
+    assert (tmp_path / "32/table.csv").stat().st_size > 15 * 2**20
+    assert many < few + 30
+
+
 def test_outbrain(tmp_path: Path) -> None:
     module = "rayrec.sources.outbrain.synthetic.generator"
     few, many = (peak_mebibytes(module, tmp_path / str(rows), rows) for rows in (10_000, 60_000))

@@ -14,9 +14,9 @@ from torch import Tensor
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext

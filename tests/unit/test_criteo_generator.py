@@ -16,8 +16,9 @@ from rayrec.sources.criteo import generator as generator_module
 from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
 from rayrec.sources.criteo.generator import CALIBRATION_ROWS, CHUNK_ROWS, Chunk, CriteoGenerator, generate
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
-from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
+from rayrec.sources.criteo.truth import GeneratedTruth
 from rayrec.sources.criteo.turnover import Turnover
+from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
 

@@ -1,11 +1,13 @@
 """Precision picks what the hardware does well, and refuses what it cannot do."""
 
+import numpy as np
 import pytest
 import torch
 
 from rayrec.common.errors import ConfigError
-from rayrec.training.loop import precision
-from rayrec.training.loop.precision import LossScale, resolve_precision
+from rayrec.models.common import precision
+from rayrec.models.common.precision import AmpError, resolve_precision
+from rayrec.training.loop.precision import LossScale
 from rayrec.training.run.preflight import resolve_device
 
 
@@ -38,6 +40,15 @@ def test_what_a_cpu_cannot_do() -> None:
         resolve_device("cuda", gpus=0)
     assert resolve_device("auto", gpus=0) == "cpu"
     assert resolve_device("auto", gpus=2) == "cuda"
+
+
+def test_errors_of_batches_are_joined() -> None:
+    one, other = AmpError(), AmpError()
+    one.add(np.float32([0.25, 0.5]), np.float32([0.375, 0.5]))
+    other.add(np.float32([0.75]), np.float32([0.5]))
+    joined = AmpError.of_all([one, AmpError(), other])
+    assert joined.metrics() == {"amp_error_max": 0.25, "amp_error_mean": 0.125}
+    assert AmpError().metrics() == {"amp_error_max": None, "amp_error_mean": None}
 
 
 def test_loss_scale_unscales_halves_and_doubles() -> None:

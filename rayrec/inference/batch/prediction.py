@@ -6,7 +6,7 @@ OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (
 import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.memory import keep_freed_memory
 from rayrec.common.progress import Progress
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
@@ -38,6 +39,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
+from rayrec.models.common.precision import AmpError, resolve_precision
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
@@ -65,12 +67,21 @@ class PredictionCounts:
     """Rows set aside, by reason, with those that are no data (`LEFT_OUT`)."""
     unknown: dict[str, UnknownValues]
     """By raw column, the values and those among them that the model does not know."""
+    amp_error: AmpError
+    """How far mixed precision moved the scores of some of the rows."""
     unread: tuple[str, ...] = ()
     """Columns of the files that the recipe does not know."""
 
 
 def predict_dataset(
-    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress, *, in_threads: bool
+    model: ModelFolder,
+    dataset: Dataset,
+    split: str,
+    output: Path,
+    progress: Progress,
+    precision: InferencePrecision = "fp32",
+    *,
+    in_threads: bool,
 ) -> PredictionCounts:
     """Score a split of a dataset folder with a pool of workers (see `run_in_pool`).
 
@@ -84,13 +95,16 @@ def predict_dataset(
     info = dataset.split(split)
     tasks = row_group_tasks(dataset.folder, info.parts, rows_of_parts(info.rows))
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
+    errors = [AmpError()]
     progress.stage(f"predict {split}", info.rows)
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder, "end": info.rows}
-        columns = {"label": schema.label, "kept": tuple(kept)}
+        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder, "precision": precision}
+        columns = {"label": schema.label, "kept": tuple(kept), "end": info.rows}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
-            progress.advance(sum(report["rows"].to_pylist()))
-    return PredictionCounts(info.rows, {}, {})
+            for row in report.to_pylist():
+                progress.advance(row["rows"])
+                errors.append(AmpError(**row["amp_error"]))
+    return PredictionCounts(info.rows, {}, {}, AmpError.of_all(errors))
 
 
 def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
@@ -112,6 +126,7 @@ def predict_raw(
     paths: list[str],
     output: Path,
     progress: Progress,
+    precision: InferencePrecision = "fp32",
     *,
     rows: int | None = None,
     max_rejected: float,
@@ -138,7 +153,7 @@ def predict_raw(
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": reader, "rows": rows}
+        arguments = {"model": model.folder, "output": folder, "reader": reader, "precision": precision, "rows": rows}
         for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
             for report in map(pickle.loads, done["report"].to_pylist()):
                 reports.append(report)
@@ -168,7 +183,8 @@ def predict_raw(
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
-    return PredictionCounts(scored, dict(rejected), unknown, unread)
+    amp_error = AmpError.of_all([AmpError(), *(report.amp_error for report in reports)])
+    return PredictionCounts(scored, dict(rejected), unknown, amp_error, unread)
 
 
 def _add(counts: dict[str, UnknownValues], more: Mapping[str, UnknownValues]) -> None:
@@ -203,10 +219,19 @@ def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, 
 class _ScoreRowGroups:
     """A worker of the pool: scores row groups of a dataset and writes a part of the scores."""
 
-    def __init__(self, model: Path, dataset: Path, output: Path, end: int, label: str, kept: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        dataset: Path,
+        output: Path,
+        end: int,
+        label: str,
+        kept: tuple[str, ...],
+        precision: InferencePrecision,
+    ) -> None:
         """`end`: rows of the split, or of its part. `kept`: columns (int64) written beside the score and the label."""
         fetch(dataset)  # what this node may have of it is not old then
-        self._predictor = _load(model)
+        self._predictor = _load(model, precision)
         self._output, self._end, self._label, self._kept = output, end, label, kept
         self._features = [feature.name for feature in self._predictor.schema.features]
         ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
@@ -214,7 +239,7 @@ class _ScoreRowGroups:
 
     def __call__(self, task: pa.Table) -> pa.Table:
         groups = task.to_pylist()
-        row = groups[0]["first"]
+        row, errors = groups[0]["first"], []
         with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
             for group in groups:
                 with open_parquet(Path(group["path"])) as part:
@@ -223,9 +248,10 @@ class _ScoreRowGroups:
                 (batch,) = rows.select(self._features).combine_chunks().to_batches()
                 shown = [rows[name] for name in (*self._kept, self._label)]
                 scores = pa.array(self._predictor.predict_encoded(batch))
+                errors.append(self._predictor.amp_error(batch))
                 write(pa.table([pa.array(np.arange(row, row + len(rows))), *shown, scores], schema=self._columns))
                 row += len(rows)
-        return pa.table({"rows": [row - groups[0]["first"]]})
+        return pa.table({"rows": [row - groups[0]["first"]], "amp_error": [asdict(AmpError.of_all(errors))]})
 
 
 @dataclass(frozen=True)
@@ -240,14 +266,17 @@ class _ChunkReport:
     first_rejected: dict[str, Any] | None
     """The first bad row as `REJECTED_SCHEMA` has it; its line counts from the chunk's first."""
     unknown: dict[str, UnknownValues]
+    amp_error: AmpError
 
 
 class _ScoreChunks:
     """A worker of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
-    def __init__(self, model: Path, output: Path, reader: ExampleReader, rows: int | None) -> None:
+    def __init__(
+        self, model: Path, output: Path, reader: ExampleReader, precision: InferencePrecision, rows: int | None
+    ) -> None:
         """`rows`: how many are to be scored or set aside, by all calls together; None for all."""
-        self._predictor, self._left = _load(model), rows
+        self._predictor, self._left = _load(model, precision), rows
         self._output, self._reader = output, reader
         self._features = frozenset(self._predictor.raw_rows.columns.names)
 
@@ -264,6 +293,7 @@ class _ScoreChunks:
         lines, rejected = 0, Counter[str]()
         first: dict[str, Any] | None = None
         unknown: dict[str, UnknownValues] = {}
+        errors = [AmpError()]
         with (
             new_files(folder / f"scores-{number:06d}", _RAW_SCORES) as (write, scores),
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
@@ -274,8 +304,9 @@ class _ScoreChunks:
                     self._left -= len(block.lines) + len(block.rejected)
                 lost = block.rejected
                 if block.rows.num_rows:
-                    batch, found = self._scored(block.rows, block.lines, chunk.file.name)
+                    batch, found, error = self._scored(block.rows, block.lines, chunk.file.name)
                     _add(unknown, found)
+                    errors.append(error)
                     has_score = pc.is_finite(batch["score"])
                     write(batch.filter(has_score))
                     if has_score.true_count < len(batch):
@@ -290,12 +321,13 @@ class _ScoreChunks:
                 lines += block.num_lines
                 if self._left == 0:
                     break
-        return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected), first, unknown)
+        written = {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}
+        return _ChunkReport(lines, written, dict(rejected), first, unknown, AmpError.of_all(errors))
 
     def _scored(
         self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str
-    ) -> tuple[pa.RecordBatch, dict[str, UnknownValues]]:
-        """Return the rows of `scores/`, and the values that the model does not know."""
+    ) -> tuple[pa.RecordBatch, dict[str, UnknownValues], AmpError]:
+        """Return the rows of `scores/`, the values that the model does not know, and the error of mixed precision."""
         predictor = self._predictor
         raw = predictor.columns_of(rows.select([name for name in rows.schema.names if name in self._features]))
         encoded = predictor.encode(raw)
@@ -304,7 +336,7 @@ class _ScoreChunks:
         files = pa.array([file]).take(pa.array(np.zeros(len(rows), np.int32)))
         columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(predictor.predict_encoded(encoded))]
         scores = pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
-        return scores, count_unknown(predictor.schema, raw, encoded)
+        return scores, count_unknown(predictor.schema, raw, encoded), predictor.amp_error(encoded)
 
 
 def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.BooleanArray) -> pa.Table:
@@ -316,8 +348,10 @@ def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.Boolea
     return pa.table(columns, schema=REJECTED_SCHEMA)
 
 
-def _load(model: Path) -> Predictor:
+def _load(model: Path, precision: InferencePrecision) -> Predictor:
     """The predictor of a worker, beside which others run."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    return load_model(model)
+    predictor = load_model(model)
+    predictor.precision = resolve_precision(precision, "cpu", "--precision")
+    return predictor

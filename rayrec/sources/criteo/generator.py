@@ -19,9 +19,10 @@ from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import HEAD, ClickModel, RawValues
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.criteo.truth import TRUTH_FILE, FileTruth, GeneratedTruth, TruthAccumulator
+from rayrec.sources.criteo.truth import FileTruth, GeneratedTruth
 from rayrec.sources.criteo.turnover import Turnover, most_days
 from rayrec.sources.generated_text import csv_file, rows_by_file, to_hexadecimal
+from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536

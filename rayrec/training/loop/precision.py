@@ -1,82 +1,10 @@
-"""Decides which number format a run computes in, and says why; loss scaling for float16."""
+"""Loss scaling for float16."""
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from rayrec.common.errors import ConfigError
-from rayrec.training.run.preflight import DeviceName
-
-PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How the dense network computes; embedding tables and master weights stay float32."""
-
-    name: PrecisionName
-    device: DeviceName
-    reason: str
-    """Why this was picked, for the log."""
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Autocast for the dense network."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
-        return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
-
-    def on_the_wire(self, wanted: Literal["auto", "fp32", "bf16"]) -> torch.dtype:
-        """The format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
-        is_half = wanted == "bf16" or (wanted == "auto" and self.name == "bf16" and self.device == "cuda")
-        return torch.bfloat16 if is_half else torch.float32
-
-    def pooled(self, wire: torch.dtype) -> torch.dtype:
-        """The format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
-
-        Only GPUs: FBGEMM's kernels for CPUs have no bfloat16.
-        """
-        return wire if self.name == "bf16" and self.device == "cuda" else torch.float32
-
-    def apply_to_process(self) -> None:
-        """Set the process-wide matmul mode."""
-        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
-
-
-def resolve_precision(wanted: Literal["auto"] | PrecisionName, device: DeviceName) -> Precision:
-    """Pick what the hardware does well. Must run on a worker, whose hardware decides."""
-    if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        name = f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
-        if wanted == "auto":
-            if major >= 8:
-                return Precision("bf16", device, f"{name} has bfloat16 tensor cores")
-            if major == 7:
-                return Precision("fp16", device, f"{name} has float16 tensor cores and no bfloat16")
-            return Precision("fp32", device, f"{name} has no tensor cores")
-        if wanted in {"bf16", "tf32"} and major < 8:
-            raise ConfigError(f"train.precision: {name} has no {wanted}; use fp16, fp32 or auto")
-    elif wanted == "tf32":
-        raise ConfigError("train.precision: tf32 is a mode of NVIDIA GPUs; use fp32, bf16 or auto on a CPU")
-    elif wanted == "auto":
-        fast = sorted({"amx_bf16", "avx512_bf16"} & cpu_flags())
-        if fast:
-            return Precision("bf16", device, f"this CPU has {fast[0]}")
-        return Precision("fp32", device, "this CPU has no bfloat16 instructions (avx512_bf16, amx_bf16)")
-    return Precision(wanted, device, "asked for")
-
-
-def cpu_flags() -> set[str]:
-    """The processor's feature flags; empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
 
 
 class LossScale:

@@ -18,9 +18,9 @@ from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.precision import Precision
 from rayrec.recipes import Recipe
 from rayrec.training.loop.checkpoint import Checkpoints
-from rayrec.training.loop.precision import Precision
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import RankContext
 from rayrec.training.placement.sharding import ShardingPlan

@@ -33,6 +33,7 @@ from rayrec.internals.torchrec import (
 )
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
+from rayrec.models.common.precision import Precision
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -267,15 +268,19 @@ class ParallelModel:
         return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
-        """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
+    def logits(self, batch: Batch, precision: Precision | None = None) -> Tensor:
+        """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables.
+
+        `precision`: how the dense network computes, in float32 by default; tables are exact.
+        """
         with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
         size = -(-batch.size // self.parts_of(batch.size))
 
         @torch.no_grad()  # which each thread has for itself
         def logits_of(part: tuple[Tensor, Tensor]) -> Tensor:
-            return cast(Tensor, self.dense_network(*part))
+            with precision.autocast() if precision is not None else nullcontext():
+                return cast(Tensor, self.dense_network(*part)).float()
 
         parts = zip(batch.dense.split(size), pooled.split(size), strict=True)
         return torch.cat(list(self.threads.map(logits_of, parts)))

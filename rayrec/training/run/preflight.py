@@ -4,14 +4,12 @@ from typing import TYPE_CHECKING, Literal
 
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.config import TrainConfig
-from rayrec.config.train import EarlyStopConfig
+from rayrec.config.train import DeviceName, EarlyStopConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
     from rayrec.models.common.ranking import RankingModel
-
-DeviceName = Literal["cpu", "cuda"]
 
 
 def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> DeviceName:

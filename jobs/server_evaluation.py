@@ -1,0 +1,236 @@
+"""Exact metrics of a model as a server answers for it: labelled raw rows go there over HTTP, in batches."""
+
+import json
+import ssl
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from rayrec.features.schema import Schema
+    from rayrec.recipes import Recipe
+
+_CHUNK_BYTES = 2**26
+_TIMEOUT_SECONDS = 60.0
+_BUSY_SECONDS = 60.0
+"""How long a request that is answered 503 is sent again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The scores of a batch."""
+
+    scores: "NDArray[np.float32]"
+    version: str
+    began: float
+    seconds: float
+    """Between the start of the request and the last byte of its answer."""
+
+
+@dataclass(frozen=True)
+class ServedModelClient:
+    """Asks a server for the scores of a model; every thread has a connection of its own."""
+
+    url: str
+    """Address of the model: http://HOST:PORT/v1/models/NAME."""
+    token: str | None = None
+    _own: threading.local = field(default_factory=threading.local)
+
+    @classmethod
+    def at(cls, address: str, name: str, token: str | None = None) -> "ServedModelClient":
+        """The client of `address`, to which the model's name is added if it ends before. Raises ConfigError."""
+        try:
+            parts = urlsplit(address)
+            is_good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise ConfigError(f"--server {address}: write it as http://HOST:PORT, or http://HOST:PORT/v1/models/NAME")
+        path = parts.path.rstrip("/")
+        if "/v1/models/" not in path:
+            path = f"{path}/v1/models/{quote(name, safe='')}"
+        return cls(f"{parts.scheme}://{parts.netloc}{path}", token)
+
+    def score(self, rows: "pa.RecordBatch") -> Answer:
+        """The scores of raw rows. Raises UserError if the server does not answer, or refuses them."""
+        import pyarrow as pa
+
+        from serve.protocols import arrow
+
+        body = arrow.stream_of(rows)
+        headers = {"Content-Type": arrow.MEDIA_TYPE}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            began = time.perf_counter()
+            response, content = self._post(body, headers)
+            seconds = time.perf_counter() - began
+            if response.status != 503 or time.monotonic() > deadline:
+                break
+            pause = 1.0
+            with suppress(ValueError):  # it may be a date
+                pause = float(response.headers.get("Retry-After", pause))
+            time.sleep(min(pause, _BUSY_SECONDS))
+        if response.status != 200:
+            raise UserError(f"--server {self.url}: answered {response.status}: {self._reason(response, content)}")
+        try:
+            table = pa.ipc.open_stream(content).read_all()
+            scores = table[arrow.SCORE].to_numpy()
+        except (pa.ArrowException, KeyError):
+            raise UserError(f"--server {self.url}: answered no scores; is it a server of `rayrec serve`?") from None
+        version = (table.schema.metadata or {}).get(b"version", b"").decode()
+        return Answer(scores, version, began, seconds)
+
+    def _post(self, body: bytes, headers: dict[str, str]) -> tuple[HTTPResponse, bytes]:
+        """Send a request over the thread's connection; over a new one if the server has closed it meanwhile."""
+        parts = urlsplit(self.url)
+        while True:
+            kept = getattr(self._own, "connection", None)
+            connection = kept or self._connection(parts.scheme, parts.hostname or "", parts.port)
+            self._own.connection = None
+            try:
+                connection.request("POST", f"{parts.path}:predict", body, headers)
+                response = connection.getresponse()
+                content = response.read()
+            except (OSError, HTTPException) as error:
+                connection.close()
+                if kept is not None and not isinstance(error, TimeoutError):
+                    continue
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise UserError(f"--server {self.url}: no answer ({reason}); is the server running there?") from None
+            if not response.will_close:
+                self._own.connection = connection
+            return response, content
+
+    def _connection(self, scheme: str, host: str, port: int | None) -> HTTPConnection:
+        if scheme == "http":
+            return HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
+        return HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context())
+
+    def _reason(self, response: HTTPResponse, content: bytes) -> str:
+        """What the server says of an error, with what can be done about it here."""
+        try:
+            said = str(json.loads(content)["error"])
+        except (ValueError, KeyError, TypeError):
+            said = " ".join(content[:300].decode(errors="replace").split()) or response.reason
+        if response.status == 401:
+            said += "; give --token-file, or RAYREC_SERVE_TOKENS"
+        elif response.status == 404:
+            said += "; name the model by --server http://HOST:PORT/v1/models/NAME"
+        return said
+
+
+def evaluate_server(
+    client: ServedModelClient,
+    recipe: "Recipe",
+    schema: "Schema",
+    paths: Sequence[str],
+    *,
+    connections: int,
+    batch_rows: int,
+    progress: Progress,
+) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Measure the scores that a server gives the labelled rows of raw files, each once; returns metrics and details.
+
+    `recipe` and `schema` are the model's, which say how the files are read. Raises UserError if a path gives no file,
+    if there are no labels, if too many rows cannot be used, or as `ServedModelClient.score`.
+    """
+    import numpy as np
+    import torch
+
+    from rayrec.evaluation.binary import BinaryMetrics
+    from rayrec.inference.raw_rows import RawRows
+    from rayrec.raw.blocks import LEFT_OUT
+    from rayrec.raw.files import list_inputs, plan_chunks
+    from rayrec.sources.registry import source_of
+    from serve.operations.load import Sample, percentiles
+
+    if schema.interactions is not None:
+        raise ConfigError("--server: a model of users and items is measured by ranked lists; give --data instead")
+    files = list_inputs(paths)
+    reader = source_of(recipe.source.kind).reader(recipe.source, schema, files)
+    raw_rows = RawRows(schema, recipe.unneeded_columns)
+    lost = Counter[str]()
+
+    def batches() -> "Iterator[tuple[pa.RecordBatch, NDArray[np.float32]]]":
+        """Yield raw rows that have a label, and the labels."""
+        for chunk in plan_chunks(files, _CHUNK_BYTES):
+            for block in reader.read(chunk):
+                lost.update(block.rejected["reason"].to_pylist())
+                if reader.label not in block.rows.schema.names:
+                    raise ConfigError(f"--input {chunk.file.name}: no column '{reader.label}', the label of the model")
+                rows = block.rows.filter(block.rows[reader.label].is_valid())
+                lost["no label"] += block.rows.num_rows - rows.num_rows
+                features = rows.select([name for name in rows.schema.names if name in raw_rows.columns.names])
+                for start in range(0, rows.num_rows, batch_rows):
+                    batch = raw_rows.from_batch(features.slice(start, batch_rows))
+                    yield batch, rows[reader.label].slice(start, batch_rows).to_numpy()
+
+    metrics = BinaryMetrics.from_config(recipe.evaluate)
+    samples: list[Sample] = []
+    versions = Counter[str]()
+    waiting: deque[tuple[Future[Answer], NDArray[np.float32]]] = deque()
+
+    def count_first() -> None:
+        """Take the answer of the batch that was sent first."""
+        future, labels = waiting.popleft()
+        answer = future.result()
+        # Probabilities of 0 and 1 are rounded ones: their logits lie beyond, but not at infinity.
+        scores = np.clip(answer.scores.astype(np.float64), 2.0**-150, 1.0 - 2.0**-26)
+        logits = torch.from_numpy(np.log(scores) - np.log1p(-scores))
+        metrics.update(logits, torch.from_numpy(labels.copy()), torch.ones(len(labels)))
+        samples.append(Sample(answer.began, answer.seconds, 200))
+        versions[answer.version] += len(labels)
+        progress.advance(len(labels))
+
+    progress.stage(f"evaluate at {client.url}")
+    with ThreadPoolExecutor(connections, "rayrec-evaluate") as pool:
+        try:
+            for batch, labels in batches():
+                waiting.append((pool.submit(client.score, batch), labels))
+                # As many again are ready, so that no connection waits for rows to be read.
+                if len(waiting) >= 2 * connections:
+                    count_first()
+            while waiting:
+                count_first()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    rows = versions.total()
+    bad = {reason: n for reason, n in lost.items() if n and reason not in LEFT_OUT}
+    if not rows:
+        raise UserError(f"--input {', '.join(paths)}: no row with a label ({dict(lost)})")
+    most = recipe.preprocess.max_rejected_fraction
+    if sum(bad.values()) > most * (rows + sum(bad.values())):
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(bad.items(), key=lambda item: -item[1]))
+        every = rows + sum(bad.values())
+        raise UserError(f"--input: {sum(bad.values()):,} of {every:,} rows cannot be used ({reasons}); mend them")
+    took = max(sample.began + sample.seconds for sample in samples) - min(sample.began for sample in samples)
+    details: dict[str, Any] = {
+        "server": client.url,
+        "versions": dict(versions),
+        "lost": {reason: n for reason, n in lost.items() if n},
+        "rows_per_second": round(rows / took),
+        "latency_ms": percentiles(samples),
+        "requests": len(samples),
+        "connections": connections,
+    }
+    latency = ", ".join(f"{name} {value:.1f} ms" for name, value in details["latency_ms"].items())
+    details["notes"] = [f"{details['rows_per_second']:,} rows/s over {connections} connections; a request: {latency}"]
+    if getattr(recipe.source, "weight", None) is not None:
+        details["notes"].append("source.weight: every row counts once, as answers have no weights")
+    return metrics.compute(), details
