@@ -5,6 +5,7 @@ the first one import it.
 """
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -19,8 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from cluster.java import provide_java
+from cluster.ray_serve import NICENESS
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_ports
+from rayrec.internals.ray_core import new_token
 
 RAY = Path(sys.executable).with_name("ray")
 _ADDRESSES = itertools.cycle(f"127.0.0.{number}" for number in range(2, 255))
@@ -104,6 +108,25 @@ def ray_nodes(
             node, _ = stack.enter_context(_running(words, environment, of_node))
             pids.append(node.pid)
         yield pids
+
+
+@contextmanager
+def two_nodes(logs: Path) -> Iterator[RayHead]:
+    """Run a cluster of two nodes of one CPU during the block, to which this process can send jobs.
+
+    It has Java for Spark, and asks for a token that this process and its children alone have. `logs`: a new folder for
+    Ray's logs.
+    """
+    provide_java()
+    with new_token():
+        # Somebody waits for the work, so it stands back behind no other process.
+        environment = {NICENESS: "0", **os.environ}
+        environment.pop("RAY_ADDRESS", None)
+        with (
+            ray_head(environment, dashboard=True, logs=logs / "head") as head,
+            ray_nodes(head, environment, 1, logs=logs / "nodes"),
+        ):
+            yield head
 
 
 def kill_node(node: int) -> None:
