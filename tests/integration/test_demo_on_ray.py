@@ -20,6 +20,8 @@ from jobs.command import Result
 
 pytestmark = pytest.mark.minutes
 MARK = "RAYREC_TEST_DEMO"
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
