@@ -1,5 +1,5 @@
 # Needs Python 3.11, pip and make; everything else is brought into .venv (Java and uv too).
-#   make demo | test | test-minutes | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
+#   make demo | demo-cluster | test | test-minutes | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
 
 PYTHON ?= python3
 EXTRA ?= cpu
@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
 STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup lock demo test test-minutes lint format docs wheel installed-wheel bench gpu-check clean
+.PHONY: setup lock demo demo-cluster test test-minutes lint format docs wheel installed-wheel bench gpu-check clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ lock: $(STAMP)
 
 demo: setup
 	$(BIN)/rayrec demo
+
+# All of the stack, on a Ray cluster of two nodes of this machine.
+demo-cluster: setup
+	$(BIN)/rayrec demo --on ray
 
 # Unit tests write thousands of small files, which takes a sixth less time in memory, where there is a gigabyte.
 IN_MEMORY = $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 1000000 && echo TMPDIR=/dev/shm)

@@ -39,11 +39,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from cluster.local_cluster import ray_head
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from tests.environments import environment_of_open_cluster
-from tests.ray_head import ray_head
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = {

@@ -88,7 +88,7 @@ class JobClient:
             with suppress(UserError), self._user_errors():
                 asyncio.run(log.read(self._client.tail_job_logs(job)))
             try:
-                found = self._details(job)
+                found = self.details(job)
             except UserError:
                 now = time.monotonic()
                 lost_at = now if lost_at is None or log.characters > seen else lost_at
@@ -101,7 +101,8 @@ class JobClient:
                     return found
             time.sleep(1.0)
 
-    def _details(self, job: str) -> "JobDetails | None":
+    def details(self, job: str) -> "JobDetails | None":
+        """The job as Ray describes it; None if the cluster does not know it any more."""
         with self._user_errors():
             try:
                 details: JobDetails = self._client.get_job_info(job)

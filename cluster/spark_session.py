@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from cluster.nodes import ask_nodes
 from rayrec.common import errors
 from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.interrupts import interrupts_kept
 from rayrec.config.preprocess import SparkConfig
 from rayrec.internals.ray_core import remove_java_libraries
 
@@ -61,7 +61,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
     # The folders of the packages that the workers import, and those that this process was given.
     packages = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
     paths = [*packages, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with _quiet_java(), _interrupts_kept():
+    with _quiet_java(), interrupts_kept():
         session = raydp.init_spark(
             app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
             num_executors=executors.count,
@@ -167,19 +167,6 @@ def _size(config: SparkConfig, on_all_nodes: bool) -> Executors:
         # A Ray session on one machine may declare more CPUs than it may use; executors count these.
         nodes = [min(free_cpus, available_cpus())]
     return size_executors(config, nodes, free_cpus, int(free.get("memory", 0)))
-
-
-@contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Remove the handler of Ctrl-C that Spark installs, which turns an interrupt of a running job into a Py4JError."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -1,12 +1,19 @@
-"""`rayrec demo`: the whole way from raw logs to an answered HTTP request, each step as the command that does it."""
+"""`rayrec demo`: the whole way from raw logs to an answered HTTP request, each step as the command that does it.
+
+With `--on ray` each step is a job of a Ray cluster of two nodes. The same steps are done without it, too, and what both
+have written is compared.
+"""
 
 import json
 import shlex
 import shutil
+import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import nullcontext
+from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
@@ -22,9 +29,10 @@ from jobs.command import (
     execute,
     load_command,
     main,
+    text_table,
 )
 from jobs.command.execution import PlacedRequest
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.ports import free_port
@@ -32,7 +40,15 @@ from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.storage.location import LocalPath
 
+if TYPE_CHECKING:
+    from rayrec.config.execution import Execution
+    from rayrec.inspection.equality import Comparison, Metrics
+    from rayrec.sources.source import Source
+
 WORKERS = 2
+_TRIALS = 4
+_SCORE_TOLERANCE, _METRIC_TOLERANCE = 1e-6, 1e-9
+"""The same weights score rows of one batch and of another to float32 rounding; metrics are sums in another order."""
 
 
 class DemoRequest(PlacedRequest):
@@ -44,14 +60,17 @@ class DemoRequest(PlacedRequest):
     """Folder for everything that the demo makes; the folder of an earlier demo is replaced."""
     rows: PositiveInt = 100_000
     """Rows to generate."""
+    on: Literal["auto", "process", "ray"] = "auto"
+    """Run all steps in this process; or as jobs of a Ray cluster of two nodes, which starts here for the demo, with a
+    comparison of what it writes with what this machine writes without it. By default training is Ray's."""
 
 
 def run(request: DemoRequest, progress: Progress) -> Result:
-    """Run every step, in one Ray session unless in this process.
+    """Run every step; `metrics` are the evaluation's, `details` the request and its answer.
 
-    `metrics` are the evaluation's, `details` the request and its answer.
+    On a cluster `details` also has `steps`, with where each ran, and `compared`. Raises UserError if anything differs.
     """
-    from cluster.ray_session import ray_session
+    from cluster.ray_session import has_cluster, ray_session
     from rayrec.sources.registry import source_of
 
     name, recipe = _debug_recipe(request.model)
@@ -59,30 +78,194 @@ def run(request: DemoRequest, progress: Progress) -> Result:
     data = source.generated
     if data is None:
         raise ConfigError(f"recipe '{name}': source '{recipe.source.kind}' has no generator; choose another model")
+    if request.on == "ray" and has_cluster():
+        raise ConfigError("--on ray: the demo starts a cluster of its own; unset RAY_ADDRESS, or leave out --on")
     folder = request.output
     _replace_earlier_demo(folder)
-    raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
-    on, workers = request.on, 1 if request.on == "process" else WORKERS
-    steps: dict[str, dict[str, Any]] = {
-        "generate": {"source": recipe.source.kind, "rows": request.rows, "output": raw},
-        "preprocess": {"recipe": name, "input": raw / data.path, "output": dataset, "on": on},
-        "train": {"recipe": name, "data": dataset, "output": trained, "workers": workers, "on": on},
-        "evaluate": {"source": trained, "data": dataset, "split": data.evaluated, "on": on},
+    raw = folder / "raw"
+    generate = {"source": recipe.source.kind, "rows": request.rows, "output": raw}
+    if request.on == "ray":
+        generated = _run_step("generate", generate, progress)
+        evaluated, details = _both_ways(name, recipe, source, raw, folder.absolute(), progress)
+    else:
+        with nullcontext() if request.on == "process" else ray_session(progress=progress):
+            progress.finish()
+            generated = _run_step("generate", generate, progress)
+            workers = 1 if request.on == "process" else WORKERS
+            steps = _steps(name, raw / data.path, folder, data.evaluated, request.on, workers=workers)
+            results = {step: _run_step(step, values, progress) for step, values in steps.items()}
+            evaluated = results["evaluate"]
+            details = _serve_one_request(folder / "model", source.example_request(raw), progress)
+    progress.message(f"\n{source.describe_quality(evaluated.metrics[data.evaluated], generated.details)}")
+    return Result(command="demo", output=folder, rows=request.rows, metrics=evaluated.metrics, details=details)
+
+
+def _steps(
+    recipe: str, raw: Path, folder: Path, split: str, on: str, *, workers: int, precision: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """The requests of the commands from raw files to a model in `folder`, in order."""
+    dataset, trained, model = (folder / name for name in ("dataset", "run", "model"))
+    return {
+        "preprocess": {"recipe": recipe, "input": raw, "output": dataset, "on": on},
+        "train": {
+            "recipe": recipe, "data": dataset, "output": trained, "workers": workers, "precision": precision, "on": on
+        },
+        "evaluate": {"source": trained, "data": dataset, "split": split, "on": on},
         "export": {"run": trained, "output": model},
-    }
-    results: dict[str, Result] = {}
-    with nullcontext() if on == "process" else ray_session(progress=progress):
+    }  # fmt: skip
+
+
+def _run_step(step: str, values: Mapping[str, Any], progress: Progress) -> Result:
+    """Run a command in this process, as the line that is shown would."""
+    command = load_command(step)
+    request = build_request(command.request, values)
+    progress.message(f"\n$ {_line(step, request)}")
+    result = execute(command, request, progress)
+    progress.message(describe_result(result))
+    return result
+
+
+def _both_ways(
+    name: str, recipe: Recipe, source: "Source", raw: Path, folder: Path, progress: Progress
+) -> tuple[Result, dict[str, Any]]:
+    """Run the steps on this machine without a cluster, then as jobs of one, and compare what they have written.
+
+    Returns the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
+    """
+    from cluster.local_cluster import two_nodes
+    from rayrec.training.run.folder import RunFolder
+
+    data = source.generated
+    assert data is not None
+    alone, there = folder / "alone", folder / "cluster"
+
+    def steps(place: Path, on: str) -> dict[str, dict[str, Any]]:
+        both = _steps(name, raw / data.path, place, data.evaluated, on, workers=WORKERS, precision="bf16")
+        one = {**both["train"], "output": place / "run-1", "workers": 1}
+        if recipe.train.sharding.default == "auto":
+            # The planner would choose by the nodes of the workers, and another plan adds gradients in another order.
+            both["train"] |= {"set": ("train.sharding.default=row_wise",)}
+        scored = {"model": place / "model", "input": place / "dataset", "output": place / "scored", "on": on}
+        return {**both, "train, 1 worker": one, "predict": {**scored, "split": data.evaluated}}
+
+    ran: list[dict[str, Any]] = []
+    results: dict[Path, dict[str, Result]] = {alone: {}, there: {}}
+    for step, values in steps(alone, "auto").items():
+        result = results[alone][step] = _run_step(step.partition(",")[0], values, progress)
+        ran.append(_where("this machine", step, result.execution, result.seconds))
+    progress.message("")
+    progress.stage("start a Ray cluster of two nodes")
+    with two_nodes(folder / "logs") as head:
         progress.finish()
-        for step, values in steps.items():
-            command = load_command(step)
-            step_request = build_request(command.request, values)
-            progress.message(f"\n$ {_line(step, step_request)}")
-            results[step] = execute(command, step_request, progress)
-            progress.message(describe_result(results[step]))
-        exchange = _serve_one_request(model, source.example_request(raw), progress)
-    metrics = results["evaluate"].metrics
-    progress.message(f"\n{source.describe_quality(metrics[data.evaluated], results['generate'].details)}")
-    return Result(command="demo", output=folder, rows=request.rows, metrics=metrics, details=exchange)
+        for step, values in steps(there, "ray").items():
+            result = results[there][step] = _send_step(step.partition(",")[0], values, head.dashboard, progress)
+            ran.append(_where("cluster", step, result.execution, result.seconds))
+        sweep = {"recipe": name, "data": there / "dataset", "output": there / "sweep", "trials": _TRIALS}
+        sweep |= {"workers": 1, "set": ("train.epochs=1",)}
+        result = _send_step("tune", sweep, head.dashboard, progress)
+        trials = [RunFolder.open(run) for run in there.glob("sweep/trials/*/run")]
+        ran.append(_where("cluster", f"tune, {len(trials)} trials", trials[0].execution, result.seconds))
+        started = time.perf_counter()
+        details, execution = _serve_on_cluster(there / "model", source.example_request(raw), head.dashboard, progress)
+        ran.append(_where("cluster", "serve", execution, time.perf_counter() - started))
+        progress.stage("stop the cluster")
+    progress.finish()
+    compared = _compare(alone, there, *(results[place]["evaluate"].metrics for place in (alone, there)))
+    found = [
+        {"this machine and the cluster": each.what, "compared": each.how, "differs": len(each.differences)}
+        for each in compared
+    ]
+    progress.message(f"\n{text_table(ran)}\n\n{text_table(found)}")
+    for each in compared:
+        if each.differences:
+            first = ", ".join(each.differences[:3])
+            raise UserError(f"{each.what}: {len(each.differences)} differ on the cluster, the first: {first}")
+    return results[there]["evaluate"], {**details, "steps": ran, "compared": found}
+
+
+def _where(place: str, step: str, execution: "Execution | None", seconds: float) -> dict[str, Any]:
+    """Return the row of a step in the table of what ran where."""
+    ran = {} if execution is None else execution.model_dump()
+    return {
+        "where": place,
+        "step": step,
+        "engine": ran.get("engine", "its process"),
+        "reads": ran.get("reads"),
+        "workers": ran.get("workers"),
+        "nodes": ran.get("nodes"),
+        "CPUs": ran.get("cpus"),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _compare(alone: Path, there: Path, metrics: "Metrics", metrics_there: "Metrics") -> "list[Comparison]":
+    """Compare what the steps have written on this machine and on the cluster."""
+    from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
+
+    return [
+        compare_datasets(alone / "dataset", there / "dataset", RESULT_FILE),
+        compare_weights(alone / "run-1", there / "run-1", "1 worker"),
+        compare_weights(alone / "run", there / "run", f"{WORKERS} workers"),
+        compare_metrics(metrics, metrics_there, _METRIC_TOLERANCE),
+        compare_scores(alone / "scored" / "scores", there / "scored" / "scores", _SCORE_TOLERANCE),
+    ]
+
+
+class _LatestLine(Progress):
+    """Shows the latest line of a job's log as a note."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def message(self, text: str) -> None:
+        self._progress.note(text)
+
+
+def _send_step(step: str, values: Mapping[str, Any], dashboard: str, progress: Progress) -> Result:
+    """Run a command as a job of the cluster, to its end; the result has the seconds from here."""
+    from jobs.submit import COMMAND, SubmitRequest
+
+    words = (step, *as_arguments(build_request(load_command(step).request, values)), "--json")
+    request = SubmitRequest(command=words, address=dashboard)
+    progress.message(f"\n$ {_line('submit', request)}")
+    progress.stage(f"{step} on the cluster")
+    submitted = execute(COMMAND, request, _LatestLine(progress))
+    progress.finish()
+    result = Result.model_validate(submitted.details["result"]).model_copy(update={"seconds": submitted.seconds})
+    progress.message(describe_result(result))
+    return result
+
+
+def _serve_on_cluster(
+    model: Path, to_rank: dict[str, Any] | None, dashboard: str, progress: Progress
+) -> tuple[dict[str, Any], "Execution"]:
+    """Serve the model folder by a job of the cluster and post one request; the job ends with the cluster."""
+    from cluster.job_client import JobClient
+    from cluster.ray_serve import serving
+    from jobs.serve import ServeRequest
+    from jobs.submit import COMMAND, SubmitRequest
+
+    serve = ServeRequest(model=(str(model),), port=free_port())
+    request = SubmitRequest(command=("serve", *as_arguments(serve)), address=dashboard, no_wait=True)
+    progress.message(f"\n$ {_line('submit', request)}")
+    progress.stage("serve on the cluster")
+    job = execute(COMMAND, request, _LatestLine(progress)).details["job"]
+    client = JobClient(dashboard)
+    while not _is_ready(serve.url):
+        found = client.details(job)
+        if found is None or found.status.is_terminal():
+            raise UserError(f"serve on the cluster: {client.logs(job).strip().splitlines()[-1]}")
+        time.sleep(0.5)
+    progress.finish()
+    return _ask(serve.url, model, to_rank, progress), serving(dashboard)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/healthz", timeout=5).close()
+    except (OSError, HTTPException):
+        return False
+    return True
 
 
 def _debug_recipe(model: str) -> tuple[str, Recipe]:
@@ -98,20 +281,25 @@ def _line(command: str, request: Request) -> str:
 
 
 def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
-    """Serve the model folder, post one request of raw features (or `to_rank`), and stop."""
+    """Serve the model folder, ask one request, and stop."""
     from jobs.serve import ServeRequest, serving
 
     request = ServeRequest(model=(str(model),), port=free_port())
     progress.message(f"\n$ {_line('serve', request)}")
-    verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
     with serving(request, progress) as url:
-        endpoint, body = f"{url}/v1/models/{model.name}:{verb}", json.dumps(content)
         progress.finish()
-        progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(body)}")
-        post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(post, timeout=60) as response:
-            answer = json.loads(response.read())
-        progress.message(json.dumps(answer))
+        return _ask(url, model, to_rank, progress)
+
+
+def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
+    """Post one request of raw features (or `to_rank`) to a server of the model; the request and the answer."""
+    verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
+    endpoint, body = f"{url}/v1/models/{model.name}:{verb}", json.dumps(content)
+    progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(body)}")
+    post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(post, timeout=60) as response:
+        answer = json.loads(response.read())
+    progress.message(json.dumps(answer))
     return {"request": content, "answer": answer}
 
 

@@ -190,7 +190,7 @@ def inspect_interactions(
         line(f"    validation: {str(has_validation).lower()}", "the choice before: it tells which epoch is best"),
         line(f"    negatives: {candidates}", test),
         "",
-        Template(starting_point(model, total, 0)).substitute(
+        Template(starting_point(model, total, 0, values=2)).substitute(
             # A row that occurs often needs less to hold it back: 0.02 for 10 choices a person, 0.005 for 165.
             embedding_l2=f"{0.06 / a_person**0.5:.2g}",
             small_batch=2 ** max(6, int(np.log2(total * 9 / 128))),

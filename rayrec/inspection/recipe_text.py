@@ -10,6 +10,7 @@ import numpy as np
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
+from rayrec.common.units import format_bytes
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.decisions import Decision, Roles
 from rayrec.inspection.file_form import FileForm
@@ -23,6 +24,8 @@ _WIDTH = 150
 _SAFE = re.compile(r"[A-Za-z_][A-Za-z0-9_./%-]*")
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _SMALL, _MEDIUM = 30_000, 1_000_000
+_MOST_IN_MEMORY = 2**30
+"""Bytes of encoded rows that each worker holds; more are streamed."""
 _LEAST_TIMES = 20
 _PRIOR_VARIANCE = 3.0
 _RATED_VALUES = 50
@@ -42,7 +45,10 @@ def write_recipe(
     rows, total = sample.rows.num_rows, sample.total_rows
     of = f"{total:,} rows" if sample.is_whole else f"about {total:,} rows"
     read = f"all {rows:,} rows" if rows == total else f"{rows:,} of {of}"
-    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions))
+    # An item of a list is an id, as a whole category is.
+    per_rule = [1 if d.column.lengths is None else float(d.column.lengths.mean()) for d in decisions]
+    values = sum(each * len(decision.rules) for each, decision in zip(per_rule, decisions, strict=True))
+    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions), values)
     lines = [
         f"# Written by `{command}`, which read {read}.",
         "# Each line says why. AUC: how well the column alone ranks rows by their label, out of fold; 0.5 is chance.",
@@ -187,19 +193,25 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
     return lines
 
 
-def starting_point(model: str, total: int, features: int) -> str:
-    """The sections of a model for about so many rows and features, as its package has them.
+def starting_point(model: str, total: int, features: int, values: float) -> str:
+    """The sections of a model for about so many rows, features, and values of a row, as its package has them.
 
     `$ridge_penalty` in them is the weight decay of a ridge regression with the prior belief that the log odds of rows
     have the variance 3, shared by the features alike: a weight has the variance C = 3 / features, whose penalty on the
-    mean loss is 1 / (C * rows).
+    mean loss is 1 / (C * rows). `$ingest` holds encoded rows in memory, four bytes a value, unless they take too much.
     """
+    size = 4 * total * values
+    ingest = (
+        f"{{in_memory: {str(size <= _MOST_IN_MEMORY).lower()}}} # {format_bytes(size)} of encoded rows; up to "
+        f"{format_bytes(_MOST_IN_MEMORY)} are held in memory, more are streamed"
+    )
     points = MODELS.texts(model, ".yaml", STARTING_POINTS)
     digits = {name: re.sub(r"\D", "", name) for name in points}
     most_rows = {name: int(number) if number else np.inf for name, number in digits.items()}
     for name in sorted(points, key=most_rows.__getitem__):
         if total <= most_rows[name]:
-            return points[name].replace("$ridge_penalty", f"{features / (_PRIOR_VARIANCE * total):.2g}")
+            penalty = f"{features / (_PRIOR_VARIANCE * total):.2g}"
+            return points[name].replace("$ridge_penalty", penalty).replace("$ingest", ingest)
     able = [kind for kind in MODELS.packages if MODELS.texts(kind, ".yaml", STARTING_POINTS)]
     raise ConfigError(f"--model {model}: has no starting point for tables; use {', '.join(able)}")
 

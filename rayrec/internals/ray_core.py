@@ -2,11 +2,13 @@
 
 import logging
 import os
+import secrets
 import shutil
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ JAVA_LIBRARY = "libcore_worker_library_java.so"
 JAVA_DRIVERS = Path("/tmp/ray")
 """Java processes that Ray did not start, as Spark's first one, put their copies into folders of this one."""
 _MOST_HELD = 1_000
+_TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -45,6 +48,30 @@ def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
         except grpc.RpcError as error:
             return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
     return False
+
+
+@contextmanager
+def new_token() -> Iterator[None]:
+    """Have this process, and those that it starts during the block, use and ask for a token that nobody else has.
+
+    Ray reads the variables once, when it is imported or first needs the token.
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    def read_variables() -> None:
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+    before = {name: os.environ.pop(name) for name in _TOKEN_VARIABLES if name in os.environ}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    read_variables()
+    try:
+        yield
+    finally:
+        for name in _TOKEN_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ |= before
+        read_variables()
 
 
 def own_session_environment() -> dict[str, str] | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
+from rayrec.common.interrupts import interrupts_kept
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
@@ -265,7 +266,7 @@ def _run_workers(
         ),
     )
     try:
-        with environment_of_processes(environment):
+        with environment_of_processes(environment), interrupts_kept():
             result = trainer.fit()
     except Exception:
         # If no restart is left, Ray's error hides the worker's message.

@@ -15,10 +15,10 @@ import pytest
 from ray.job_submission import JobSubmissionClient
 
 from cluster.java import provide_java
+from cluster.local_cluster import ray_head
 from rayrec.training.run.folder import RunFolder, checkpoint_steps
 from rayrec.training.run.history import read_history
 from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment, forked_rayrec
-from tests.ray_head import ray_head
 
 Submit = Callable[..., Finished]
 # Longer than any test, and on a disk that it cannot fill should the tests be killed.

@@ -119,8 +119,9 @@ def test_models_can_begin_so(model: str, rows: int) -> None:
     from rayrec.inspection.recipe_text import starting_point
     from rayrec.sources.criteo.config import CONFIG
 
-    sections = yaml.safe_load(starting_point(model, rows, features=12))
+    sections = yaml.safe_load(starting_point(model, rows, features=12, values=40))
     recipe = Recipe.model_validate({"name": "x", "source": CONFIG(), **sections})
+    assert recipe.train.ingest.in_memory == (rows < 10_000_000)
     if (model, rows) == ("wide_deep", 1_000):
         assert recipe.train.embedding_optimizer.weight_decay == 12 / (3 * rows)
     assert build_model(recipe.model, make_schema(multi_hot=1), device="meta").tables

@@ -17,6 +17,7 @@ import requests
 
 import rayrec
 from cluster.java import provide_java
+from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from rayrec.common.ports import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.workers.threads import Threads
@@ -29,7 +30,7 @@ from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.model_folders import make_model_folder, make_raw_rows
-from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
+from tests.ray_nodes import node_of, runs_on
 from tests.training_runs import Case, recipe, run_cases
 
 pytestmark = pytest.mark.minutes

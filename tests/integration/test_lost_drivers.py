@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_cluster import ray_head
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
-from tests.ray_head import ray_head
 
 # The driver is an actor with a placement group, as Ray Tune's trials are. Where a whole job ends, Ray itself takes back
 # what the job had.

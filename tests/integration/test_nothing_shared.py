@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
+from cluster.local_cluster import ray_head, ray_nodes
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
@@ -29,7 +30,7 @@ from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Endpoint, Faults, Store, faulty_store
 from tests.holding import run_module
-from tests.ray_head import ray_head, ray_nodes
+from tests.ray_nodes import hiding
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 pytestmark = pytest.mark.minutes
@@ -111,7 +112,7 @@ def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         of_head = Path(of_node(0)["RAYREC_STAGING"])
         of_head.mkdir(parents=True, exist_ok=True)
         for number in range(1, NODES):
-            stack.enter_context(ray_nodes(head, of_node(number), 1, hidden=of_head))
+            stack.enter_context(ray_nodes(head, of_node(number), 1, within=hiding(of_head)))
         yield Cluster(store, endpoints[:NODES], {**of_node(0), "RAY_ADDRESS": head.address}, folder)
 
 

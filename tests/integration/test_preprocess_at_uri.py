@@ -19,13 +19,14 @@ from pyarrow import fs
 
 from benchmarks.preprocess_kills import ROWS, write_raw
 from cluster.java import provide_java
+from cluster.local_cluster import ray_head, ray_nodes
 from jobs.command import RESULT_FILE
 from rayrec.common.files import sha256_of
 from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
 from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Faults, Store, faulty_store
 from tests.holding import run_module
-from tests.ray_head import ray_head, ray_nodes
+from tests.ray_nodes import hiding
 
 pytestmark = pytest.mark.minutes
 FAULTS = Faults(seed=9, fail=0.02, reset=0.02, slow=0.01, cut=0.02, short=0.02)
@@ -47,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
         own |= {"AWS_ENDPOINT_URL": endpoint.url}
         head = stack.enter_context(ray_head({**own, "RAYREC_STAGING": str(staging)}))
         of_other = {**own, "RAYREC_STAGING": str(folder / "other")}
-        stack.enter_context(ray_nodes(head, of_other, 1, hidden=staging))
+        stack.enter_context(ray_nodes(head, of_other, 1, within=hiding(staging)))
         yield store, {**own, "RAYREC_STAGING": str(staging), "RAY_ADDRESS": head.address}
 
 

@@ -18,12 +18,12 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 import serve
+from cluster.local_cluster import ray_head
 from rayrec.common.ports import free_ports
 from rayrec.inference.predictor import load_model
 from tests.conftest import REPOSITORY
 from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
-from tests.ray_head import ray_head
 
 TOKEN = "0123456789abcdef" * 4
 PROGRAM = Path(sys.executable).with_name("serve")

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from torch import Tensor
 
+from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
@@ -20,7 +21,7 @@ from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster, environment_without_cluster
 from tests.holding import Held, Hold, run_module
-from tests.ray_head import drain, kill_node, node_of, ray_head, ray_nodes
+from tests.ray_nodes import drain, node_of
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from cluster.local_cluster import ray_head
 from jobs.command import RESULT_FILE
 from jobs.train import train_recipe
 from rayrec.common.progress import SilentProgress
@@ -23,7 +24,6 @@ from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
-from tests.ray_head import ray_head
 from tests.training_runs import recipe
 from tune.confirmation import SEEDS
 from tune.trial import EVALUATION

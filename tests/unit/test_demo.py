@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from jobs.command.result import Result
-from jobs.demo import _line, _replace_earlier_demo
+from jobs.demo import DemoRequest, _line, _replace_earlier_demo, run
 from jobs.preprocess import PreprocessRequest, inputs_by_split
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import SilentProgress
 
 
 def test_steps_read_as_commands() -> None:
@@ -47,3 +48,11 @@ def test_other_folders_are_not_touched(command: str | None, tmp_path: Path) -> N
 )
 def test_inputs_by_split(inputs: list[str], named: bool, expected: dict[str | None, list[str]]) -> None:
     assert inputs_by_split(inputs, named=named) == expected
+
+
+def test_the_demo_does_not_take_a_running_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+    request = DemoRequest(on="ray", output=tmp_path / "demo")
+    with pytest.raises(ConfigError, match="--on ray: the demo starts a cluster of its own; unset RAY_ADDRESS"):
+        run(request, SilentProgress())
+    assert not request.output.exists()

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.inspection import recipe_text
 from rayrec.inspection.columns import Column, describe_column
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.evidence import Evidence, auc
@@ -598,3 +599,13 @@ def test_figures_are_json(inspect: Inspect) -> None:
     assert [column["name"] for column in columns] == ["shop", "price", "click"]
     assert columns[0]["distinct"] == 9
     assert set(columns[0]["auc"]) == {"number", "ranges", "category"}
+
+
+def test_rows_are_streamed_once_they_are_too_large(inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all rows take as numbers decides, of which a vector has many."""
+    monkeypatch.setattr(recipe_text, "_MOST_IN_MEMORY", 4 * ROWS * 50)
+    for width, is_held in ((20, True), (70, False)):
+        columns = {"shop": np.arange(ROWS) % 9, "embedding": [";".join(["0.25"] * width)] * ROWS}
+        recipe = inspect(columns).recipe
+        assert yaml.safe_load(recipe)["train"]["ingest"] == {"in_memory": is_held}
+        assert "KiB are held in memory, more are streamed" in recipe

@@ -247,3 +247,22 @@ def test_torch_has_onednns_linear_layer() -> None:
     torch.testing.assert_close(onednn.linear(input, weight, bias, relu=True), expected, msg=message)
     torch.testing.assert_close(onednn.linear(grad, weight.T, None), grad @ weight, msg=message)
     torch.testing.assert_close(onednn.linear_gradients(grad, input, weight), (grad.T @ input, grad.sum(0)), msg=message)
+
+
+def test_ray_reads_a_new_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another cluster before the block, and again after it."""
+    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+
+    from rayrec.internals.ray_core import new_token
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    before = dict(os.environ)
+    tokens = []
+    for _ in range(2):
+        with new_token():
+            tokens.append(os.environ["RAY_AUTH_TOKEN"])
+            headers = get_auth_headers_if_auth_enabled({})
+            assert any(tokens[-1] in str(value) for value in headers.values()), GONE.format("Ray", "ray_core")
+        assert dict(os.environ) == before and get_auth_headers_if_auth_enabled({}) == {}
+    assert tokens[0] != tokens[1] and "f" * 64 not in tokens
