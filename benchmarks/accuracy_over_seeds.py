@@ -75,12 +75,10 @@ def measure(name: str, seeds: Sequence[int], rows: int) -> None:
             }
             if precision == "fp32":
                 fill = partial(fill_from_checkpoint, run.checkpoint("latest"))
-                scored = {
-                    precision: evaluate(recipe, dataset, split, fill, precision=precision, in_this_process=True)[
-                        0
-                    ].metrics
-                    for precision in PRECISIONS
-                }
+                scored = {}
+                for arithmetic in PRECISIONS:
+                    measured, _ = evaluate(recipe, dataset, split, fill, precision=arithmetic, in_this_process=True)
+                    scored[arithmetic] = measured.metrics
                 result |= {key: scored["bf16"][key] for key in ("amp_error_max", "amp_error_mean")}
                 result["moved_by_amp"] = (scored["bf16"][METRICS[name]] or 0.0) - (scored["fp32"][METRICS[name]] or 0.0)
             ROWS.add(result)
