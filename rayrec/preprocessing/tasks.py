@@ -1,6 +1,5 @@
 """What surrounds the tasks of a job: progress, errors that a user can read, and an end without tasks left behind."""
 
-import errno
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +7,12 @@ from contextlib import contextmanager
 
 from rayrec.common import errors
 from rayrec.common.background import in_background
-from rayrec.common.errors import DiskFullError, UserError
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.preprocessing.workers.contract import Counter, Item, Result, Workers
 
 _POLL_SECONDS = 0.5
 _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
-DISK_FULL = "no space left on the disk of the output or of Spark's temporary files (SPARK_LOCAL_DIRS); free some"
 
 
 @contextmanager
@@ -44,16 +42,13 @@ def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise UserError for a failure, here or in a Spark task, that the user can fix; other errors pass unchanged."""
+    """Raise the UserError that a Spark task raised; other errors pass unchanged."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        text = str(error)
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-            raise DiskFullError(DISK_FULL) from error
-        if found := _USER_ERROR.search(text):
+        if found := _USER_ERROR.search(str(error)):
             raise getattr(errors, found[1])(found[2]) from error
         raise
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config.transforms import Vocabulary
@@ -288,11 +289,12 @@ def copy(source: Path, target: Path) -> None:
     """Copy without hard links: a model must not change when somebody writes into the dataset that it came from."""
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=shutil.copyfile)
-    else:
-        shutil.copyfile(source, target)
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(source, target)
 
 
 def _read_metrics(path: Path) -> Metrics:
