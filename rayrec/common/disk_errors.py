@@ -26,9 +26,13 @@ _MENDED = {
 }
 """How each error of a disk is mended."""
 _SIGNS = {
-    **{re.escape(os.strerror(code)): code for code in _MENDED if code != errno.EACCES},
-    **{rf"\[errno {code}\]|\(os error {code}\)": code for code in _MENDED},  # Python's and pyarrow's, Rust's
-    r"/\S+ \(Permission denied\)": errno.EACCES,  # Java's; stores and hosts say so without a path
+    **{
+        rf"{os.strerror(code)}|\[errno {code}\]|\(os error {code}\)": code  # Python's and pyarrow's, Rust's
+        for code in _MENDED
+        if code != errno.EACCES
+    },
+    # Ports, stores and hosts are denied too, without a path; the second is Java's.
+    r"\[errno 13\].* ['\"]/|/\S+ \(Permission denied\)": errno.EACCES,
     "database or disk is full": errno.ENOSPC,  # SQLite's
     "attempt to write a readonly database": errno.EROFS,
     "local disk is full": errno.ENOSPC,  # Ray's, whose object store spills to its temporary folder
