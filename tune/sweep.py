@@ -104,8 +104,9 @@ def run_sweep(
         try:
             results = tuner.fit()
         except Exception as error:
-            # Tune goes on when it cannot write, and fails later on what it reads.
-            raise disk_errors[-1] if disk_errors else error  # noqa: B904 -- or itself
+            if disk_errors:  # Tune goes on when it cannot write, and fails later on what it reads
+                raise disk_errors[-1] from error
+            raise
     return _finish(settings, {Path(result.path).name for result in results})
 
 

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of no room, which `resized` changes."""
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "rayrec-test", path], check=False, capture_output=True
-    )
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "rayrec-test", path]
+    mounted = subprocess.run(mount, check=False, capture_output=True)
     if mounted.returncode:
         pytest.skip("may not mount a disk; tests/unit/test_disk_errors.py limits the size of files instead")
     yield path
@@ -62,7 +62,7 @@ def test_every_command_goes_on_when_there_is_room(disk: Path, tmp_path: Path) ->
     rayrec.preprocess(RECIPE, raw, tmp_path / "data", progress=False)
     assert files(disk / "data", "*.parquet") == files(tmp_path / "data", "*.parquet")
 
-    training = {"workers": 1, "set": {"train.epochs": 2, "train.tracking.tensorboard": False}}
+    training: dict[str, Any] = {"workers": 1, "set": {"train.epochs": 2, "train.tracking.tensorboard": False}}
     whole = rayrec.train(RECIPE, tmp_path / "data", tmp_path / "run", **training, progress=False)
     first, _ = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     kept = f"step {int(first.name[5:])} is kept, and --resume goes on from it"

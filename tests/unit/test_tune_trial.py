@@ -113,7 +113,7 @@ def test_values_that_cannot_be_trained_end_without_an_objective(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("train", "message"),
-    [(_dies, "its process died"), (_fills_the_disk, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")],
+    [(_dies, "died"), (_fills_the_disk, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")],
 )
 def test_a_failure_is_raised_so_that_tune_tries_again(
     train: TrainFunction, message: str, tmp_path: Path, dataset: Path
