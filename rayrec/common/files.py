@@ -23,12 +23,39 @@ from rayrec.common.errors import PassingError, UserError
 logger = logging.getLogger(__name__)
 
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_LONGEST_NAME = 160
+"""Bytes; file systems take 255, also of the longer names under which files are written, with endings and numbers."""
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
 def is_uri(path: str) -> bool:
     """Whether `path` names its file system, as s3://bucket/key does."""
     return _URI.match(path) is not None
+
+
+def file_name(name: str) -> str:
+    """The name of a file or folder for something of any name: another for each, neither hidden nor in a folder."""
+    escaped = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return shortened(f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped or "%")
+
+
+def shortened(name: str) -> str:
+    """A name, or where a file could not have it the beginning of it and a hash."""
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    beginning = name.encode()[: _LONGEST_NAME // 2].decode(errors="ignore")
+    return f"{beginning}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def confined(name: str, where: object) -> str:
+    """`name`, if it is that of a file below a folder; those in manifests, buckets and archives may be anything.
+
+    Raises UserError, which begins with `where`.
+    """
+    parts = name.split("/")
+    if "\0" in name or not all(parts) or not {".", ".."}.isdisjoint(parts):
+        raise UserError(f"{where}: {name!a} lies outside the folder, or names no file; correct or remove it")
+    return name
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

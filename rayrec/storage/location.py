@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from pydantic import BeforeValidator, PlainSerializer
 
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import is_uri
+from rayrec.common.files import confined, is_uri
 from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_folder
 
 STAGING_VARIABLE = "RAYREC_STAGING"
@@ -127,7 +127,7 @@ def resolve(given: str, beside: Path) -> Path:
         around, inner = urlsplit(location(root)), urlsplit(given)
         same_store = (around.scheme, around.netloc, around.query) == (inner.scheme, inner.netloc, inner.query)
         if same_store and inner.path.startswith(f"{around.path}/"):
-            return root / inner.path.removeprefix(f"{around.path}/")
+            return root / confined(inner.path.removeprefix(f"{around.path}/"), given)
     return local_path(given)
 
 

@@ -8,6 +8,7 @@ import io
 import random
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import StoreError, UserError
+from rayrec.common.files import confined
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -109,7 +111,13 @@ class Remote:
             if info.type == fs.FileType.NotFound:
                 raise OSError("NO_SUCH_BUCKET")
         infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
-        return {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+        files = {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+        # A store takes any text for a name, and lets one file lie below another.
+        for name in files:
+            confined(name, self._uri)
+            if around := files.keys() & {str(folder) for folder in PurePath(name).parents}:
+                raise UserError(f"{self._uri}: {min(around)!a} is a file and a folder; remove one of them")
+        return files
 
     def has(self, name: str) -> bool:
         """Whether there is a file of this name."""

@@ -20,7 +20,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of no room, which `resized` changes."""
     path = tmp_path / "disk"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "rayrec-test", path]
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=64k", "rayrec-test", path]
     mounted = subprocess.run(mount, check=False, capture_output=True)
     if mounted.returncode:
         pytest.skip("may not mount a disk; tests/unit/test_disk_errors.py limits the size of files instead")

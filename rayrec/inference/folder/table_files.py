@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file
+from rayrec.common.files import new_file, shortened
 from rayrec.common.mapped_file import MappedFile
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def is_delta(path: Path) -> bool:
 
 def table_file(name: str) -> str:
     """The path of a table's file in a model folder; a name with `/` in it stays one file."""
-    return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
+    return f"{TABLES_FOLDER}/{shortened(quote(name, safe=' '))}.safetensors"
 
 
 class MappedTensors:
