@@ -48,7 +48,8 @@ def local_path(given: str | Path) -> Path:
         )
     segments = [segment for segment in parts.path.split("/") if segment]
     if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
-        raise ConfigError(f"{text}: names no folder; write it as {parts.scheme}://BUCKET/FOLDER, without names in dots")
+        form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
+        raise ConfigError(f"{text}: names no folder; write it as {form}")
     name = _encode(_joined(parts, segments))
     if len(name) > _LONGEST_NAME:
         raise ConfigError(f"{text}: longer than a file's name may be; give a shorter one")

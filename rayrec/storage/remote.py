@@ -6,11 +6,12 @@ pauses, and pyarrow, which takes a short answer for a whole one, is not trusted 
 
 import io
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -60,14 +61,16 @@ class RemoteFile(NamedTuple):
     """Seconds since the epoch, the finest unit in which every request of S3 answers."""
 
 
-def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+def open_filesystem(given: str) -> tuple[fs.FileSystem, str]:
     """The file system that a URI names, and the path in it. Gives up after seconds on a store that does not answer.
 
-    Raises UserError on a URI that pyarrow cannot open.
+    What people leave as it is in a URI, such as blanks and letters beyond ASCII, pyarrow wants in percent signs. Raises
+    UserError on a URI that it cannot open.
     """
+    uri = quote(re.sub("%(?![0-9A-Fa-f]{2})", "%25", given), safe="%/:?#[]@!$&'()*+,;=")
     if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
         uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
-    filesystem, path = tried(uri, "opened", lambda: fs.FileSystem.from_uri(uri))
+    filesystem, path = tried(given, "opened", lambda: fs.FileSystem.from_uri(uri))
     return filesystem, path
 
 
