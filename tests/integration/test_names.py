@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
 
