@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
-from rayrec.common.disk_errors import disk_error, naming
+from rayrec.common.disk_errors import disk_error, naming, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.files import is_vacant
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
@@ -121,9 +121,10 @@ def _disk_errors(request: Request) -> Iterator[None]:
         yield
     except Exception as error:
         # Where files are written whose libraries do not say which: results, copies of buckets, temporary ones.
-        temporary = (os.environ.get(name) for name in ("SPARK_LOCAL_DIRS", "TMPDIR"))
-        written = [getattr(request, "output", None), staging_root(), "/tmp", *temporary]
-        if (found := disk_error(error, [Path(folder) for folder in written if folder])) is None:
+        written = [staging_root(), *temporary_folders()]
+        if (output := getattr(request, "output", None)) is not None:
+            written.insert(0, output)
+        if (found := disk_error(error, written)) is None:
             raise
         raise DiskError("; ".join(filter(None, (str(found), request.kept())))) from error
 

@@ -44,8 +44,8 @@ _BEING_WRITTEN = re.compile(r"/\.(?:unfinished-([^/]+)|([^/]+)\.(?:unfinished-[^
 
 
 @contextmanager
-def naming(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Raise DiskError for an error of a disk in the block, by `path` if it does not say which one it is of.
+def naming(*written: Path, needed: int | None = None) -> Iterator[None]:
+    """Raise DiskError for an error of a disk in the block, by one of the paths `written` if it does not say of which.
 
     `needed`: bytes that the block writes, if they are known.
     """
@@ -54,9 +54,15 @@ def naming(path: Path, needed: int | None = None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if (found := disk_error(error, [path], needed)) is not None:
+        if (found := disk_error(error, written, needed)) is not None:
             raise found from error
         raise
+
+
+def temporary_folders() -> list[Path]:
+    """Where libraries of this process, and Java, write what nobody asked for."""
+    spark, own = os.environ.get("SPARK_LOCAL_DIRS"), os.environ.get("TMPDIR") or "/tmp"
+    return [Path(folder.partition(",")[0]) for folder in (spark, own) if folder]
 
 
 def disk_error(error: BaseException, written: Sequence[Path], needed: int | None = None) -> DiskError | None:
@@ -95,7 +101,7 @@ def _code_and_path(error: BaseException) -> tuple[int | None, Path | None]:
 
 def _likeliest(code: int, written: Sequence[Path]) -> Path:
     """The path on the fullest disk, or the first one that cannot be written."""
-    if code in _FULL:
+    if code == errno.ENOSPC:
         return min(written, key=lambda path: shutil.disk_usage(_existing(path)).free)
     return next((path for path in written if not os.access(_existing(path), os.W_OK)), written[0])
 

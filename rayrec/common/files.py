@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rayrec.common.disk_errors import naming
+from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
         if fingerprint is None:
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            with naming(path):
+            with naming(path, *temporary_folders()):
                 unfinished.mkdir(exist_ok=True)
                 yield unfinished
                 for written in (*unfinished.rglob("*"), unfinished):

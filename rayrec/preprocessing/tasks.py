@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rayrec.common import errors
 from rayrec.common.background import in_background
+from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.preprocessing.workers.contract import Counter, Item, Result, Workers
@@ -42,7 +43,7 @@ def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise the UserError that a Spark task raised; other errors pass unchanged."""
+    """Raise UserError for a failure, here or in a Spark task, that the user can fix; other errors pass unchanged."""
     try:
         yield
     except UserError:
@@ -50,6 +51,8 @@ def user_errors() -> Iterator[None]:
     except Exception as error:
         if found := _USER_ERROR.search(str(error)):
             raise getattr(errors, found[1])(found[2]) from error
+        if (of_disk := disk_error(error, temporary_folders())) is not None:
+            raise of_disk from error
         raise
 
 

@@ -75,7 +75,7 @@ def download(
         target = folder / name
         with naming(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        with naming(target, files[name].bytes), new_file(target) as temporary, temporary.open("wb") as sink:
+        with naming(target, needed=files[name].bytes), new_file(target) as temporary, temporary.open("wb") as sink:
             if remote.read(name, sink) != files[name].bytes:
                 raise UserError(f"{title}: {name} changed while it was read; run again")
         if journal is not None:
