@@ -150,6 +150,8 @@ def _staged(request: Request, progress: Progress) -> Iterator[None]:
             fetch(folder, progress)
         try:
             yield
+        except DiskError:  # the disk of a local copy is meant, not its URI
+            raise
         except UserError as error:
             raise type(error)(shown(str(error))) from error.__cause__
 
