@@ -88,7 +88,7 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     request.check()
     with _staged(request, progress):
         folder: Path | None = getattr(request, "output", None)
-        before = None
+        before: int | None = 0  # until it is looked at, others' work may be in it
         started = time.perf_counter()
         try:
             with _disk_errors(request):
@@ -97,7 +97,7 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
             progress.finish()
         except BaseException as error:
             if folder is not None and os.path.isdir(folder) and _is_taken_over(request, folder, before):
-                with contextlib.suppress(DiskError):  # a full disk must not hide the error that it caused
+                with contextlib.suppress(DiskError, OSError):  # a full disk must not hide the error that it caused
                     _failure(command, error, started, folder).save(folder)
             raise
         result = result.model_copy(update={"seconds": time.perf_counter() - started})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from rayrec.common import errors
-from rayrec.common.errors import UserError
+from rayrec.common.errors import DiskError, UserError
 from rayrec.internals.ray_core import note, read_note, remove_note
 from rayrec.storage.location import shown
 
@@ -23,8 +23,9 @@ class MistakeNote:
 
     def write(self, error: UserError) -> None:
         """Note an error, unless another one was noted before."""
-        # Its paths are those of this node.
-        note(self._key, json.dumps([type(error).__name__, shown(str(error))]).encode())
+        # Its paths are those of this node; of a disk, which is this node's too, nothing else would be true.
+        text = str(error) if isinstance(error, DiskError) else shown(str(error))
+        note(self._key, json.dumps([type(error).__name__, text]).encode())
 
     def is_there(self) -> bool:
         """Whether an error was noted."""
