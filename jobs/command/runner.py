@@ -120,6 +120,8 @@ def _disk_errors(request: Request) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, DiskError):
+            raise
         # Where files are written whose libraries do not say which: results, copies of buckets, temporary ones.
         written = [staging_root(), *temporary_folders()]
         if (output := getattr(request, "output", None)) is not None:

@@ -73,17 +73,17 @@ def disk_error(error: BaseException, written: Sequence[Path], needed: int | None
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        if isinstance(cause, DiskError):
-            return cause
         if told := re.search(rf"\b{DiskError.__name__}: (.+)", str(cause)):  # raised in another process
             return DiskError(told[1])
+        if isinstance(cause, DiskError):
+            return cause
         code, path = _code_and_path(cause)
         if code is not None:
             return _described(code, path or _likeliest(code, written), needed)
         seen.append(cause)
         # Ray's errors have what a worker raised as an attribute.
-        cause = getattr(cause, "cause", None) or cause.__cause__ or cause.__context__
-        cause = cause if isinstance(cause, BaseException) else None
+        of_worker, context = getattr(cause, "cause", None), None if cause.__suppress_context__ else cause.__context__
+        cause = of_worker if isinstance(of_worker, BaseException) else cause.__cause__ or context
     return None
 
 

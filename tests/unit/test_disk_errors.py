@@ -79,6 +79,10 @@ ERRORS: dict[str, tuple[Exception, str]] = {
         f"/spill/x: {DENIED}",
     ),
     "a worker": (RemoteTaskError(OSError(errno.EROFS, "", "/disk/x")), f"/disk/x: {READ_ONLY}"),
+    "a worker's line": (
+        DiskError("ray::work()\n  File '/opt/x.py'\nrayrec.common.errors.DiskError: /x: full"),
+        "/x: full",
+    ),
     "a task": (Exception("Traceback\nrayrec.common.errors.DiskError: /x: full; do\n\tat java"), "/x: full; do"),
 }  # fmt: skip
 
@@ -105,6 +109,19 @@ def test_other_errors_are_left_as_they_are(error: Exception, tmp_path: Path) -> 
     with pytest.raises(type(error)) as raised, naming(tmp_path):
         raise error
     assert raised.value is error
+
+
+def test_an_error_that_says_more_is_kept(tmp_path: Path) -> None:
+    """What was caught on the way to it may be of a disk; whoever raised it knows better."""
+
+    def fail(request: StubRequest, _: object) -> Result:
+        try:
+            raise PermissionError(errno.EACCES, "", "/keys/token")
+        except PermissionError:
+            raise UserError("--token-file: cannot be read; give another") from None
+
+    with pytest.raises(UserError, match=r"^--token-file: cannot be read; give another$"):
+        execute(Command("stub", StubRequest, fail), StubRequest(output=tmp_path / "out"), SilentProgress())
 
 
 def test_the_full_disk_is_blamed_of_those_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
