@@ -12,7 +12,7 @@ from jobs.command import Command, Result, main
 from jobs.pipeline.days import days_of, inputs_of, run_day, unfinished_input
 from jobs.pipeline.phases import PipelineRequest
 from jobs.run import owned_pipeline
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.chain import versions_in
 from rayrec.storage.location import Folder, uri_of
@@ -106,7 +106,7 @@ class _Follower:
         is_first = not versions_in(self._request.serve)
         try:
             result = run_day(request, self._request.output, self._request.serve, self._progress)
-        except ConfigError:
+        except (ConfigError, PassingError):  # a full disk says nothing of the files
             raise
         except UserError as error:
             if is_first:

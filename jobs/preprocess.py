@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -15,7 +16,7 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
-from rayrec.storage.location import Folder, location
+from rayrec.storage.location import Folder, location, uri_of
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Manifest
@@ -50,6 +51,12 @@ class PreprocessRequest(InputRequest, PlacedRequest):
 
     extend: Folder | None = None
     """Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids."""
+
+    def kept(self) -> str:
+        unfinished = self.output.parent.glob(f".{escape(self.output.name)}.unfinished-*")
+        if uri_of(self.output) is None and not any(unfinished):
+            return super().kept()
+        return "what was finished is kept, and the same command goes on from it"
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:

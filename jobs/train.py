@@ -52,6 +52,12 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
             return recipe
         return recipe.model_copy(update={"train": recipe.train.warm_started()})
 
+    def kept(self) -> str:
+        from rayrec.training.run.folder import RunFolder
+
+        reached = RunFolder(self.output.absolute()).progress()
+        return super().kept() if reached is None else f"step {reached.step:,} is kept, and --resume goes on from it"
+
     def check(self) -> None:
         super().check()
         if self.reset and self.warm_start is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rayrec.common.background import in_background
 from rayrec.common.cpus import available_cpus
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
@@ -99,8 +99,14 @@ def run_sweep(
             ),
         )
     progress.stage(f"{what}, {at_once} at once", chosen.trials)
-    with in_background(partial(_watch, settings, progress), "rayrec-sweep"):
-        results = tuner.fit()
+    disk_errors: list[DiskError] = []
+    with in_background(partial(_watch, settings, progress, disk_errors), "rayrec-sweep"):
+        try:
+            results = tuner.fit()
+        except Exception as error:
+            if disk_errors:  # Tune goes on when it cannot write, and fails later on what it reads
+                raise disk_errors[-1] from error
+            raise
     return _finish(settings, {Path(result.path).name for result in results})
 
 
@@ -180,14 +186,20 @@ def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
             shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-def _watch(settings: SweepSettings, progress: Progress, ended: threading.Event) -> None:
-    """Show trials as they end, back up Tune's state, and keep checkpoints of the best ended trial only."""
+def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskError], ended: threading.Event) -> None:
+    """Show trials as they end, back up Tune's state, and keep checkpoints of the best ended trial only.
+
+    Adds to `disk_errors` each time that the state cannot be written.
+    """
     shown: set[str] = set()
     pause, is_over = _SHORTEST_PAUSE, False
     while not is_over:
         is_over = ended.wait(pause)
         began = time.monotonic()
-        backup(settings.folder)
+        try:
+            backup(settings.folder)
+        except DiskError as error:
+            disk_errors.append(error)
         outcomes = read_outcomes(settings)
         new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in shown]
         for outcome in new:

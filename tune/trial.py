@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune import PlacementGroupFactory, Trainable
 
-from rayrec.common.errors import SmallClusterError, UserError
+from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER, RUN_FILE, checkpoint_steps
 from tune.check import trial_recipe
@@ -104,7 +104,7 @@ class Trial(Trainable):
     def _record_end(self, error: BaseException | None) -> None:
         if error is None:
             self._record = replace(self._record, state="finished")
-        elif isinstance(error, UserError) and not isinstance(error, SmallClusterError):
+        elif isinstance(error, UserError) and not isinstance(error, SmallClusterError | PassingError):
             # Values that cannot be trained are a result of the search; they would fail again in the same way.
             self._record = replace(self._record, state="refused", message=str(error))
         else:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrec.common.files import write_json
+from rayrec.common.files import confined, write_json
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
 from tune.settings import Sweep
@@ -44,7 +44,11 @@ class TrialRecord:
     def load(cls, folder: Path) -> "TrialRecord | None":
         """The record in `folder`; None if the trial has not written one yet."""
         path = folder / TRIAL_FILE
-        return cls(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        record = cls(**json.loads(path.read_text()))
+        confined(record.run, path)
+        return record
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from rayrec.common.files import write_atomically
+from rayrec.common.files import confined, write_atomically
 
 STATE_FOLDER = ".tune"
 _BACKUP_FILE = "tune-state.zip"
@@ -42,7 +42,7 @@ def can_be_restored(sweep: Path) -> bool:
     for name in found:
         (state / name).unlink()
     with zipfile.ZipFile(backup_file) as archive:
-        archive.extractall(state)
+        archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
     return True
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rayrec.common.files import is_uri
+from rayrec.common.files import is_uri, is_vacant
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
+from rayrec.storage.location import location
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,17 @@ class Request(Config):
     def continues(self) -> bool:
         """Whether the command continues the work in its `output`."""
         return bool(getattr(self, "resume", False))
+
+    def kept(self) -> str:
+        """What a command that could not write any more leaves, and how the work goes on; empty if it has no output."""
+        output: Path | None = getattr(self, "output", None)
+        if output is None:
+            return ""
+        with suppress(OSError):  # of a name that is too long
+            if not is_vacant(output):
+                again = "--resume goes" if hasattr(self, "resume") else "the same command goes"
+                return f"what was finished is kept, and {again} on from it"
+        return f"nothing was written to {location(output)}"
 
     def with_absolute_paths(self) -> Self:
         """The same request for a process that runs in another folder of a machine with the same storage."""

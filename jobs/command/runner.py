@@ -27,12 +27,13 @@ from pydantic import ValidationError
 from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.disk_errors import disk_error, naming, temporary_folders
+from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.files import is_vacant
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
-from rayrec.storage.location import shown, uri_of
+from rayrec.storage.location import shown, staging_root, uri_of
 
 _LONGEST_LINE = 300
 """Characters of an unexpected error that are shown without --debug."""
@@ -87,14 +88,16 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     request.check()
     with _staged(request, progress):
         folder: Path | None = getattr(request, "output", None)
-        before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
+        before: int | None = 0  # until it is looked at, others' work may be in it
         started = time.perf_counter()
         try:
-            result = command.run(request, progress)
+            with _disk_errors(request):
+                before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
+                result = command.run(request, progress)
             progress.finish()
         except BaseException as error:
-            if folder is not None and folder.is_dir() and _is_taken_over(request, folder, before):
-                with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
+            if folder is not None and os.path.isdir(folder) and _is_taken_over(request, folder, before):
+                with contextlib.suppress(DiskError, OSError):  # a full disk must not hide the error that it caused
                     _failure(command, error, started, folder).save(folder)
             raise
         result = result.model_copy(update={"seconds": time.perf_counter() - started})
@@ -112,6 +115,23 @@ def _is_taken_over(request: Request, folder: Path, before: int | None) -> bool:
 
 
 @contextlib.contextmanager
+def _disk_errors(request: Request) -> Iterator[None]:
+    """Raise a DiskError for what the block meets of a disk, in whatever process, with what is kept of the work."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, DiskError):
+            raise
+        # Where files are written whose libraries do not say which: results, copies of buckets, temporary ones.
+        written = [staging_root(), *temporary_folders()]
+        if (output := getattr(request, "output", None)) is not None:
+            written.insert(0, output)
+        if (found := disk_error(error, written)) is None:
+            raise
+        raise DiskError("; ".join(filter(None, (str(found), request.kept())))) from error
+
+
+@contextlib.contextmanager
 def _staged(request: Request, progress: Progress) -> Iterator[None]:
     """Fetch the folders that a request gives as URIs, and mirror its output to its URI while the block writes it.
 
@@ -125,13 +145,15 @@ def _staged(request: Request, progress: Progress) -> Iterator[None]:
     # Imported only when needed, because it takes a while.
     from rayrec.storage.staged import fetch, mirrored
 
-    with contextlib.ExitStack() as stack:
+    with naming(staging_root()), contextlib.ExitStack() as stack:
         if output is not None:
             stack.enter_context(mirrored(output, continues=request.continues, progress=progress))
         for folder in folders:
             fetch(folder, progress)
         try:
             yield
+        except DiskError:  # the disk of a local copy is meant, not its URI
+            raise
         except UserError as error:
             raise type(error)(shown(str(error))) from error.__cause__
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.chain import versions_in
@@ -87,9 +87,9 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     )
     try:
         seconds = _run(request, day, models, progress)
-    except UserError:
+    except UserError as error:
         # Files that cannot be taken in must not stand in the way of others.
-        if not day.places.dataset.exists():
+        if not isinstance(error, PassingError) and not day.places.dataset.exists():
             shutil.rmtree(day.folder)
         raise
     return _result(output, day.places, day.version, seconds)
@@ -122,8 +122,8 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
     write_json(output / DAY_FILE, {"input": request.input})
     try:
         _, seconds = run_phases(request, places, progress)
-    except UserError:
-        if not places.dataset.exists():
+    except UserError as error:
+        if not isinstance(error, PassingError) and not places.dataset.exists():
             (output / DAY_FILE).unlink()
         raise
     _copy_model(places.model, models / "1")
@@ -246,6 +246,8 @@ def _publish(request: PipelineRequest, model: Path, serving: Path, output: Path,
         try:
             write_delta(ModelFolder.open(model), ModelFolder.open(serving), output)
             return
+        except PassingError:
+            raise
         except UserError as error:
             progress.message(f"published in full: {error}")
     _copy_model(model, output)

@@ -23,8 +23,8 @@ class PassingError(UserError):
     """A failure of something else than the input; unfinished work can continue once it is over."""
 
 
-class DiskFullError(PassingError):
-    """A disk is full."""
+class DiskError(PassingError):
+    """A disk is full, read-only, or otherwise not to be written."""
 
 
 class StoreError(PassingError):

@@ -11,17 +11,20 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 
 logger = logging.getLogger(__name__)
 
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_LONGEST_NAME = 160
+"""Bytes; file systems take 255, also of the longer names under which files are written, with endings and numbers."""
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
@@ -30,9 +33,35 @@ def is_uri(path: str) -> bool:
     return _URI.match(path) is not None
 
 
+def file_name(name: str) -> str:
+    """The name of a file or folder for something of any name: another for each, neither hidden nor in a folder."""
+    escaped = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return shortened(f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped or "%")
+
+
+def shortened(name: str) -> str:
+    """A name, or where a file could not have it the beginning of it and a hash."""
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    beginning = name.encode()[: _LONGEST_NAME // 2].decode(errors="ignore")
+    return f"{beginning}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def confined(name: str, where: object) -> str:
+    """`name`, if it is that of a file below a folder; those in manifests, buckets and archives may be anything.
+
+    Raises UserError, which begins with `where`.
+    """
+    parts = name.split("/")
+    if "\0" in name or not all(parts) or not {".", ".."}.isdisjoint(parts):
+        raise UserError(f"{where}: {name!a} lies outside the folder, or names no file; correct or remove it")
+    return name
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the new one, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -53,17 +82,19 @@ def new_file(path: Path) -> Iterator[Path]:
 
     The file and its name are on the disk then. Two processes may write the same file at once; the last one wins. The
     file's folder is made if missing, but not the folder around that: a late task must not bring back an output that was
-    given up.
+    given up. Raises DiskError if the disk is full or may not be written.
     """
-    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            path.parent.mkdir(exist_ok=True)
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a second one, of a name that is too long or a disk that is read-only
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -89,15 +120,16 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
         unfinished = path.with_name(f".{path.name}.unfinished-{fingerprint or 'new'}")
         if fingerprint is None:
             shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(exist_ok=True)
         try:
-            yield unfinished
-            for written in (*unfinished.rglob("*"), unfinished):
-                sync(written)
-            if path.exists():
-                path.rmdir()
-            os.rename(unfinished, path)
-            sync(path.parent)
+            with naming(path, *temporary_folders()):
+                unfinished.mkdir(exist_ok=True)
+                yield unfinished
+                for written in (*unfinished.rglob("*"), unfinished):
+                    sync(written)
+                if path.exists():
+                    path.rmdir()
+                os.rename(unfinished, path)
+                sync(path.parent)
             for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
                 shutil.rmtree(left, ignore_errors=True)
         except BaseException as error:
@@ -141,7 +173,8 @@ def owned(output: Path) -> Iterator[None]:
 
     Raises UserError if another process, or another thread of this one, writes it.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    with naming(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
     with locked(output.with_name(f".{output.name}.lock"), output, again=True):
         yield
 
@@ -156,7 +189,8 @@ def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[N
 
     held = FileLock(lock, is_singleton=again)
     try:
-        held.acquire(blocking=False)
+        with naming(lock):
+            held.acquire(blocking=False)
     except Timeout:
         raise UserError(f"{output}: another run is writing it; wait for its end") from None
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rayrec.common import errors
 from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 
@@ -53,7 +54,8 @@ def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:
     try:
         for block in blocks:
             if _reports_error(block):
-                raise UserError(block[_ERROR].drop_null()[0].as_py())
+                kind, text = block[_ERROR].drop_null()[0].as_py()
+                raise getattr(errors, kind)(text)
             yield block
     finally:
         with execution.abandoned():
@@ -97,7 +99,7 @@ class ReportingWorker:
 
 
 def _error_block(error: UserError) -> pa.Table:
-    return pa.table({_ERROR: [str(error)]})
+    return pa.table({_ERROR: [[type(error).__name__, str(error)]]})
 
 
 def _reports_error(block: pa.Table) -> bool:

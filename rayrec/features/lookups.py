@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.files import file_name
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
 from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES
@@ -27,14 +28,9 @@ KEY_FIELDS = (pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), Fals
 RATE_SCHEMA = pa.schema([*KEY_FIELDS, *(pa.field(name, pa.int64(), False) for name in COUNTS)])
 
 
-def folder_name(name: str) -> str:
-    """The name of a folder for a look-up of any name."""
-    return name.replace("%", "%25").replace("/", "%2F")
-
-
 def lookup_folder(statistics: Path, lookup: SideTable | Rate) -> Path:
     """The folder of the table of a look-up."""
-    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / folder_name(lookup.name)
+    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / file_name(lookup.name)
 
 
 class Lookups:
@@ -67,7 +63,7 @@ class Lookups:
             wanted.update(lookup.keys)
             path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
             if rates_by_fold is not None and isinstance(lookup, Rate):
-                path = rates_by_fold / folder_name(lookup.name)
+                path = rates_by_fold / file_name(lookup.name)
             self._lookups.insert(0, (lookup, names, KeyedTable(path)))
 
     @classmethod

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import confined
 from rayrec.config import Config
 from rayrec.config.times import TimeFormat, Zone
 from rayrec.config.transforms import (
@@ -486,7 +487,7 @@ class Schema(Config):
         """Read `folder/schema.json`. Raises UserError if it is missing or invalid."""
         path = folder / SCHEMA_FILE
         try:
-            return cls.model_validate_json(path.read_bytes())
+            schema = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
@@ -494,3 +495,7 @@ class Schema(Config):
                 reason = "written by a rayrec that spells values otherwise; preprocess and train again with this one"
                 raise UserError(f"{path}: {reason}") from None
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
+        for feature in schema.categorical:
+            if feature.vocabulary is not None:
+                confined(feature.vocabulary.file, path)
+        return schema

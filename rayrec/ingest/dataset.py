@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import as_json
+from rayrec.common.files import as_json, confined
 from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.config.validation import describe_validation_error
@@ -156,13 +156,16 @@ class Manifest(Config):
         """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
         path = folder / MANIFEST_FILE
         try:
-            return cls.model_validate_json(read_bytes(path))
+            manifest = cls.model_validate_json(read_bytes(path))
         except FileNotFoundError:
             raise UserError(
                 f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"
             ) from None
         except ValidationError as error:
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
+        for file in manifest.every_file:
+            confined(file.path, path)
+        return manifest
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ def save(state: dict[str, Any], folder: Path, streams: Streams | None = None) ->
     import torch.distributed.checkpoint as dcp
 
     writer = dcp.FileSystemWriter(folder, sync_files=streams is None)
-    if streams is not None:
-        writer.fs = _files_of(streams)
+    writer.fs = _own_files() if streams is None else _files_of(streams)
     dcp.save(state, storage_writer=writer)
 
 
@@ -81,6 +80,24 @@ def _reader(folder: Path, streams: Streams | None) -> Any:
     if streams is not None:
         reader.fs = _files_of(streams)
     return reader
+
+
+def _own_files() -> Any:
+    """The file system of this machine, whose errors torch does not hide by its own, which tell nothing of a disk."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    class Files(FileSystem):
+        @contextmanager
+        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+            try:
+                with super().create_stream(path, mode) as stream:
+                    yield stream
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
+
+    return Files()
 
 
 def _files_of(streams: Streams) -> Any:

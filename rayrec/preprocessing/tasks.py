@@ -1,6 +1,5 @@
 """What surrounds the tasks of a job: progress, errors that a user can read, and an end without tasks left behind."""
 
-import errno
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +7,13 @@ from contextlib import contextmanager
 
 from rayrec.common import errors
 from rayrec.common.background import in_background
-from rayrec.common.errors import DiskFullError, UserError
+from rayrec.common.disk_errors import disk_error, temporary_folders
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.preprocessing.workers.contract import Counter, Item, Result, Workers
 
 _POLL_SECONDS = 0.5
 _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
-DISK_FULL = "no space left on the disk of the output or of Spark's temporary files (SPARK_LOCAL_DIRS); free some"
 
 
 @contextmanager
@@ -50,11 +49,10 @@ def user_errors() -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        text = str(error)
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-            raise DiskFullError(DISK_FULL) from error
-        if found := _USER_ERROR.search(text):
+        if found := _USER_ERROR.search(str(error)):
             raise getattr(errors, found[1])(found[2]) from error
+        if (of_disk := disk_error(error, temporary_folders())) is not None:
+            raise of_disk from error
         raise
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.common import files
+from rayrec.common.disk_errors import naming
 from rayrec.internals.torch_checkpoint import Streams
 from rayrec.storage.location import here, is_at_uri, location, name_at_uri, staged_root, staging_root
 from rayrec.storage.remote import Remote
@@ -109,7 +110,7 @@ def new_file(path: Path) -> Iterator[Path]:
         with files.new_file(path) as temporary:
             yield temporary
         return
-    with tempfile.TemporaryDirectory(dir=_local_disk()) as folder:
+    with naming(_local_disk()), tempfile.TemporaryDirectory(dir=_local_disk()) as folder:
         temporary = Path(folder) / path.name
         yield temporary
         remote, name = _remote_file(path)
@@ -138,8 +139,9 @@ def mappable(path: Path) -> Path:
 
     assert _SPARK_FOLDERS in os.environ, path
     copy = _local_disk() / f"rayrec-{hashlib.sha256(location(path).encode()).hexdigest()[:16]}" / path.name
-    copy.parent.mkdir(exist_ok=True)
-    with FileLock(copy.with_name(".lock")):
+    with naming(copy), ExitStack() as stack:
+        copy.parent.mkdir(exist_ok=True)
+        stack.enter_context(FileLock(copy.with_name(".lock")))
         if not copy.exists():
             remote, name = _remote_file(path)
             unfinished = copy.with_name(".unfinished")
@@ -167,12 +169,13 @@ def new_remote_file(path: Path) -> Iterator[BinaryIO]:
     What the block writes lies on this node's disk meanwhile, so that sending it can be tried again. Raises UserError.
     """
     remote, name = _remote_file(path)
-    staging_root().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=staging_root()) as file:
-        yield cast(BinaryIO, file)
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        remote.write(name, cast(BinaryIO, file), size)
+    with naming(staging_root()):
+        staging_root().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=staging_root()) as file:
+            yield cast(BinaryIO, file)
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            remote.write(name, cast(BinaryIO, file), size)
 
 
 def delete_remote_files(path: Path) -> None:

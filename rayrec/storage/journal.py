@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.files import write_atomically
 from rayrec.storage.remote import RemoteFile
 
@@ -65,7 +66,7 @@ class Journal:
 
     def _append(self, name: str, state: object) -> None:
         with self._lock:
-            with self._path.open("a") as file:
+            with naming(self._path), self._path.open("a") as file:
                 file.write(_line(name, state))
                 file.flush()
                 os.fsync(file.fileno())  # before the remote file may change

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from pydantic import BeforeValidator, PlainSerializer
 
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import is_uri
+from rayrec.common.files import confined, is_uri
 from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_folder
 
 STAGING_VARIABLE = "RAYREC_STAGING"
@@ -48,7 +48,8 @@ def local_path(given: str | Path) -> Path:
         )
     segments = [segment for segment in parts.path.split("/") if segment]
     if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
-        raise ConfigError(f"{text}: names no folder; write it as {parts.scheme}://BUCKET/FOLDER, without names in dots")
+        form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
+        raise ConfigError(f"{text}: names no folder; write it as {form}")
     name = _encode(_joined(parts, segments))
     if len(name) > _LONGEST_NAME:
         raise ConfigError(f"{text}: longer than a file's name may be; give a shorter one")
@@ -127,7 +128,7 @@ def resolve(given: str, beside: Path) -> Path:
         around, inner = urlsplit(location(root)), urlsplit(given)
         same_store = (around.scheme, around.netloc, around.query) == (inner.scheme, inner.netloc, inner.query)
         if same_store and inner.path.startswith(f"{around.path}/"):
-            return root / inner.path.removeprefix(f"{around.path}/")
+            return root / confined(inner.path.removeprefix(f"{around.path}/"), given)
     return local_path(given)
 
 

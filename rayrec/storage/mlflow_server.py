@@ -14,7 +14,7 @@ from types import ModuleType
 from urllib.parse import quote, urlsplit
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import new_folder
+from rayrec.common.files import file_name, new_folder
 
 REGISTRY_SCHEME = "models:/"
 _SERVER_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -67,7 +67,7 @@ def registered_folder(uri: str, staging: Path) -> str:
         if urlsplit(artifacts).scheme != _HELD_BY_THE_SERVER:
             return artifacts
         # A version never changes: what was fetched once stays.
-        folder = staging / quote(mlflow.get_tracking_uri(), safe="") / name / version
+        folder = staging / quote(mlflow.get_tracking_uri(), safe="") / file_name(name) / file_name(version)
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with new_folder(folder) as new:

@@ -6,15 +6,18 @@ pauses, and pyarrow, which takes a short answer for a whole one, is not trusted 
 
 import io
 import random
+import re
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import StoreError, UserError
+from rayrec.common.files import confined
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -58,14 +61,16 @@ class RemoteFile(NamedTuple):
     """Seconds since the epoch, the finest unit in which every request of S3 answers."""
 
 
-def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+def open_filesystem(given: str) -> tuple[fs.FileSystem, str]:
     """The file system that a URI names, and the path in it. Gives up after seconds on a store that does not answer.
 
-    Raises UserError on a URI that pyarrow cannot open.
+    What people leave as it is in a URI, such as blanks and letters beyond ASCII, pyarrow wants in percent signs. Raises
+    UserError on a URI that it cannot open.
     """
+    uri = quote(re.sub("%(?![0-9A-Fa-f]{2})", "%25", given), safe="%/:?#[]@!$&'()*+,;=")
     if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
         uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
-    filesystem, path = tried(uri, "opened", lambda: fs.FileSystem.from_uri(uri))
+    filesystem, path = tried(given, "opened", lambda: fs.FileSystem.from_uri(uri))
     return filesystem, path
 
 
@@ -109,7 +114,13 @@ class Remote:
             if info.type == fs.FileType.NotFound:
                 raise OSError("NO_SUCH_BUCKET")
         infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
-        return {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+        files = {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+        # A store takes any text for a name, and lets one file lie below another.
+        for name in files:
+            confined(name, self._uri)
+            if around := files.keys() & {str(folder) for folder in PurePath(name).parents}:
+                raise UserError(f"{self._uri}: {min(around)!a} is a file and a folder; remove one of them")
+        return files
 
     def has(self, name: str) -> bool:
         """Whether there is a file of this name."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
 from rayrec.common.progress import Progress, SilentProgress
@@ -72,8 +73,9 @@ def download(
 
     def one(name: str) -> None:
         target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(target) as temporary, temporary.open("wb") as sink:
+        with naming(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with naming(target, needed=files[name].bytes), new_file(target) as temporary, temporary.open("wb") as sink:
             if remote.read(name, sink) != files[name].bytes:
                 raise UserError(f"{title}: {name} changed while it was read; run again")
         if journal is not None:

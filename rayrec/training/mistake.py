@@ -1,10 +1,11 @@
 """A user's mistake that a worker met, noted where all workers and the driver see it, whatever nodes they are on."""
 
-import pickle
+import json
 from dataclasses import dataclass
 from uuid import uuid4
 
-from rayrec.common.errors import UserError
+from rayrec.common import errors
+from rayrec.common.errors import DiskError, UserError
 from rayrec.internals.ray_core import note, read_note, remove_note
 from rayrec.storage.location import shown
 
@@ -22,8 +23,9 @@ class MistakeNote:
 
     def write(self, error: UserError) -> None:
         """Note an error, unless another one was noted before."""
-        # Its paths are those of this node.
-        note(self._key, pickle.dumps(type(error)(shown(str(error)))))
+        # Its paths are those of this node; of a disk, which is this node's too, nothing else would be true.
+        text = str(error) if isinstance(error, DiskError) else shown(str(error))
+        note(self._key, json.dumps([type(error).__name__, text]).encode())
 
     def is_there(self) -> bool:
         """Whether an error was noted."""
@@ -32,7 +34,8 @@ class MistakeNote:
     def raise_if_any(self) -> None:
         """Raise the error that was noted."""
         if (written := read_note(self._key)) is not None:
-            raise pickle.loads(written) from None
+            kind, text = json.loads(written)
+            raise getattr(errors, kind)(text) from None
 
     def remove(self) -> None:
         """Forget the note, when its run is over."""

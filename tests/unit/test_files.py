@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import DiskError, UserError
 from rayrec.common.files import (
     new_file,
     new_folder,
@@ -38,7 +38,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskError, match="file: no space left on its disk: "):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

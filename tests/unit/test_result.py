@@ -85,10 +85,10 @@ def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.
             "run again with --debug for the traceback",
         ),
         (
-            OSError(28, "No space left on device", "/data/part-0"),
+            FileNotFoundError(2, "No such file or directory", "/data/part-0"),
             1,
             "failed",
-            "error: /data/part-0: no space left on device; run again with --debug for the traceback",
+            "error: /data/part-0: no such file or directory; run again with --debug for the traceback",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.common.errors import DiskFullError, UserError
+from rayrec.common.errors import DiskError, UserError
 from rayrec.common.files import new_file, new_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
@@ -127,13 +127,13 @@ def test_released_files_are_gone_and_the_stage_stays_done(tmp_path: Path) -> Non
 
 def test_work_is_found_again_after_every_error_but_the_users(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    for error in (KeyboardInterrupt, RuntimeError, DiskFullError):
+    for error in (KeyboardInterrupt, RuntimeError, DiskError):
         with pytest.raises(error), new_folder(output, "abc") as folder:
             (folder / error.__name__).touch()
             raise error
         assert not output.exists()
     with new_folder(output, "abc") as folder:
-        assert sorted(p.name for p in folder.iterdir()) == ["DiskFullError", "KeyboardInterrupt", "RuntimeError"]
+        assert sorted(p.name for p in folder.iterdir()) == ["DiskError", "KeyboardInterrupt", "RuntimeError"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"] and len(list(output.iterdir())) == 3
 
 

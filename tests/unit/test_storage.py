@@ -102,7 +102,10 @@ def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
 
 BAD_URIS: dict[str, tuple[str, str]] = {
     "no folder": ("s3:///run", "names no folder"),
-    "fragment": ("s3://bucket/run#1", "names no folder"),
+    "fragment": (
+        "s3://bucket/run#1",
+        "names no folder; write it as s3://BUCKET/FOLDER, without names in dots, and # as %23",
+    ),
     "hidden": ("s3://bucket/.run", "without names in dots"),
     "leaves the bucket": ("s3://bucket/../other", "without names in dots"),
     "password": ("s3://user:secret@bucket/run", "a URI with a password"),

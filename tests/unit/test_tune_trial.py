@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.common.errors import SmallClusterError, UserError
+from rayrec.common.errors import DiskError, SmallClusterError, UserError
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe, read_recipe
@@ -43,7 +43,11 @@ def _diverges(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None
 
 
 def _dies(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
-    raise OSError("no space left")
+    raise OSError("its process died")
+
+
+def _fills_the_disk(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
+    raise DiskError("/sweep/run: no space left on its disk")
 
 
 def _finds_too_few_nodes(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
@@ -108,13 +112,14 @@ def test_values_that_cannot_be_trained_end_without_an_objective(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("train", "message"), [(_dies, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")]
+    ("train", "message"),
+    [(_dies, "died"), (_fills_the_disk, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")],
 )
 def test_a_failure_is_raised_so_that_tune_tries_again(
     train: TrainFunction, message: str, tmp_path: Path, dataset: Path
 ) -> None:
-    """A cluster that lost nodes says nothing about the values."""
-    with pytest.raises((OSError, SmallClusterError), match=message):
+    """A full disk, or a cluster that lost nodes, says nothing about the values."""
+    with pytest.raises((OSError, DiskError, SmallClusterError), match=message):
         _steps(_trial(tmp_path, dataset, train))
     assert _record(tmp_path).state == "failed"
     again = _trial(tmp_path, dataset, _trains)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import sha256_of, write_json
+from rayrec.common.files import confined, sha256_of, write_json
 from rayrec.config import Config
 from rayrec.features.vocabularies.grown_vocabulary import VocabularyChanges
 from rayrec.inference.folder.table_files import DELTA_FILE, MappedTensors, is_delta, is_model_folder
@@ -98,6 +98,8 @@ class DeltaManifest(Config):
             stated = manifest = None
         if manifest is None or manifest.fingerprint != stated:
             raise UserError(f"{path}: damaged; copy version {folder.name} again")
+        for file in manifest.files:
+            confined(file.path, path)
         return manifest
 
 

@@ -19,12 +19,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config.transforms import Vocabulary
@@ -275,24 +276,20 @@ class ModelFolder:
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:
-    """Relative paths of the schema's vocabularies. Raises UserError on one that would leave the folder."""
-    files = {feature.vocabulary.file for feature in schema.categorical if feature.vocabulary is not None}
-    for file in files:
-        path = PurePosixPath(file)
-        if path.is_absolute() or ".." in path.parts:
-            raise UserError(f"schema: vocabulary file '{file}' lies outside the folder; use a path below it")
-    return sorted(files)
+    """Relative paths of the schema's vocabularies."""
+    return sorted({feature.vocabulary.file for feature in schema.categorical if feature.vocabulary is not None})
 
 
 def copy(source: Path, target: Path) -> None:
     """Copy without hard links: a model must not change when somebody writes into the dataset that it came from."""
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=shutil.copyfile)
-    else:
-        shutil.copyfile(source, target)
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(source, target)
 
 
 def _read_metrics(path: Path) -> Metrics:

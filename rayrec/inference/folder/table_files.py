@@ -6,7 +6,6 @@ arXiv:1911.02079). This module needs no torch until tensors are opened, so that 
 """
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -22,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file
+from rayrec.common.files import new_file, shortened
 from rayrec.common.mapped_file import MappedFile
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def is_delta(path: Path) -> bool:
 
 def table_file(name: str) -> str:
     """The path of a table's file in a model folder; a name with `/` in it stays one file."""
-    return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
+    return f"{TABLES_FOLDER}/{shortened(quote(name, safe=' '))}.safetensors"
 
 
 class MappedTensors:
@@ -231,7 +231,7 @@ def tensors_of_rows(rows: int, columns: int, precision: TablePrecision) -> dict[
 def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, NDArray[Any]]]:
     """A new safetensors file of tensors of these types and shapes, mapped for writing; on disk when the block ends.
 
-    Raises UserError if the disk is full.
+    Raises DiskError if the disk is full.
     """
     description: dict[str, dict[str, Any]] = {}
     end = 0
@@ -243,18 +243,11 @@ def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -
     # Padded so that the rows begin on a page: 8 bytes of length, the header, spaces.
     header += b" " * (-(8 + len(header)) % 4096)
     start = 8 + len(header)
-    with path.open("wb") as file:
+    with naming(path, needed=start + end), path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.flush()
-        try:
-            # Writing through a map to a full disk is a SIGBUS; reserving the space fails with an error instead.
-            os.posix_fallocate(file.fileno(), 0, start + end)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-                raise
-            raise UserError(
-                f"{path}: no space for a table of {end:,} bytes; free the disk, or give another --output"
-            ) from None
+        # Writing through a map to a full disk is a SIGBUS; reserving the space fails with an error instead.
+        os.posix_fallocate(file.fileno(), 0, start + end)
     if end == 0:  # nothing can be mapped
         yield {name: np.empty(described["shape"]) for name, described in description.items()}
         return
@@ -270,7 +263,7 @@ def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -
 def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Write a safetensors file: the same bytes for the same tensors, unlike the library, which orders by chance.
 
-    Raises UserError if the disk is full.
+    Raises DiskError if the disk is full.
     """
     names = {dtype: name for name, dtype in _NUMPY.items()}
     # By size, so that all begin at a multiple of the size of their numbers.

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayrec.common.files import file_name
 from rayrec.features.keyed_table import HASH, hash_texts
-from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, folder_name, joined_keys
+from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.schema import Rate
 from rayrec.preprocessing.lookups.counts import count_columns, write_totals
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
@@ -44,7 +45,7 @@ def write_rates(
             if number == _ALL:
                 yield from (batch.select(list(COUNTS)) for batch in run)
             else:
-                write_sorted(run, folds.tables / folder_name(rates[number].name), schema)
+                write_sorted(run, folds.tables / file_name(rates[number].name), schema)
 
     with gathered_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
         keys = ("rate", HASH, KEY)
@@ -57,7 +58,7 @@ def write_rates(
 
 def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds, folder: Path) -> None:
     """Write the tables of rates without the counts of folds into `folder`, from those that `write_rates` wrote."""
-    write_totals(workspace, folds.tables, folder, {folder_name(rate.name): RATE_SCHEMA for rate in rates})
+    write_totals(workspace, folds.tables, folder, {file_name(rate.name): RATE_SCHEMA for rate in rates})
 
 
 def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:

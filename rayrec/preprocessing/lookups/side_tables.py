@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import file_name
 from rayrec.config.table import SideTableConfig
 from rayrec.features.keyed_table import hash_texts
-from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
+from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
@@ -69,7 +70,7 @@ def write_side_table(
     those of raw columns that are known, the key's in the log among them. Raises UserError if a key is there twice, or
     if more than the share `max_rejected` of the rows is bad.
     """
-    name = folder_name(table.name)
+    name = file_name(table.name)
     scratch = workspace.scratch / "tables" / name
     make_folder(scratch)
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)

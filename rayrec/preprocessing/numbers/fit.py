@@ -1,6 +1,5 @@
 """Fits transforms of numbers to rows, with Spark; the result does not depend on how rows are dealt to tasks."""
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,17 @@ from rayrec.storage.files import new_file, read_bytes
 _FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]
 """The summaries of numbers by name; a number that is missing in every row has none."""
+_KEPT = pa.schema([
+    ("name", pa.string()),
+    ("keys", pa.list_(pa.int64())),
+    ("counts", pa.list_(pa.int64())),
+    ("shift", pa.int64()),
+    ("least", pa.float64()),
+    ("most", pa.float64()),
+    ("total", pa.string()),
+    ("squares", pa.string()),
+])  # fmt: skip
+"""Summaries in a file, a row each; integers of any size are hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +133,21 @@ def _merge_files(files: Sequence[Path]) -> Path:
 
 
 def _save(path: Path, summaries: Summaries) -> Path:
-    with new_file(path) as temporary:
-        temporary.write_bytes(pickle.dumps(summaries))
+    rows = [
+        {"name": name, **vars(summary), "total": f"{summary.total:x}", "squares": f"{summary.squares:x}"}
+        for name, summary in summaries.items()
+    ]
+    table = pa.Table.from_pylist(rows, schema=_KEPT)
+    with new_file(path) as temporary, pa.ipc.new_file(temporary, _KEPT) as writer:
+        writer.write_table(table)
     return path
 
 
 def _load(path: Path) -> Summaries:
-    summaries: Summaries = pickle.loads(read_bytes(path))
+    summaries: Summaries = {}
+    for row in zip(*pa.ipc.open_file(read_bytes(path)).read_all(), strict=True):
+        name, keys, counts, *rest = row
+        shift, least, most, total, squares = (value.as_py() for value in rest)
+        sums = int(total, 16), int(squares, 16)
+        summaries[name.as_py()] = Summary(keys.values.to_numpy(), counts.values.to_numpy(), shift, least, most, *sums)
     return summaries

@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import file_name
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
-from rayrec.features.lookups import RATES_FOLDER, folder_name, lookup_folder
+from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
@@ -184,7 +185,7 @@ class RowsJob:
         for table in plan.tables:
             folder = lookup_folder(statistics, table)
             write = partial(self._write_table, workspace, table, forms)
-            written = stages.run(f"table-{folder_name(table.name)}", WrittenTable, write, folder)
+            written = stages.run(f"table-{file_name(table.name)}", WrittenTable, write, folder)
             for reason, number in written.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + number
             forms = {**written.forms, **forms}

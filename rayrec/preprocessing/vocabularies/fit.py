@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.files import file_name
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabularies.vocabulary import (
     VALUES_PER_FILE,
@@ -44,7 +45,7 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 
 def vocabulary_file(feature: str, size: int) -> str:
     """The path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a long one."""
-    path = f"{VOCABULARY_FOLDER}/{feature}"
+    path = f"{VOCABULARY_FOLDER}/{file_name(feature)}"
     return f"{path}.parquet" if size <= VALUES_PER_FILE else path
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rayrec.common.disk_errors import disk_error
 from rayrec.common.errors import first_failure
 from rayrec.common.files import write_json
 from rayrec.config.evaluate import higher_is_better
@@ -140,7 +141,8 @@ def _save_state(state: dict[str, Any], checkpoint: Path, streams: Streams | None
     try:
         save(state, checkpoint, streams)
     except CheckpointException as error:
-        raise first_failure(error.failures, f"{checkpoint}: cannot be written") from None
+        failure = first_failure(error.failures, f"{checkpoint}: cannot be written")
+        raise disk_error(failure, [checkpoint]) or failure from None
 
 
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:

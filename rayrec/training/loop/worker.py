@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.files import write_json
 from rayrec.evaluation.progressive import progressive_metrics
 from rayrec.ingest.dataset import Dataset
@@ -43,7 +44,8 @@ def train_worker(
     where the data, the recipe or the learning rate does not allow the training.
     """
     preemption = PreemptionWatch(preempted_nodes, context.device)
-    _Training(recipe, dataset, run, context, preemption).run(begin)
+    with naming(run.path, *temporary_folders()):
+        _Training(recipe, dataset, run, context, preemption).run(begin)
 
 
 class _Training:

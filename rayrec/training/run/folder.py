@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import new_folder, write_atomically, write_json
+from rayrec.common.files import confined, new_folder, write_atomically, write_json
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, manifest_fingerprint
@@ -179,7 +179,7 @@ class RunFolder:
         wanted = checkpoint_name(int(which)) if which.isdigit() else by_name.get(which)
         if wanted not in names:
             raise UserError(f"{self.path}: no checkpoint '{which}'; it has latest, best, {', '.join(names)}")
-        return self.checkpoints / wanted
+        return self.checkpoints / confined(wanted, index)
 
     @property
     def recipe(self) -> Recipe:

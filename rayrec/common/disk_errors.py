@@ -1,0 +1,123 @@
+"""Errors of disks, whatever library met them, as one line: which path, what is wrong, what is free, how to mend it.
+
+What writes a file names it, in the process that writes (`naming`), since most libraries do not. The runner of commands
+translates what is left, and adds what is kept of the work.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rayrec.common.errors import DiskError, UserError
+from rayrec.common.units import format_bytes
+
+_FULL = {errno.ENOSPC: "no space left on its disk", errno.EDQUOT: "the quota of its disk is used up"}
+_MENDED = {
+    errno.ENOSPC: "free some and run again",
+    errno.EDQUOT: "free some, or ask for more, and run again",
+    errno.EFBIG: "raise the limit (`ulimit -f`), or use another file system",
+    errno.EROFS: "remount it, or give a path on another disk",
+    errno.EACCES: "change its permissions, or give another path",
+    errno.ENAMETOOLONG: "give a shorter one",
+}
+"""How each error of a disk is mended."""
+_SIGNS = {
+    **{
+        rf"{os.strerror(code)}|\[errno {code}\]|\(os error {code}\)": code  # Python's and pyarrow's, Rust's
+        for code in _MENDED
+        if code != errno.EACCES
+    },
+    # Ports, stores and hosts are denied too, without a path; the second is Java's.
+    r"\[errno 13\].* ['\"]/|/\S+ \(Permission denied\)": errno.EACCES,
+    "database or disk is full": errno.ENOSPC,  # SQLite's
+    "attempt to write a readonly database": errno.EROFS,
+    "local disk is full": errno.ENOSPC,  # Ray's, whose object store spills to its temporary folder
+}
+"""Texts by which an error is known that comes from another language or process."""
+_TARGET = re.compile(r"-> '(/[^']+)'")
+_PATH = re.compile(r"""['"](/[^'"]+)['"]|(/\S+) \(""")
+_BEING_WRITTEN = re.compile(r"/\.(?:unfinished-([^/]+)|([^/]+)\.(?:unfinished-[^/]+|lock|[0-9a-f]{32}))(?=/|$)")
+
+
+@contextmanager
+def naming(*written: Path, needed: int | None = None) -> Iterator[None]:
+    """Raise DiskError for an error of a disk in the block, by one of the paths `written` if it does not say of which.
+
+    `needed`: bytes that the block writes, if they are known.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (found := disk_error(error, written, needed)) is not None:
+            raise found from error
+        raise
+
+
+def temporary_folders() -> list[Path]:
+    """Where libraries of this process, and Java, write what nobody asked for."""
+    spark, own = os.environ.get("SPARK_LOCAL_DIRS"), os.environ.get("TMPDIR") or "/tmp"
+    return [Path(folder.partition(",")[0]) for folder in (spark, own) if folder]
+
+
+def disk_error(error: BaseException, written: Sequence[Path], needed: int | None = None) -> DiskError | None:
+    """What an exception, or one that led to it, says of a disk; None if it is of another kind.
+
+    `written`: the paths one of which it is of, if it does not say which.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if told := re.search(rf"\b{DiskError.__name__}: (.+)", str(cause)):  # raised in another process
+            return DiskError(told[1])
+        if isinstance(cause, DiskError):
+            return cause
+        code, path = _code_and_path(cause)
+        if code is not None:
+            return _described(code, path or _likeliest(code, written), needed)
+        seen.append(cause)
+        # Ray's errors have what a worker raised as an attribute.
+        of_worker, context = getattr(cause, "cause", None), None if cause.__suppress_context__ else cause.__context__
+        cause = of_worker if isinstance(of_worker, BaseException) else cause.__cause__ or context
+    return None
+
+
+def _code_and_path(error: BaseException) -> tuple[int | None, Path | None]:
+    """The number of an error of a disk, and the path that it is of, as far as they are known."""
+    if isinstance(error, OSError) and error.errno in _MENDED and isinstance(error.filename, str | Path):
+        return error.errno, Path(error.filename2 or error.filename)  # a copy fails where it is written
+    for line in str(error).splitlines():
+        for sign, code in _SIGNS.items():
+            if re.search(sign, line, re.IGNORECASE):
+                path = _TARGET.search(line) or _PATH.search(line)
+                return code, None if path is None else Path(path[path.lastindex or 0])
+    return None, None
+
+
+def _likeliest(code: int, written: Sequence[Path]) -> Path:
+    """The path on the fullest disk, or the first one that cannot be written."""
+    if code == errno.ENOSPC:
+        return min(written, key=lambda path: shutil.disk_usage(_existing(path)).free)
+    return next((path for path in written if not os.access(_existing(path), os.W_OK)), written[0])
+
+
+def _described(code: int, path: Path, needed: int | None) -> DiskError:
+    what = _FULL.get(code, os.strerror(code).lower())
+    if code in _FULL:
+        with suppress(OSError):
+            disk = shutil.disk_usage(_existing(path))
+            what += f": {format_bytes(disk.free)} of {format_bytes(disk.total)} free"
+        what += f", {format_bytes(needed)} needed" if needed is not None else ""
+    # People know the name that a file or folder is to get, not the one under which it is being written.
+    shown = _BEING_WRITTEN.sub(r"/\1\2", str(path))
+    return DiskError(f"{shown}: {what}; {_MENDED[code]}")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder around it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.exists(place))

@@ -1,0 +1,78 @@
+"""Names from outside, of files in manifests and archives or of columns, lead to no file outside of their folder."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import confined, file_name, write_json
+from rayrec.ingest.dataset import Dataset
+from rayrec.storage.location import local_path, resolve
+from rayrec.training.run.folder import RUN_FILE, RunFolder
+from tests.builders import make_dataset
+from tune.trial_folder import TRIAL_FILE, TrialRecord
+from tune.tune_state import can_be_restored
+
+OUTSIDE = ["../x", "a/../../x", "/x", "a//x", "a/", "", ".", "a/./x", "a\0x"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=ascii)
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^list\.json: '.*' lies outside the folder, or names no file"):
+        confined(name, "list.json")
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "..a/b..", ".hidden/x", "a\\..\\b", "é %2e%2e#?;+ ", "C:"], ids=ascii)
+def test_any_other_name_is_taken(name: str) -> None:
+    assert confined(name, "") == name
+
+
+def test_every_name_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
+    names = [*OUTSIDE, "..", "...", ".x", "x", "a%2Fx", "a/x", "%", "é" * 150, "é" * 151, "a/" * 200, "a/" * 201, "ü+;"]
+    for number, name in enumerate(names):
+        path = tmp_path / f"{file_name(name)}-00007.parquet"
+        path.write_text(str(number))
+        assert path.parent == tmp_path and not path.name.startswith(".")
+    assert [(tmp_path / f"{file_name(name)}-00007.parquet").read_text() for name in names] == list(
+        map(str, range(len(names)))
+    )
+
+
+def _manifest(folder: Path) -> None:
+    dataset = make_dataset(folder / "data")
+    content = json.loads((dataset.folder / "manifest.json").read_text())
+    content["splits"]["train"]["parts"][1]["path"] = "train/../../elsewhere.parquet"
+    write_json(dataset.folder / "manifest.json", content)
+    Dataset.open(dataset.folder)
+
+
+def _index(folder: Path) -> None:
+    write_json(folder / RUN_FILE, {})
+    names = ["../../other/step-00000001"]
+    write_json(folder / "checkpoints" / "index.json", {"latest": names[0], "best": None, "checkpoints": names})
+    RunFolder.open(folder).checkpoint("latest")
+
+
+def _trial(folder: Path) -> None:
+    write_json(folder / TRIAL_FILE, {"trial": "t", "assignment": {}, "run": "../../run"})
+    TrialRecord.load(folder)
+
+
+def _archive(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "tune-state.zip", "w") as archive:
+        archive.writestr("../escaped", "x")
+    can_be_restored(folder)
+
+
+def _location(folder: Path) -> None:
+    resolve("s3://bucket/exp/../../other", local_path("s3://bucket/exp"))
+
+
+@pytest.mark.parametrize("read", [_manifest, _index, _trial, _archive, _location])
+def test_what_a_file_names_is_below_its_folder(read: Callable[[Path], None], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'.*\.\./.*' lies outside the folder"):
+        read(tmp_path)
+    assert not (tmp_path.parent / "escaped").exists()

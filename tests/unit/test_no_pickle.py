@@ -1,0 +1,154 @@
+"""What lies in folders and buckets is data: whatever its bytes are, to read it runs no code."""
+
+import os
+import pickle
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from rayrec.inference.predictor import load_model
+from rayrec.ingest.dataset import Dataset
+from rayrec.internals.torch_checkpoint import save
+from rayrec.preprocessing.numbers import fit
+from rayrec.preprocessing.numbers.summary import Summary
+from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.training.run.folder import RunFolder
+from tests.builders import make_dataset
+from tests.model_folders import make_model_folder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUNS_CODE = re.compile(
+    r"\bpickle\.(loads?|Unpickler)\b|allow_pickle=True|weights_only=False|torch\.load\(|\b(joblib|dill|shelve|marshal)\b"
+    r"|yaml\.(unsafe_|full_)?load\(|\beval\(|\bexec\("
+)
+ALLOWED = {
+    "rayrec/config/validation.py": ["return yaml.load(text, _Loader)"],  # a SafeLoader
+    # Between processes of one session, never in a file.
+    "rayrec/inference/batch/prediction.py": [
+        'for report in map(pickle.loads, done["report"].to_pylist()):',
+        'reports = [self._score(row["number"], pickle.loads(row["chunk"])) for row in task.to_pylist()]',
+    ],
+    "rayrec/ingest/reader.py": ["yield pickle.loads(frame, buffers=arrays)"],
+    "rayrec/preprocessing/row_files.py": [
+        "written = [(partition, *pickle.loads(of_partition)) for partition, of_partition in found]",
+    ],
+    "rayrec/preprocessing/workers/spark.py": [
+        "return [pickle.loads(result) for (result,) in found]",
+        "yield from function(pickle.loads(item))",
+    ],
+    # Which knows the classes of torch's metadata alone.
+    "rayrec/internals/torch_checkpoint.py": [
+        "set_element(self.original_state_dict, path, torch.load(value, weights_only=True))",
+        "class _Unpickler(pickle.Unpickler):",
+    ],
+}
+
+
+def test_the_product_unpickles_no_file() -> None:
+    product = ("rayrec", "jobs", "serve", "tune", "cluster", "cuda_ops")
+    listed = subprocess.run(["git", "ls-files", *product], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    found: dict[str, list[str]] = {}
+    for name in listed.stdout.splitlines():
+        if name.endswith(".py") and (REPOSITORY / name).is_file():
+            lines = (line.strip() for line in (REPOSITORY / name).read_text().splitlines())
+            if risky := [line for line in lines if RUNS_CODE.search(line.replace(".eval()", ""))]:
+                found[name] = risky
+    assert found == ALLOWED
+
+
+class Planted:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self._proof),)
+
+
+Writes = Callable[[Path], Callable[[], object]]
+"""Writes an artifact into a folder; returns what reads all of it."""
+
+
+def _dataset(folder: Path) -> Callable[[], object]:
+    dataset = make_dataset(folder / "data", rows=300)
+
+    def read() -> None:
+        for part in Dataset.open(dataset.folder).split("train").parts:
+            pq.read_table(dataset.folder / part.path)
+
+    return read
+
+
+def _model(folder: Path) -> Callable[[], object]:
+    make_model_folder(folder / "model")
+    return lambda: load_model(folder / "model")
+
+
+def _checkpoint(folder: Path) -> Callable[[], object]:
+    save({"model": {"a": torch.ones(3)}}, folder / "step")
+    return lambda: StoredTensors(folder / "step").fill({"model.a": torch.zeros(3)})
+
+
+def _run(folder: Path) -> Callable[[], object]:
+    for name in (
+        "run.json",
+        "config.yaml",
+        "schema.json",
+        "checkpoints/index.json",
+        "checkpoints/step-1/progress.json",
+    ):
+        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "run" / name).write_text("{}")
+
+    def read() -> None:
+        run = RunFolder.open(folder / "run")
+        for look in (run.progress, lambda: run.recipe, lambda: run.schema, lambda: run.checkpoint("latest")):
+            with pytest.raises(Exception):  # noqa: B017, PT011 -- of any kind
+                look()
+
+    return read
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed", "ignore:Detected pickle protocol")
+@pytest.mark.parametrize("write", [_dataset, _model, _checkpoint, _run])
+def test_a_pickle_in_the_place_of_a_file_is_not_run(
+    write: Callable[[Path], Callable[[], object]], tmp_path: Path
+) -> None:
+    """Each file in turn; it may be refused, or not be needed."""
+    read, proof = write(tmp_path), tmp_path / "it-ran"
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path in paths:
+        content = path.read_bytes()
+        path.write_bytes(pickle.dumps(Planted(proof)))
+        with suppress(Exception, CheckpointException):
+            read()
+        assert not proof.exists(), path
+        path.write_bytes(content)
+    assert len(paths) >= 2
+    pickle.loads(pickle.dumps(Planted(proof)))
+    assert proof.exists(), "what was planted would have run"
+
+
+def test_the_scratch_of_preprocessing_is_data(tmp_path: Path) -> None:
+    """Tasks read what others left in the folder of the output, in which others may write."""
+    summary = Summary.of(np.array([1e300, -1e300, 0.25, 0.25]))
+    assert summary is not None
+    path = fit._save(tmp_path / "numbers" / "000000", {"é/1": summary})
+    (read,) = fit._load(path).values()
+    for field, value in vars(summary).items():
+        assert np.array_equal(getattr(read, field), value), field
+    proof = tmp_path / "it-ran"
+    path.write_bytes(pickle.dumps(Planted(proof)))
+    with pytest.raises(pa.ArrowInvalid):
+        fit._load(path)
+    assert not proof.exists()
