@@ -105,6 +105,10 @@ class ModelServer(GrpcMethods):
     def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._models, self._admission)
 
+    async def end_soon(self) -> None:
+        """Let health checks of clients fail from now on; `jobs.serve` calls it before the server ends."""
+        self._models.end_soon = True
+
     async def check_health(self) -> None:
         """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""
         loop = asyncio.get_running_loop()

@@ -57,6 +57,7 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
         return PlainTextResponse(await asyncio.to_thread(of_all_nodes))
 
     async def health(_: Request) -> Response:
+        models.require_ready()
         return JSONResponse({"status": "ok"})
 
     async def request_error(_: Request, error: Exception) -> Response:

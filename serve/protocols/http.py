@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.ray_serve import answer_malformed_in_json
 from rayrec.config import ServeConfig
 from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
 from serve.errors import RequestError
@@ -62,9 +63,53 @@ class Intake:
             await self.app(scope, _received(body, receive), send)
 
 
+@dataclass(frozen=True)
+class JsonErrors:
+    """Turns Ray Serve's own answers, which are plain text, into the JSON of all other errors.
+
+    Serve's proxy answers 404 while it has no route: no replica is there yet, or any more.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: Message | None = None
+        text = b""
+
+        async def send_json(message: Message) -> None:
+            nonlocal refused, text
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                refused = message
+            elif refused is None:
+                await send(message)
+            else:
+                text += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await error_response(_error_of(refused, text))(scope, receive, send)
+
+        await self.app(scope, receive, send_json)
+
+
+def _is_plain_error(start: Message) -> bool:
+    return start["status"] >= 400 and dict(start["headers"]).get(b"content-type", b"").startswith(b"text/plain")
+
+
+def _error_of(start: Message, text: bytes) -> RequestError:
+    """The error that an answer of Ray Serve stands for, with all of its headers but those about the text."""
+    if start["status"] == 404 and of_this_replica() is None:
+        return RequestError(503, "no model answers, yet or any more; try again", {"Retry-After": "1"})
+    kept = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in start["headers"]
+        if name not in {b"content-type", _LENGTH}
+    }
+    return RequestError(start["status"], text.decode(errors="replace"), kept)
+
+
 def middlewares() -> list[Middleware]:
-    """What Ray Serve puts around a replica's HTTP server, which is given this function by its name."""
-    return [Middleware(Intake)]
+    """What Ray Serve puts around an HTTP server of its own, which is given this function by its name."""
+    answer_malformed_in_json()
+    return [Middleware(JsonErrors), Middleware(Intake)]
 
 
 @dataclass(frozen=True)
