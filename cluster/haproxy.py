@@ -130,7 +130,8 @@ def _where(host: str, port: str) -> list[list[str]]:
         return [[f"*:{port}"]]
     if host == ALL_ADDRESSES:
         return [[f"[::]:{port}", "v4v6"]]
-    return [[f"[{address}]:{port}" if ":" in address else f"{address}:{port}"] for address in addresses(host)]
+    # Without the word a reload does not find the socket of the process before it, and clients are refused meanwhile.
+    return [[f"[{one}]:{port}", "v6only"] if ":" in one else [f"{one}:{port}"] for one in addresses(host)]
 
 
 def _replicas_at(host: str) -> str:

@@ -99,15 +99,15 @@ def _line(command: str, request: Request) -> str:
 
 def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
     """Serve the model folder, post one request of raw features (or `to_rank`), and stop."""
-    from jobs.serve import ServeRequest, serving
+    from jobs.serve import ServeRequest, curl_line, endpoint_of, serving
 
     request = ServeRequest(model=(str(model),), port=free_port())
     progress.message(f"\n$ {_line('serve', request)}")
     verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
     with serving(request, progress) as url:
-        endpoint, body = f"{url}/v1/models/{model.name}:{verb}", json.dumps(content)
+        endpoint, body = endpoint_of(url, model.name, verb), json.dumps(content)
         progress.finish()
-        progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(body)}")
+        progress.message(f"\n$ {curl_line(endpoint, body)}")
         post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(post, timeout=60) as response:
             answer = json.loads(response.read())

@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, field_validator
 
@@ -61,6 +61,8 @@ class ServeRequest(Request):
     """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None
     """Private key of the certificate, a PEM file."""
+    root_path: str = ""
+    """Path below which a proxy in front shows the server, as /rank; requests with it and without are answered."""
     drain_seconds: float = Field(5.0, ge=0)
     """Seconds after SIGTERM or Ctrl-C in which requests are still taken while health checks fail."""
 
@@ -70,6 +72,13 @@ class ServeRequest(Request):
         if file is not None and not file.is_file():
             raise ValueError("no such file")
         return file
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_root_path(cls, path: str) -> str:
+        from serve.arguments import require_root_path
+
+        return require_root_path(path)
 
     @field_validator("host")
     @classmethod
@@ -161,7 +170,12 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             name: stack.enter_context(exported(folder)) if is_run_folder(folder) else folder
             for name, folder in folders.items()
         }
-        arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
+        arguments = ServeArguments(
+            model=served,
+            log_folder=request.log_folder,
+            token_file=request.token_file,
+            root_path=request.root_path,
+        )
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         # Opened as a whole later: to import what opens it takes longer than to read its recipe.
         settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)
@@ -293,9 +307,18 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command that sends values of the model's vocabularies."""
     from rayrec.inference.folder.examples import example_row
 
-    body = json.dumps({"instances": [example_row(folder)]})
+    return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)
+
+
+def endpoint_of(url: str, model: str, verb: str) -> str:
+    """The URL at which a model of the server at `url` is asked."""
+    return f"{url}/v1/models/{quote(model, safe='')}:{verb}"
+
+
+def curl_line(endpoint: str, body: str, tokens: bool = False) -> str:
+    """The command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
-    return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
+    return f"curl -s {header}{shlex.quote(endpoint)} -d {shlex.quote(body)}"
 
 
 def _joined(host: str, port: int) -> str:

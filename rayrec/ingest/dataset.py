@@ -6,6 +6,7 @@ manifest.json (written last)
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +181,7 @@ class Dataset:
         sizes = sizes_in(folder)
         for file in manifest.every_file:
             if wrong := wrong_size(folder, file, sizes):
-                raise UserError(f"{wrong}; `rayrec verify {folder}` looks at every file")
+                raise UserError(f"{wrong}; `rayrec verify {shlex.quote(str(folder))}` looks at every file")
         return cls(folder, Schema.load(folder), manifest)
 
     def split(self, name: str) -> SplitInfo:

@@ -36,6 +36,8 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = of_this_replica()
+        if admission is not None:
+            scope = below(admission.root_path, scope)
         headers = headers_of(scope) if scope["type"] == "http" else {}
         if admission is None or not _has_body(headers):
             await self.app(scope, receive, send)
@@ -143,6 +145,14 @@ def error_response(error: RequestError, request_id: str | None = None) -> JSONRe
     """The answer to a request that is refused, with the request's id if Ray Serve does not add it."""
     headers = {**(error.headers or {}), **({"X-Request-Id": request_id} if request_id is not None else {})}
     return JSONResponse({"error": error.message}, status_code=error.status, headers=headers)
+
+
+def below(prefix: str, scope: Scope) -> Scope:
+    """The scope of a request whose path has lost `prefix`, unless a proxy took it away before."""
+    path = scope.get("path", "")
+    if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
+        return scope
+    return {**scope, "path": path[len(prefix) :] or "/"}
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

@@ -5,11 +5,12 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from ray.serve._private import haproxy as of_serve
@@ -52,16 +53,44 @@ def serves_config(folder: Path, host: str, port: int, replica: int | None, grpc_
     return (folder / "haproxy.cfg").read_text()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="hap-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @contextmanager
-def running(folder: Path, host: str, replica: int | None) -> Iterator[Ask]:
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """HAProxy, as Serve starts it, once it listens."""
+    program = [sys.executable, haproxy.__file__, "-db", "-f", str(folder / "haproxy.cfg"), "-dR", *arguments]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None and running_in(folder) != process.pid:
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+
+
+def running_in(folder: Path) -> int | None:
+    """The process that answers at the control socket."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as control:
+        control.connect(str(folder / "admin.sock"))
+        control.sendall(b"show info\n")
+        told = b"".join(iter(lambda: control.recv(65536), b"")).decode()
+        return int(told.partition("\nPid: ")[2].split()[0])
+    return None
+
+
+@contextmanager
+def running(folder: Path, replica: int | None) -> Iterator[Ask]:
     """HAProxy before a replica at a port; asks it with raw bytes."""
     (port,) = free_ports(1)
-    serves_config(folder, host, port, replica)
-    program = [sys.executable, haproxy.__file__, "-db", "-f", str(folder / "haproxy.cfg")]
-    address = ("::1" if host == "::0" else host, port)
+    serves_config(folder, "127.0.0.1", port, replica)
 
     def ask(request: bytes) -> tuple[int, dict[str, str], bytes]:
-        with socket.create_connection(address, timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(request)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -69,16 +98,8 @@ def running(folder: Path, host: str, replica: int | None) -> Iterator[Ask]:
         headers = dict(line.lower().split(": ", 1) for line in lines)
         return int(first.split()[1]), headers, body
 
-    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
-        try:
-            while process.poll() is None:
-                with suppress(ConnectionRefusedError):
-                    socket.create_connection(address, timeout=30).close()
-                    break
-                time.sleep(0.05)
-            yield ask
-        finally:
-            process.kill()
+    with started(folder):
+        yield ask
 
 
 def request_of(path: str = "/v1/models", headers: str = "") -> bytes:
@@ -96,9 +117,9 @@ MALFORMED = {
 }
 
 
-def test_its_own_answers_are_json(tmp_path: Path) -> None:
+def test_its_own_answers_are_json(short_folder: Path) -> None:
     (nobody,) = free_ports(1)
-    with running(tmp_path, "127.0.0.1", nobody) as ask:
+    with running(short_folder, nobody) as ask:
         for name, request in MALFORMED.items():
             status, headers, body = ask(request)
             assert (status, headers["content-type"]) == (400, "application/json"), name
@@ -110,16 +131,16 @@ def test_its_own_answers_are_json(tmp_path: Path) -> None:
         assert (status, json.loads(body)) == (404, {"error": "no such path"})
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz", "/v2/health/ready", "/v1/models/ctr:predict"])
-def test_without_a_route_it_says_when_to_come_back(tmp_path: Path, path: str) -> None:
-    with running(tmp_path, "127.0.0.1", None) as ask:
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models/ctr:predict"])
+def test_without_a_route_it_says_when_to_come_back(short_folder: Path, path: str) -> None:
+    with running(short_folder, None) as ask:
         status, headers, body = ask(request_of(path))
     assert (status, headers["retry-after"], headers["content-type"]) == (503, "1", "application/json")
     assert json.loads(body) == {"error": "no model answers, yet or any more; try again"}
 
 
 @pytest.mark.parametrize("lost", ["no answer", "half an answer"])
-def test_what_a_replica_took_with_it_may_be_sent_again(tmp_path: Path, lost: str) -> None:
+def test_what_a_replica_took_with_it_may_be_sent_again(short_folder: Path, lost: str) -> None:
     """Of a body that HAProxy itself cannot send again."""
 
     def die(replica: socket.socket) -> None:
@@ -133,7 +154,7 @@ def test_what_a_replica_took_with_it_may_be_sent_again(tmp_path: Path, lost: str
     large = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 40000\r\n\r\n" + b"x" * 40_000
     with socket.create_server(("127.0.0.1", 0)) as replica:
         Thread(target=die, args=[replica], daemon=True).start()
-        with running(tmp_path, "127.0.0.1", replica.getsockname()[1]) as ask:
+        with running(short_folder, replica.getsockname()[1]) as ask:
             status, headers, body = ask(large)
     assert (status, headers["retry-after"]) == (503, "1") and "gone" in json.loads(body)["error"]
 
@@ -152,10 +173,10 @@ def test_no_page_is_left_and_the_program_is_as_long() -> None:
 LISTENS = {
     "127.0.0.1": ["127.0.0.1:PORT"],
     "0.0.0.0": ["*:PORT"],
-    "::1": ["[::1]:PORT"],
+    "::1": ["[::1]:PORT v6only"],
     haproxy.ALL_ADDRESSES: ["[::]:PORT v4v6"],
-    "both.test": ["[::1]:PORT", "127.0.0.1:PORT"],
-    "six.test": ["[::1]:PORT"],
+    "both.test": ["[::1]:PORT v6only", "127.0.0.1:PORT"],
+    "six.test": ["[::1]:PORT v6only"],
 }
 
 
@@ -185,3 +206,29 @@ def test_an_address_of_another_machine_is_none_of_this_one() -> None:
     assert haproxy.addresses("127.0.0.1") == ["127.0.0.1"]
     with pytest.raises(OSError, match=r"203.0.113.7 is no address of this machine"):
         haproxy.addresses("203.0.113.7")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", haproxy.ALL_ADDRESSES])
+def test_nobody_is_refused_while_it_is_replaced(short_folder: Path, host: str) -> None:
+    (port,) = free_ports(1)
+    ends, refused = Event(), []
+    address = ("::1" if ":" in host else host, port)
+
+    def ask() -> None:
+        while not ends.is_set():
+            try:
+                socket.create_connection(address, timeout=30).close()
+            except ConnectionRefusedError:
+                refused.append(time.monotonic())
+
+    serves_config(short_folder, host, port, None)
+    with started(short_folder) as before:
+        (short_folder / "server-state").touch()
+        clients = Thread(target=ask)
+        clients.start()
+        serves_config(short_folder, host, port, None)
+        with started(short_folder, "-sf", str(before.pid), "-x", str(short_folder / "admin.sock")):
+            before.wait(30)
+            ends.set()
+            clients.join()
+    assert refused == []
