@@ -18,6 +18,7 @@ from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.openapi import document
 from serve.operations.metrics import of_all_nodes
+from serve.operations.refused import refused_requests
 from serve.protocols import v1
 from serve.protocols.http import Gate, below, error_response
 from serve.protocols.v2 import routes as v2
@@ -62,7 +63,8 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
         return JSONResponse(document(models, admission.settings.max_rows_per_request, prefix))
 
     async def metrics(_: Request) -> Response:
-        return PlainTextResponse(await asyncio.to_thread(of_all_nodes))
+        counted = await asyncio.gather(asyncio.to_thread(of_all_nodes), asyncio.to_thread(refused_requests))
+        return PlainTextResponse(b"".join(counted))
 
     async def health(_: Request) -> Response:
         models.require_ready()
