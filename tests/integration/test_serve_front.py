@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from benchmarks.serving_switch import measure_life
+from benchmarks.serving_switch import LARGE_CLIENTS, measure_life
 from jobs.serve import ServeRequest, example, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
@@ -106,7 +106,10 @@ def test_without_the_prefix_the_server_answers_too(url: str) -> None:
 @pytest.mark.minutes
 def test_from_start_to_end(tmp_path: Path) -> None:
     found = measure_life(tmp_path, seconds=6)
-    assert set(found["answers"]) <= {"200", "503", "refused"}, found
+    # The connections of large requests may break off when their replica is killed.
+    assert found["spans"]["death of a replica"]["answers"].pop("broken", 0) <= LARGE_CLIENTS, found
+    for span in found["spans"].values():
+        assert set(span["answers"]) <= {"200", "503", "refused"}, found
     assert found["exit_code"] == 0 and set(found["spans"]["gone"]["answers"]) <= {"refused"}
     for span in ("work", "version switch", "SIGTERM, drain"):
         assert set(found["spans"][span]["answers"]) == {"200"}, found
