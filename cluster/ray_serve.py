@@ -6,6 +6,7 @@ configuration are not documented by Ray; tests/unit/test_ray_serve.py fails if a
 """
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from cluster import haproxy
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
 
+logger = logging.getLogger(__name__)
+
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 GRPC_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+_MIDDLEWARES = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 NICENESS = "RAY_worker_niceness"
 """How far Ray's workers stand back behind others, 0 to 19: by default 15, which is for work that nobody waits for."""
 SETTINGS = {
@@ -36,8 +40,8 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # A busy machine takes longer to start three processes than Serve's 5 seconds.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # A replica receives bodies under its own rule before Serve takes up their requests.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.protocols.http.middlewares",
+    # A replica receives bodies under its own rule before Serve takes up their requests; errors are JSON.
+    _MIDDLEWARES: "serve.protocols.http.middlewares",
     # Bytes of a message; `max_body_mib`, which Serve does not know, is this by default. Serve's own limit is 2 GiB.
     GRPC_LIMIT: str(16 * 2**20),
     # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
@@ -61,15 +65,16 @@ _LONGEST_CLOSING = 1.0
 def serve_behind_haproxy() -> Iterator[None]:
     """Set, for the block, the environment variables that Ray must be started with to use HAProxy.
 
-    Does nothing if RAY_SERVE_ENABLE_HA_PROXY is already set, if HAProxy is not installed, or if there is no folder for
-    its socket; `without_haproxy` tells.
+    If RAY_SERVE_ENABLE_HA_PROXY is already set, if HAProxy is not installed, or if there is no folder for its socket,
+    only Serve's own HTTP servers are told what to do; `without_haproxy` says why.
     """
-    parent = _parent_of_sockets()
-    if HAPROXY_SWITCH in os.environ or parent is None or not _has_haproxy():
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=parent) as folder:
-        added = {name: value for name, value in _environment(Path(folder)).items() if name not in os.environ}
+    with ExitStack() as stack:
+        wanted = {_MIDDLEWARES: SETTINGS[_MIDDLEWARES]}
+        parent = _parent_of_sockets()
+        if HAPROXY_SWITCH not in os.environ and parent is not None and _has_haproxy():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=parent))
+            wanted = _environment(Path(folder))
+        added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
         try:
             yield
@@ -106,12 +111,15 @@ def announce_end(application: str) -> None:
     """Let the health checks of all replicas of an application fail, while they answer all else (`end_soon`)."""
     from ray import serve as ray_serve
     from ray.exceptions import RayError
+    from ray.serve.exceptions import DeploymentUnavailableError
 
     handle = ray_serve.get_app_handle(application)
     # Under `SETTINGS` a handle would belong to an event loop of its caller, and complain of its end.
     handle._init(_run_router_in_separate_loop=True)
-    with suppress(RayError, TimeoutError):  # a replica that is gone
+    try:
         handle.broadcast("end_soon").results(timeout_s=_LONGEST_ANNOUNCING)
+    except (RayError, TimeoutError, DeploymentUnavailableError) as error:
+        logger.warning("a replica does not hear of the end, its health checks go on as before: %s", error)
 
 
 def close_haproxy() -> None:

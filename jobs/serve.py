@@ -195,7 +195,9 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
                 f"anybody who reaches {_joined(request.host, request.port)} may ask; --token-file limits that"
             )
         if (why := without_haproxy()) is not None:
-            progress.message(f"without HAProxy ({why}) Ray Serve holds bodies of any size; limit them in front of it")
+            progress.message(
+                f"without HAProxy ({why}) Ray Serve holds bodies that do not say their size; limit them before it"
+            )
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url

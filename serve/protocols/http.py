@@ -3,6 +3,7 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.ray_serve import answer_malformed_in_json
+from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
 from rayrec.config import ServeConfig
 from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
 from serve.errors import RequestError
 
 _CALL, _BODY = "rayrec.call", "rayrec.body"
 """What the intake leaves in the scope of a request for those who answer it."""
+_MOST_BYTES_OF_A_PROXY = int(os.environ.get(GRPC_LIMIT, SETTINGS[GRPC_LIMIT]))
+"""A proxy of Ray Serve, which reads bodies whole, does not know the settings of the replicas."""
 _REQUEST_ID, _LENGTH = b"x-request-id", b"content-length"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
 
@@ -38,6 +41,11 @@ class Intake:
         admission = of_this_replica()
         if admission is not None:
             scope = below(admission.root_path, scope)
+        elif scope["type"] == "http" and _stated_size(headers_of(scope)) > _MOST_BYTES_OF_A_PROXY:
+            await error_response(RequestError(413, "the body is too large; send several requests"))(
+                scope, receive, send
+            )
+            return
         headers = headers_of(scope) if scope["type"] == "http" else {}
         if admission is None or not _has_body(headers):
             await self.app(scope, receive, send)
