@@ -17,12 +17,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_NOT_SERVED = "no model answers, yet or any more; try again"
+NOT_SERVED = "no model answers, yet or any more; try again"
 _MESSAGES = {
     400: "no HTTP request, cut off, or headers of more than 16 KiB",
     408: "the request did not come in time",
     502: "the replica that had the request is gone; try again",
-    503: _NOT_SERVED,
+    503: NOT_SERVED,
     504: "not done in time; send fewer rows, or try again",
 }
 """What clients are told by status, where its name does not say enough."""
@@ -102,7 +102,7 @@ def changed(config: str) -> str:
             line = line.replace(" 127.0.0.1:", f" {_replicas_at(host)}:")
         elif section == "backend default_backend" and " status 404 " in line:
             # With routes it is the path that is wrong: of `OPTIONS *`, or of other applications of a shared cluster.
-            answer = _answer(404, "no such path") if has_routes else f"{_answer(503, _NOT_SERVED)} hdr Retry-After 1"
+            answer = _answer(404, "no such path") if has_routes else f"{_answer(503, NOT_SERVED)} hdr Retry-After 1"
             line = f"    http-request return {answer}"
         elif section == "backend default_grpc_backend":
             line = line.replace(" grpc-status 5 ", f" grpc-status {_UNAVAILABLE} ")

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.haproxy import NOT_SERVED
 from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
 from rayrec.config import ServeConfig
 from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
@@ -107,7 +108,7 @@ def _is_plain_error(start: Message) -> bool:
 def _error_of(start: Message, text: bytes) -> RequestError:
     """The error that an answer of Ray Serve stands for, with all of its headers but those about the text."""
     if start["status"] == 404 and of_this_replica() is None:
-        return RequestError(503, "no model answers, yet or any more; try again", {"Retry-After": "1"})
+        return RequestError(503, NOT_SERVED, {"Retry-After": "1"})
     kept = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in start["headers"]
