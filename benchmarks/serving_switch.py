@@ -1,7 +1,8 @@
-"""Versions that change while `rayrec serve` answers single rows: a switch and a failed one, or ten deltas.
+"""What clients of `rayrec serve` get while versions change, replicas die, and the server itself starts and ends.
 
     python -m benchmarks.serving_switch --output benchmarks/results/serving_switch.json
     python -m benchmarks.serving_switch --deltas --output benchmarks/results/serving_deltas.json
+    python -m benchmarks.serving_switch --life --output benchmarks/results/serving_life.json
 
 Two replicas answer 16 clients, as many requests a second as the machine gives; after a third of the time version 2 is
 added, after two thirds version 3, whose stored scores are wrong. No request may fail, and version 2 must answer at the
@@ -10,6 +11,12 @@ end.
 With `--deltas`, 10,000 requests come at a rate of 100 a second while ten deltas are published one after the other; as
 many come before the first and after the last, for comparison. Measured, too: the seconds from the publishing of each
 to the first answer with its score, and to the last with the score before it.
+
+With `--life`, clients ask from before the command starts until after it has ended: half of them over connections that
+they keep, a few with bodies that HAProxy cannot send a second time. In between a version is added, a replica is killed,
+and SIGTERM ends the server, and a second one its drain. Counted are the answers by status in each of these spans, and
+connections that were refused, or broke off (`broken`) before the answer, as only the large requests to the replica
+that died may.
 """
 
 import argparse
@@ -20,9 +27,15 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from benchmarks.killable import started
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
@@ -33,7 +46,17 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
-from serve.operations.load import Post, answer_to, at_rate, json_post, of_clients, summary
+from serve.operations.load import (
+    BROKEN,
+    REFUSED,
+    Post,
+    answer_to,
+    at_rate,
+    json_post,
+    of_clients,
+    of_clients_until,
+    summary,
+)
 from tests.model_days import ModelDays, raw_rows
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -41,12 +64,17 @@ _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 
 _CLIENTS = 16
 _DELTAS = 10
 _LOOK_SECONDS = 0.05
+_DRAIN_SECONDS = 2.0
+"""Until the second SIGTERM ends a drain of 5 seconds."""
+LARGE_CLIENTS = 2
+_ANSWERS = {REFUSED: "refused", BROKEN: "broken"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=45, help="length of the load, without --deltas")
     parser.add_argument("--deltas", action="store_true")
+    parser.add_argument("--life", action="store_true")
     parser.add_argument("--requests", type=int, default=10_000, help="requests before, during and after the deltas")
     parser.add_argument("--per-second", type=float, default=100.0, help="requests a second, with --deltas")
     parser.add_argument("--values", type=int, default=20_000, help="rows of each of the 26 tables, with --deltas")
@@ -55,7 +83,9 @@ def main() -> None:
     machine = Machine()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if arguments.deltas:
+        if arguments.life:
+            found = measure_life(folder, arguments.seconds)
+        elif arguments.deltas:
             found = measure_deltas(folder, arguments.requests, arguments.per_second, arguments.values)
         else:
             found = measure_switch(folder, arguments.seconds)
@@ -120,6 +150,75 @@ def measure_deltas(folder: Path, requests: int, per_second: float, values: int) 
         "seconds_to_the_first_new_score": _spread(publishing.first),
         "seconds_to_the_last_old_score": _spread(publishing.last),
     }
+
+
+def measure_life(folder: Path, seconds: float) -> dict[str, Any]:
+    """The life of a server: start, `seconds` of work with a version switch and the death of a replica, SIGTERM."""
+    made, models, log = folder / "made", folder / "models" / "ctr", folder / "log"
+    models.mkdir(parents=True)
+    for version in ("1", "2"):
+        _make(made / version, int(version))
+    rows = make_raw_rows(load_model(made / "1").schema, 200)
+    _add(made, models, "1")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1/models/ctr:predict"
+    one, many = json.dumps(rows[0]).encode(), json.dumps({"instances": rows}).encode()
+    assert len(many) > 16 * 2**10, "HAProxy could send it again"
+    kept = json_post(url, one)
+    new = replace(kept, headers={**kept.headers, "Connection": "close"})
+    loads = [(kept, _CLIENTS // 2), (new, _CLIENTS // 2), (json_post(url, many), LARGE_CLIENTS)]
+    is_over = threading.Event()
+    spans: list[tuple[str, float]] = []
+    words: list[object] = ["rayrec.cli", "serve", str(models.parent), "--port", str(port), "--drain-seconds", "5"]
+    with started(words, log) as server, ThreadPoolExecutor(len(loads)) as pool:
+        began = time.perf_counter()
+        running = [pool.submit(of_clients_until, *load, lambda _: is_over.is_set()) for load in loads]
+
+        def begin(span: str) -> None:
+            spans.append((span, time.perf_counter() - began))
+
+        try:
+            begin("start")
+            while "Ctrl-C stops" not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                time.sleep(_LOOK_SECONDS)
+            begin("work")
+            time.sleep(seconds / 3)
+            begin("version switch")
+            _add(made, models, "2")
+            time.sleep(seconds / 3)
+            begin("death of a replica")
+            _replica_of(server.pid).kill()
+            time.sleep(seconds / 3)
+            begin("SIGTERM, drain")
+            server.terminate()
+            time.sleep(_DRAIN_SECONDS)
+            begin("SIGTERM again, end")
+            server.terminate()
+            server.wait(120)
+            begin("gone")
+            time.sleep(1)
+        finally:
+            is_over.set()
+        samples = [sample for load in running for sample in load.result()]
+    answers: dict[str, Counter[str]] = {span: Counter() for span, _ in spans}
+    for sample in samples:
+        at = sample.began + sample.seconds
+        span = next((span for span, begins in reversed(spans) if begins <= at), "start")
+        answers[span][_ANSWERS.get(sample.status, str(sample.status))] += 1
+    return {
+        "clients": sum(clients for _, clients in loads),
+        "exit_code": server.returncode,
+        "requests": len(samples),
+        "answers": dict(sum(answers.values(), Counter())),
+        "spans": {span: {"begins_at_seconds": round(begins, 1), "answers": answers[span]} for span, begins in spans},
+    }
+
+
+def _replica_of(server: int) -> psutil.Process:
+    return next(
+        one for one in psutil.Process(server).children(recursive=True) if "ServeReplica" in "".join(one.cmdline())
+    )
 
 
 class _Publishing(threading.Thread):

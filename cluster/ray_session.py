@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -150,6 +151,8 @@ def _start(environment: Mapping[str, str]) -> None:
             del os.environ[name]
 
 
+_LONGEST_TEMPORARY = 40
+"""Bytes of the path of a temporary folder. Ray's sockets have names of up to 67 bytes below it, and a path of 107."""
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -174,6 +177,8 @@ def _prepare_environment(local: bool) -> dict[str, str]:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     provide_java()
+    if local and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
+        os.environ.setdefault("RAY_TMPDIR", "/tmp")
     if local and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # Only this session knows the token, so other users of the machine cannot control its Ray.
         os.environ["RAY_AUTH_MODE"] = "token"

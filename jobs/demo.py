@@ -293,9 +293,11 @@ def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Pr
 
 def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
     """Post one request of raw features (or `to_rank`) to a server of the model; the request and the answer."""
+    from jobs.serve import curl_line, endpoint_of
+
     verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
-    endpoint, body = f"{url}/v1/models/{model.name}:{verb}", json.dumps(content)
-    progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(body)}")
+    endpoint, body = endpoint_of(url, model.name, verb), json.dumps(content)
+    progress.message(f"\n$ {curl_line(endpoint, body)}")
     post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(post, timeout=60) as response:
         answer = json.loads(response.read())

@@ -8,20 +8,23 @@ import shlex
 import signal
 import socket
 import ssl
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from importlib import import_module
+from ipaddress import ip_address
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Self
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, field_validator
 
+from cluster.haproxy import addresses
 from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 _APPLICATION = "rayrec"
 _SECONDS_BETWEEN_LOOKS = 2.0
 """How soon the command tells of another version that answers."""
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
 _LONGEST_WAIT = 30.0
 """Seconds until the proxy must have heard of a replica that runs."""
 
@@ -49,9 +53,9 @@ class ServeRequest(Request):
     port: int = Field(8000, ge=1, le=65_535)
     """Port to listen on."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 listens on all addresses of the machine."""
+    """Address or name to listen on; 0.0.0.0 listens on all IPv4 addresses of the machine, :: on all."""
     grpc_port: int | None = Field(None, ge=1, le=65_535)
-    """Port for gRPC (Open Inference Protocol), by default none; needs --host 0.0.0.0."""
+    """Port for gRPC (Open Inference Protocol), by default none; needs --host 0.0.0.0 or ::."""
     log_folder: LocalPath | None = None
     """Folder for logs of JSON lines (requests, comparisons with a shadow), by default Ray Serve's logs."""
     token_file: LocalPath | None = None
@@ -63,6 +67,10 @@ class ServeRequest(Request):
     """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None
     """Private key of the certificate, a PEM file."""
+    root_path: str = ""
+    """Path below which a proxy in front shows the server, as /rank; requests with it and without are answered."""
+    drain_seconds: float = Field(5.0, ge=0)
+    """Seconds after SIGTERM or Ctrl-C in which requests are still taken while health checks fail."""
 
     @field_validator("token_file", "tls_certificate", "tls_key")
     @classmethod
@@ -71,16 +79,33 @@ class ServeRequest(Request):
             raise ValueError("no such file")
         return file
 
+    @field_validator("root_path")
+    @classmethod
+    def _is_root_path(cls, path: str) -> str:
+        from serve.arguments import require_root_path
+
+        return require_root_path(path)
+
+    @field_validator("host")
+    @classmethod
+    def _in_one_spelling(cls, host: str) -> str:
+        with suppress(ValueError):
+            return str(ip_address(host.removeprefix("[").removesuffix("]")))
+        return host
+
     @property
     def url(self) -> str:
         """URL of the server for a client on this machine."""
         scheme = "http" if self.tls_certificate is None else "https"
-        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+        return f"{scheme}://{_joined({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(self.host, self.host), self.port)}"
 
     @property
     def is_local(self) -> bool:
         """Whether only clients on the server's machine reach it."""
-        return self.host in {"127.0.0.1", "::1", "localhost"}
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def check(self) -> None:
         self.folders()
@@ -89,7 +114,7 @@ class ServeRequest(Request):
         if self.grpc_port is None:
             return
         # Ray Serve's gRPC server listens on all addresses and has no TLS: the user must accept both.
-        if self.host not in {"0.0.0.0", "::"}:
+        if self.host not in _ALL_ADDRESSES:
             raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0")
         if self.tls_certificate is not None:
             raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
@@ -112,27 +137,41 @@ class ServeRequest(Request):
 
 
 def run(request: ServeRequest, progress: Progress) -> Result:
-    """Serve until interrupted, telling which versions answer, then stop in order."""
-    from cluster.ray_serve import asking_replicas
+    """Serve until interrupted, telling which versions answer, then stop in order.
+
+    Health checks fail first, then the ports close.
+    """
+    from cluster.ray_serve import announce_end, asking_replicas
     from serve.models.served_models import ServedModel, agreed, news
 
-    interrupted = threading.Event()
-    with serving(request, progress) as url, _on_interrupt(interrupted.set):
+    # Signals are handled until the last request in work is answered.
+    with ExitStack() as handlers, serving(request, progress) as url:
+        interrupts = handlers.enter_context(_interrupts())
         progress.message("Ctrl-C stops the server")
         ask = asking_replicas(_APPLICATION)
         told: Mapping[str, ServedModel] = {}
-        while not interrupted.wait(_SECONDS_BETWEEN_LOOKS):
+        while True:
+            with suppress(Empty):
+                interrupts.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                break
             models = agreed(told, ask("states"))
             for line in news(told, models):
                 progress.message(line)
             told = models
+        announce_end(_APPLICATION)
+        progress.message(
+            f"health checks fail now; requests are taken for another {request.drain_seconds:g} s, or until Ctrl-C again"
+        )
+        with suppress(Empty):
+            interrupts.get(timeout=request.drain_seconds)
+        progress.message("answering the requests in work")
     return Result(command="serve", details={"url": url})
 
 
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve during the block; yields the URL, and shows it with a request to try."""
-    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH
+    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH, without_haproxy
     from cluster.ray_session import ray_session
     from rayrec.recipes import CONFIG_FILE, load_recipe
     from serve.arguments import ServeArguments
@@ -151,7 +190,13 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             for name, folder in folders.items()
         }
         given = {} if request.precision is None else {"precision": request.precision}
-        arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file, **given)
+        arguments = ServeArguments(
+            model=served,
+            log_folder=request.log_folder,
+            token_file=request.token_file,
+            root_path=request.root_path,
+            **given,
+        )
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         # Opened as a whole later: to import what opens it takes longer than to read its recipe.
         settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)
@@ -167,9 +212,13 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         progress.finish()
         tokens = bool(read_tokens(request.token_file))
         if not tokens and not request.is_local:
-            progress.message(f"anybody who reaches {request.host}:{request.port} may ask; --token-file limits that")
-        if os.environ.get(HAPROXY_SWITCH) == "0" and not request.is_local:
-            progress.message("without HAProxy, Ray Serve holds bodies of any size; let a proxy in front limit them")
+            progress.message(
+                f"anybody who reaches {_joined(request.host, request.port)} may ask; --token-file limits that"
+            )
+        if (why := without_haproxy()) is not None:
+            progress.message(
+                f"without HAProxy ({why}) Ray Serve holds bodies that do not say their size; limit them before it"
+            )
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url
@@ -181,7 +230,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
     from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
-    from cluster.ray_serve import look_often, shut_down_serve, wait_for_controller
+    from cluster.ray_serve import close_haproxy, host_for_serve, look_often, shut_down_serve, wait_for_controller
     from serve.app import build, settings_of
 
     application = build(arguments)
@@ -196,7 +245,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             # Proxies on other nodes would listen on those machines' own loopback addresses, where no client is.
             proxy_location="HeadOnly" if request.is_local else "EveryNode",
             http_options=HTTPOptions(
-                host=request.host,
+                host=host_for_serve(request.host),
                 port=request.port,
                 request_timeout_s=timeout,
                 ssl_certfile=request.tls_certificate and str(request.tls_certificate.absolute()),
@@ -222,19 +271,21 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
                 raise _why_not_deployed(error) from None
             starting.result()
         if request.tls_certificate is not None:
-            _require_tls(request.host, request.port)
+            _require_tls(request.url)
         _wait_for_an_answer(request.url)
         yield
         # Replicas end when they have answered the requests that they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
+        close_haproxy()
     finally:
         shut_down_serve()
 
 
-def _require_tls(host: str, port: int) -> None:
+def _require_tls(url: str) -> None:
     """Raise UserError if the server has no TLS: behind HAProxy, Ray Serve leaves it out and does not say so."""
     try:
-        with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=10) as connection:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port or 443), timeout=10) as connection:
             _trusting().wrap_socket(connection).close()
     except OSError as error:
         raise UserError(
@@ -279,29 +330,50 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command that sends values of the model's vocabularies."""
     from rayrec.inference.folder.examples import example_row
 
-    body = json.dumps({"instances": [example_row(folder)]})
+    return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)
+
+
+def endpoint_of(url: str, model: str, verb: str) -> str:
+    """The URL at which a model of the server at `url` is asked."""
+    return f"{url}/v1/models/{quote(model, safe='')}:{verb}"
+
+
+def curl_line(endpoint: str, body: str, tokens: bool = False) -> str:
+    """The command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
-    return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
+    return f"curl -s {header}{shlex.quote(endpoint)} -d {shlex.quote(body)}"
+
+
+def _joined(host: str, port: int) -> str:
+    """Return host and port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _require_free_port(host: str, port: int, option: str = "--port") -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(
-                f"{option} {port}: cannot listen on {host}:{port} ({reason}); give another {option}"
-            ) from None
+    try:
+        for address in addresses(host):
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address, port))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        other = "--host" if isinstance(error, socket.gaierror) or error.errno is None else option
+        raise UserError(
+            f"{option} {port}: cannot listen on {_joined(host, port)} ({reason}); give another {other}"
+        ) from None
 
 
 @contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on Ctrl-C and SIGTERM, which are the ordinary end of serving, not an error."""
-    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _interrupts() -> "Iterator[SimpleQueue[int]]":
+    """Queue the Ctrl-C and SIGTERM of the block, which are the ordinary end of serving, not an error."""
+    # Of all queues this one may be filled by a signal's handler.
+    interrupts: SimpleQueue[int] = SimpleQueue()
+    previous = {
+        number: signal.signal(number, lambda received, _: interrupts.put(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield interrupts
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -143,7 +144,7 @@ def _short(message: str | None) -> str:
 
 
 def _ray_job(action: str, job: str, address: str) -> str:
-    return f"ray job {action} {job} --address {address}"
+    return shlex.join(["ray", "job", action, job, "--address", address])
 
 
 def _result_in(log: str) -> Result | None:

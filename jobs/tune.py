@@ -1,5 +1,6 @@
 """`rayrec tune`: searches for better values of a recipe's keys."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -173,7 +174,7 @@ def describe(result: Result) -> str:
     return (
         f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n{again}"
         f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
-        f"  rayrec train {result.details['best']} --data ... --output ..."
+        f"  rayrec train {shlex.quote(str(result.details['best']))} --data ... --output ..."
     )
 
 

@@ -59,7 +59,7 @@ def build(args: ServeArguments) -> Application:
         # Requests in work are answered before a replica ends.
         graceful_shutdown_timeout_s=settings.request_timeout_seconds + 5,
     )
-    return deployment.bind(args.model, settings, args.log_folder, read_tokens(args.token_file))
+    return deployment.bind(args.model, settings, args.log_folder, read_tokens(args.token_file), args.root_path)
 
 
 def settings_of(args: ServeArguments) -> ServeConfig:
@@ -76,7 +76,12 @@ class ModelServer(GrpcMethods):
     """A replica: the models in its memory, their routes and calls, and the thread that loads new versions."""
 
     def __init__(
-        self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: dict[str, bool]
+        self,
+        folders: dict[str, Path],
+        settings: ServeConfig,
+        log_folder: Path | None,
+        tokens: dict[str, bool],
+        root_path: str,
     ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
         # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`), but for
@@ -91,7 +96,7 @@ class ModelServer(GrpcMethods):
         replica = ray_serve.get_replica_context().replica_id.unique_id
         access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         models = ServedModels()
-        admission = Admission(settings, tokens, metrics, access_log)
+        admission = Admission(settings, tokens, metrics, access_log, root_path)
         set_of_this_replica(admission)
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
@@ -108,6 +113,10 @@ class ModelServer(GrpcMethods):
     async def states(self) -> dict[str, ServedModel]:
         """The models of the replica as they are now, for the command, which tells what changes."""
         return {name: model.without_versions() for name, model in self._updates.states.items()}
+
+    async def end_soon(self) -> None:
+        """Let health checks of clients fail from now on; `jobs.serve` calls it before the server ends."""
+        self._models.end_soon = True
 
     async def check_health(self) -> None:
         """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""

@@ -1,5 +1,6 @@
 """The arguments of the application; imports no Ray, whose settings are read when it is imported."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,15 +26,30 @@ class ServeArguments(ServeConfig):
     token_file: Path | None = None
     """Tokens, one a line, of which each request must have one; if absent, those of RAYREC_SERVE_TOKENS, if any."""
 
+    root_path: str = ""
+    """What paths begin with behind a proxy that does not take it away, as `/rank`."""
+
     @field_validator("model", mode="before")
     @classmethod
     def _read_text(cls, value: object) -> object:
         return named_folders(value.split(",")) if isinstance(value, str) else value
 
+    @field_validator("root_path")
+    @classmethod
+    def _is_root_path(cls, path: str) -> str:
+        return require_root_path(path)
+
     def settings(self, recipe: ServeConfig) -> ServeConfig:
         """The recipe's settings, replaced by those given here."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name in ServeConfig.model_fields}
         return recipe.model_copy(update=given)
+
+
+def require_root_path(path: str) -> str:
+    """Return `path` if it is empty or one that a proxy may have before others. Raises ValueError."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path):
+        raise ValueError("write it as /rank or /team/rank, of letters, digits, '.', '_', '~' and '-'")
+    return path
 
 
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
@@ -48,8 +64,8 @@ def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
             is_registered = argument.startswith(REGISTRY_SCHEME)
             name = registered_name(argument) if is_registered else local_path(argument).absolute().name
             folder = argument
-        # A folder's name that is not UTF-8 has lone surrogates.
-        if not name or any(character in "/:?#%" or "\ud800" <= character <= "\udfff" for character in name):
+        # In a URL the other characters are encoded.
+        if name in {"", ".", ".."} or not name.isprintable() or any(character in name for character in "/:"):
             raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
         if name in folders:
             raise ConfigError(f"model '{argument}': the name '{name}' is used twice; give NAME=FOLDER")

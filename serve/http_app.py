@@ -1,6 +1,7 @@
 """The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from serve.models.served_models import ServedModels
 from serve.models.updates import Updates
 from serve.openapi import document
 from serve.operations.metrics import of_all_nodes
+from serve.operations.refused import refused_requests
 from serve.protocols import v1
-from serve.protocols.http import Gate, error_response
+from serve.protocols.http import Gate, below, error_response
 from serve.protocols.v2 import repository
 from serve.protocols.v2 import routes as v2
 
@@ -28,17 +30,22 @@ _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# What a proxy in front may say that it took away.
+_PREFIX = re.compile(r"(/[\w.~%-]+)+/?", re.ASCII)
 
 
 class Application(Starlette):
     """An application that answers requests for scores before its middleware and routes do."""
 
-    def __init__(self, predict: ASGIApp, **arguments: Any) -> None:
-        """`predict` answers what `v1.asked_to_predict` describes."""
+    def __init__(self, predict: ASGIApp, root_path: str, **arguments: Any) -> None:
+        """`predict` answers what `v1.asked_to_predict` describes; paths may begin with `root_path`."""
         super().__init__(**arguments)
-        self._predict = predict
+        self._predict, self._root_path = predict, root_path
+        # It would lead to a URL without the prefix that a proxy took away.
+        self.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = below(self._root_path, scope)
         if v1.asked_to_predict(scope) is not None:
             await self._predict(scope, receive, send)
         else:
@@ -52,13 +59,17 @@ def create_app(models: ServedModels, admission: Admission, updates: Updates) -> 
     async def playground(_: Request) -> Response:
         return Response(page, media_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    async def openapi(_: Request) -> Response:
-        return JSONResponse(document(models, admission.settings.max_rows_per_request))
+    async def openapi(request: Request) -> Response:
+        given = request.headers.get("X-Forwarded-Prefix", "")
+        prefix = given.rstrip("/") if _PREFIX.fullmatch(given) else admission.root_path
+        return JSONResponse(document(models, admission.settings.max_rows_per_request, prefix))
 
     async def metrics(_: Request) -> Response:
-        return PlainTextResponse(await asyncio.to_thread(of_all_nodes))
+        counted = await asyncio.gather(asyncio.to_thread(of_all_nodes), asyncio.to_thread(refused_requests))
+        return PlainTextResponse(b"".join(counted))
 
     async def health(_: Request) -> Response:
+        models.require_ready()
         return JSONResponse({"status": "ok"})
 
     async def request_error(_: Request, error: Exception) -> Response:
@@ -73,6 +84,7 @@ def create_app(models: ServedModels, admission: Admission, updates: Updates) -> 
 
     return Application(
         Gate(v1.predict_app(models, admission), admission),
+        admission.root_path,
         # The first route that fits answers: most requests are for scores.
         routes=[
             *v1.routes(models, admission),

@@ -6,6 +6,7 @@ https://spec.openapis.org/oas/v3.1.0
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +31,8 @@ _ID: JsonSchema = {"type": ["integer", "string", "boolean"], "minimum": -(2**63)
 _SCORE = {"type": "number", "minimum": 0, "maximum": 1, "description": "Probability of a positive label."}
 
 
-def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
-    """The document for the models of this moment."""
+def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str, Any]:
+    """The document for the models of this moment, whose paths clients find below `prefix`."""
     paths: dict[str, Any] = {
         "/healthz": _get("The server answers.", status=_TEXT),
         "/v1/models": _get("Names of the models.", models=_list(_TEXT)),
@@ -42,17 +43,18 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name, model in sorted(models.current.items()):
         version = model.version()
-        rows[f"{name}.Row"] = _row(version)
-        paths[f"/v1/models/{name}"] = _get(f"Version, metrics and schema of '{name}'.", name=_TEXT, version=_TEXT)
-        paths[f"/v1/models/{name}:predict"] = _predict(name, max_rows)
-        paths[f"/v2/models/{name}"] = _get(f"Inputs and outputs of '{name}'.", name=_TEXT)
-        paths[f"/v2/models/{name}/ready"] = _get(f"'{name}' answers.", ready=_BOOLEAN)
-        paths[f"/v2/models/{name}/infer"] = _infer(name, version.predictor, max_rows)
+        encoded = quote(name, safe="")
+        rows[_row_name(name)] = _row(version)
+        paths[f"/v1/models/{encoded}"] = _get(f"Version, metrics and schema of '{name}'.", name=_TEXT, version=_TEXT)
+        paths[f"/v1/models/{encoded}:predict"] = _predict(name, max_rows)
+        paths[f"/v2/models/{encoded}"] = _get(f"Inputs and outputs of '{name}'.", name=_TEXT)
+        paths[f"/v2/models/{encoded}/ready"] = _get(f"'{name}' answers.", ready=_BOOLEAN)
+        paths[f"/v2/models/{encoded}/infer"] = _infer(name, version.predictor, max_rows)
         if version.recommender is not None:
-            paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
+            paths[f"/v1/models/{encoded}:recommend"] = _recommend(name, max_rows)
         if version.explainer is not None:
-            paths[f"/v1/models/{name}:explain"] = _explain(name, version.explainer.features, max_rows)
-        paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker, rows[f"{name}.Row"], max_rows)
+            paths[f"/v1/models/{encoded}:explain"] = _explain(name, version.explainer.features, max_rows)
+        paths[f"/v1/models/{encoded}:rank"] = _rank(name, version.ranker, rows[_row_name(name)], max_rows)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -60,9 +62,15 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
             "version": installed_version("rayrec"),
             "description": 'Click probabilities from raw features. Every error is `{"error": "one line"}`.',
         },
+        **({"servers": [{"url": prefix}]} if prefix else {}),
         "paths": paths,
         "components": {"schemas": {"Error": _object(error=_TEXT), **rows}},
     }
+
+
+def _row_name(model: str) -> str:
+    """The name of the schema of a model's rows, of the characters that such names may have."""
+    return quote(model, safe="").replace("%", "-").replace("~", "-7E") + ".Row"
 
 
 def _predict(name: str, max_rows: int) -> dict[str, Any]:
@@ -89,7 +97,7 @@ def _explain(name: str, features: Sequence[str], max_rows: int) -> dict[str, Any
 
 def _instances(name: str, max_rows: int) -> JsonSchema:
     """The body of a request with rows of a model."""
-    row = {"$ref": f"#/components/schemas/{name}.Row"}
+    row = {"$ref": f"#/components/schemas/{_row_name(name)}"}
     instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
     return {"anyOf": [instances, {**row, "description": "One row alone."}]}
 
@@ -103,7 +111,7 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
 
 
 def _rank(name: str, ranker: Ranker, properties: JsonSchema, max_rows: int) -> dict[str, Any]:
-    row, lookup = {"$ref": f"#/components/schemas/{name}.Row"}, ranker.lookup
+    row, lookup = {"$ref": f"#/components/schemas/{_row_name(name)}"}, ranker.lookup
     candidate: JsonSchema = row
     context: JsonSchema = {**row, "description": "The features that all candidates share."}
     limit = f"Rows; more than {max_rows} are answered 413."

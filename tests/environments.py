@@ -12,8 +12,11 @@ def environment_of_a_user() -> dict[str, str]:
 
 
 def environment_without_cluster() -> dict[str, str]:
-    """The environment of this process for a command that starts a Ray of its own where it needs one."""
-    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    """The environment of this process for a command that starts a Ray of its own where it needs one.
+
+    A server that took over the variables of another one's HAProxy would want the same ports.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "RAY_SERVE_"))}
 
 
 def environment_of_open_cluster() -> dict[str, str]:

@@ -7,6 +7,7 @@ manifest.json (written last)
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,7 +190,7 @@ class Dataset:
         sizes = sizes_in(folder)
         for file in manifest.every_file:
             if wrong := wrong_size(folder, file, sizes):
-                raise UserError(f"{wrong}; `rayrec verify {folder}` looks at every file")
+                raise UserError(f"{wrong}; `rayrec verify {shlex.quote(str(folder))}` looks at every file")
         return cls(folder, Schema.load(folder), manifest)
 
     def split(self, name: str) -> SplitInfo:

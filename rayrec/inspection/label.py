@@ -1,6 +1,7 @@
 """Finds the label of a table, and what each row's is."""
 
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -124,7 +125,7 @@ def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
     if len(words) != 2:
         raise UserError(
             f"--label {column.name}: has {column.distinct:,} values ({_shown(column)}); a label has two: write a "
-            f"condition, such as --label '{column.name}{_example(column)}'"
+            f"condition, such as --label {shlex.quote(column.name + _example(column))}"
         )
     if set(words) == {"1", "-1"}:
         condition = LabelCondition(column=column.name, equals=("1",), missing=missing)
@@ -132,7 +133,7 @@ def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
     pair = " and ".join(sorted(words))
     raise UserError(
         f"--label {column.name}: its values are {pair}; say which one is 1, such as "
-        f"--label '{column.name}={sorted(words)[-1]}'"
+        f"--label {shlex.quote(f'{column.name}={sorted(words)[-1]}')}"
     )
 
 

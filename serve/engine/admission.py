@@ -70,6 +70,8 @@ class Admission:
     metrics: "ServingMetrics"
     access_log: JsonLog | None = None
     """The log of requests; if absent, a request leaves metrics only."""
+    root_path: str = ""
+    """What the paths of requests may begin with, as that of a server behind a proxy."""
     bodies: Memory = field(init=False)
     """Holds the bodies, from their first byte to the answer."""
     _parsed: Memory = field(init=False)

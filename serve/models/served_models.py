@@ -127,6 +127,11 @@ class ServedModels:
         versions = (version for model in self.current.values() for version in model.versions.values())
         return max((version.row_bytes for version in versions), default=0)
 
+    def require_ready(self) -> None:
+        """Raises RequestError 503 if no more requests should come."""
+        if self.end_soon:
+            raise RequestError(503, "the server is about to end", {"Retry-After": "1"})
+
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current

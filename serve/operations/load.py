@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+
+REFUSED, BROKEN = 0, -1
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Sample:
     seconds: float
     """Seconds between the start of this request and the last byte of its answer."""
     status: int
-    """HTTP status; 0 where the connection failed."""
+    """HTTP status; REFUSED where nobody listens, BROKEN where a connection ends before the answer."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,12 @@ def answer_to(post: Post) -> tuple[int, bytes]:
 
 def of_clients(post: Post, clients: int, seconds: float) -> list[Sample]:
     """Send `post` for some seconds from `clients` clients, each of which waits for an answer before it asks again."""
-    return asyncio.run(_of_clients(post, clients, seconds))
+    return of_clients_until(post, clients, lambda passed: passed >= seconds)
+
+
+def of_clients_until(post: Post, clients: int, is_over: Callable[[float], bool]) -> list[Sample]:
+    """Send `post` as `of_clients` does, until `is_over` says so, which is given the seconds that have passed."""
+    return asyncio.run(_of_clients(post, clients, is_over))
 
 
 def at_rate(post: Post, per_second: float, seconds: float) -> list[Sample]:
@@ -81,21 +88,21 @@ async def _answer_to(post: Post) -> tuple[int, bytes]:
     client = _Client(post)
     answer = await client.ask()
     client.close()
-    if not answer.status:
+    if answer.status <= 0:
         raise OSError("the connection failed")
     return answer.status, answer.body
 
 
-async def _of_clients(post: Post, clients: int, seconds: float) -> list[Sample]:
+async def _of_clients(post: Post, clients: int, is_over: Callable[[float], bool]) -> list[Sample]:
     client = _Client(post)
     began = time.perf_counter()
     samples: list[Sample] = []
 
     async def ask_again_and_again() -> None:
-        while (asked := time.perf_counter() - began) < seconds:
+        while not is_over(asked := time.perf_counter() - began):
             status = (await client.ask()).status
             samples.append(Sample(asked, time.perf_counter() - began - asked, status))
-            if not status:
+            if status <= 0:
                 await asyncio.sleep(0.1)  # a server that is gone refuses thousands of connections a second
 
     await asyncio.gather(*(ask_again_and_again() for _ in range(clients)))
@@ -126,7 +133,7 @@ async def _at_rate(post: Post, per_second: float, seconds: float) -> list[Sample
 @dataclass(frozen=True)
 class _Answer:
     status: int
-    """HTTP status; 0 where the connection failed."""
+    """As that of a sample."""
     body: bytes = b""
     keeps: bool = False
     """Whether the connection takes another request."""
@@ -143,10 +150,14 @@ class _Client:
 
     async def ask(self) -> _Answer:
         """The answer to one request."""
+        while self._idle and self._idle[-1].is_closed:
+            self._idle.pop()
         try:
             connection = self._idle.pop() if self._idle else await self._connected()
+        except ConnectionRefusedError:
+            return _Answer(REFUSED)
         except OSError:
-            return _Answer(0)
+            return _Answer(BROKEN)
         answer = await connection.ask(self._request)
         if answer.keeps:
             self._idle.append(connection)
@@ -172,11 +183,13 @@ class _Connection(asyncio.Protocol):
         self._received = bytearray()
         self._answer: asyncio.Future[_Answer] | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._transport.is_closing()
+
     async def ask(self, request: bytes) -> _Answer:
         self._received.clear()
         self._answer = asyncio.get_running_loop().create_future()
-        if self._transport.is_closing():
-            return _Answer(0)
         self._transport.write(request)
         return await self._answer
 
@@ -193,7 +206,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(_Answer(0))
+            self._answer.set_result(_Answer(BROKEN))
 
     def close(self) -> None:
         self._transport.close()

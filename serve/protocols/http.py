@@ -3,6 +3,7 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.haproxy import NOT_SERVED
+from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
 from serve.engine.admission import (
     CLIENT_LEFT,
     MOST_VALUES,
@@ -29,6 +32,8 @@ from serve.protocols.compression import IDENTITY, inflated, most_bytes, require_
 
 _CALL, _BODY = "rayrec.call", "rayrec.body"
 """What the intake leaves in the scope of a request for those who answer it."""
+_MOST_BYTES_OF_A_PROXY = int(os.environ.get(GRPC_LIMIT, SETTINGS[GRPC_LIMIT]))
+"""A proxy of Ray Serve, which reads bodies whole, does not know the settings of the replicas."""
 _REQUEST_ID, _LENGTH = b"x-request-id", b"content-length"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
 
@@ -45,6 +50,13 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = of_this_replica()
+        if admission is not None:
+            scope = below(admission.root_path, scope)
+        elif scope["type"] == "http" and _stated_size(headers_of(scope)) > _MOST_BYTES_OF_A_PROXY:
+            await error_response(RequestError(413, "the body is too large; send several requests"))(
+                scope, receive, send
+            )
+            return
         headers = headers_of(scope) if scope["type"] == "http" else {}
         if admission is None or not _has_body(headers):
             await self.app(scope, receive, send)
@@ -80,9 +92,53 @@ class Intake:
             await self.app(scope, _received(body, receive), send)
 
 
+@dataclass(frozen=True)
+class JsonErrors:
+    """Turns Ray Serve's own answers, which are plain text, into the JSON of all other errors.
+
+    Serve's proxy answers 404 while it has no route: no replica is there yet, or any more.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: Message | None = None
+        text = b""
+
+        async def send_json(message: Message) -> None:
+            nonlocal refused, text
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                refused = message
+            elif refused is None:
+                await send(message)
+            else:
+                text += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await error_response(_error_of(refused, text))(scope, receive, send)
+
+        await self.app(scope, receive, send_json)
+
+
+def _is_plain_error(start: Message) -> bool:
+    return start["status"] >= 400 and dict(start["headers"]).get(b"content-type", b"").startswith(b"text/plain")
+
+
+def _error_of(start: Message, text: bytes) -> RequestError:
+    """The error that an answer of Ray Serve stands for, with all of its headers but those about the text."""
+    if start["status"] == 404 and of_this_replica() is None:
+        return RequestError(503, NOT_SERVED, {"Retry-After": "1"})
+    kept = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in start["headers"]
+        if name not in {b"content-type", _LENGTH}
+    }
+    return RequestError(start["status"], text.decode(errors="replace"), kept)
+
+
 def middlewares() -> list[Middleware]:
-    """What Ray Serve puts around a replica's HTTP server, which is given this function by its name."""
-    return [Middleware(Intake)]
+    """What Ray Serve puts around an HTTP server of its own, which is given this function by its name."""
+    answer_malformed_in_json()
+    return [Middleware(JsonErrors), Middleware(Intake)]
 
 
 @dataclass(frozen=True)
@@ -116,6 +172,14 @@ def error_response(error: RequestError, request_id: str | None = None) -> JSONRe
     """The answer to a request that is refused, with the request's id if Ray Serve does not add it."""
     headers = {**(error.headers or {}), **({"X-Request-Id": request_id} if request_id is not None else {})}
     return JSONResponse({"error": error.message}, status_code=error.status, headers=headers)
+
+
+def below(prefix: str, scope: Scope) -> Scope:
+    """The scope of a request whose path has lost `prefix`, unless a proxy took it away before."""
+    path = scope.get("path", "")
+    if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
+        return scope
+    return {**scope, "path": path[len(prefix) :] or "/"}
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

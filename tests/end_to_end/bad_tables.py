@@ -517,7 +517,7 @@ INSPECT = [
     _inspect(
         "label of two words",
         "words.csv --label fate",
-        "--label fate: its values are kept and sold; say which one is 1, such as --label 'fate=sold'",
+        "--label fate: its values are kept and sold; say which one is 1, such as --label fate=sold",
         1,
     ),
     _inspect(

@@ -131,6 +131,7 @@ def test_what_kuberay_serves(tmp_path: Path) -> None:
         # A pod has these to itself.
         environment |= {
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(REPOSITORY / "cluster" / "haproxy.py"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",

@@ -1,5 +1,6 @@
 """The pods of `cluster/kuberay`: how they are watched, what they may do, who reaches them, where their secrets are."""
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -270,4 +271,6 @@ def test_the_service_answers_through_haproxy() -> None:
     for pod in PODS:
         if pod.file == "rayservice":
             variables = {variable["name"]: variable.get("value") for variable in pod.container["env"]}
+            program = variables.pop("RAY_SERVE_HAPROXY_BINARY_PATH")
             assert variables == {**SETTINGS, "RAYREC_SERVE_TOKENS": None}
+            assert os.access(CLUSTER.parent / Path(program).relative_to("/opt/rayrec"), os.X_OK)

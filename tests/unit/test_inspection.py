@@ -536,7 +536,7 @@ def test_conditions(inspect: Inspect, label: str, content: dict[str, list[str]],
         ("rating>=9", "no row of the sample meets it", UserError),
         ("rating>=0", "every row of the sample meets it", UserError),
         ("one", "--label one: all rows of the sample have '1'; a label needs two values: name another", UserError),
-        ("answer", "its values are a and b; say which one is 1, such as --label 'answer=b'", UserError),
+        ("answer", "its values are a and b; say which one is 1, such as --label answer=b", UserError),
         ("answer>=2", "column 'answer' holds 'a', 'b', no numbers; write 'answer=VALUE'", UserError),
     ],
 )

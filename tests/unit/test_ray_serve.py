@@ -1,15 +1,21 @@
 """Ray Serve is as `cluster.ray_serve` expects beyond its public interface; HAProxy listens to no network unasked."""
 
+import asyncio
 import inspect
+import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from ray._private import ray_constants
-from ray.serve._private import client, constants, controller, grpc_util, haproxy
+from ray.serve._private import client, constants, controller, grpc_util, handle_options, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+from ray.serve.handle import DeploymentHandle
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from cluster import haproxy as haproxy_program
 from cluster import ray_serve
 from cluster.ray_serve import HAPROXY_SWITCH, serve_behind_haproxy
 
@@ -50,6 +56,16 @@ def test_the_controller_is_found_by_its_name() -> None:
     assert callable(controller.ServeController.graceful_shutdown)
 
 
+def test_proxies_keep_the_process_of_haproxy() -> None:
+    """An upgrade may change these private parts of Ray Serve: adapt those who call `_proxies`, and `announce_end`."""
+    module = inspect.getsource(haproxy)
+    assert "class HAProxyManager(" in module and "self._haproxy = HAProxyApi(" in module
+    assert "proc = self._proc" in inspect.getsource(haproxy.HAProxyApi.stop)
+    assert constants.SERVE_PROXY_NAME == ray_serve._PROXY
+    assert "_run_router_in_separate_loop" in inspect.getsource(handle_options)
+    assert callable(DeploymentHandle.broadcast)
+
+
 def test_ray_serve_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade may change this private part of Ray Serve: adapt `look_often`."""
     monkeypatch.setattr(client, "CLIENT_POLLING_INTERVAL_S", client.CLIENT_POLLING_INTERVAL_S)
@@ -77,30 +93,73 @@ def test_a_setting_of_the_user_stands(plain: None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(HAPROXY_SWITCH, "0")
     before = dict(os.environ)
     with serve_behind_haproxy():
-        assert dict(os.environ) == before
+        added = dict(os.environ.items() - before.items())
+        # Serve's own servers answer in JSON in any case.
+        assert added == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.protocols.http.middlewares"}
 
 
-def test_statistics_and_control_are_this_machines(plain: None, tmp_path: Path) -> None:
-    """The lines of Ray's own template, with the ports filled in, as the program finds and leaves them."""
-    with serve_behind_haproxy():
-        metrics, statistics = (os.environ[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS"))
-        filled = (
-            HAPROXY_CONFIG_TEMPLATE.replace("{{ config.metrics_port }}", metrics)
-            .replace("{{ config.stats_port }}", statistics)
-            .replace("{{ config.frontend_host }}:{{ config.frontend_port }}", "*:8000")
-        )
-        config = tmp_path / "haproxy.cfg"
-        config.write_text(filled)
-        program = os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]
-        # HAProxy refuses a template with its holes; what counts is the file that it was given.
-        refused = subprocess.run([program, "-db", "-f", str(config), "-c"], capture_output=True, check=False, text=True)
-        assert "haproxy.cfg" in refused.stderr
-    lines = [line.strip() for line in config.read_text().splitlines()]
+def test_statistics_and_control_are_this_machines() -> None:
+    """The lines of Ray's own template, with the ports filled in."""
+    metrics, statistics = "9101", "8404"
+    config = haproxy_program.changed(
+        HAPROXY_CONFIG_TEMPLATE.replace("{{ config.metrics_port }}", metrics)
+        .replace("{{ config.stats_port }}", statistics)
+        .replace("{{ config.frontend_host }}:{{ config.frontend_port }}", "*:8000")
+        .replace("{{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }}", "*:9000")
+    )
+    lines = [line.strip() for line in config.splitlines()]
     assert [line for line in lines if line.startswith("bind ")] == [
         f"bind 127.0.0.1:{metrics}",
         "bind *:8000",
-        "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2",
+        "bind *:9000 proto h2",
         f"bind 127.0.0.1:{statistics}",
     ]
     (socket,) = [line for line in lines if line.startswith("stats socket")]
     assert " mode 600 " in socket
+
+
+@pytest.mark.parametrize("temporary", ["short", "a/folder/whose/path/is/too/long/for/a/socket", "not there"])
+def test_the_socket_has_a_short_path_wherever_temporary_files_are(
+    plain: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: str
+) -> None:
+    folder = Path("/dev/shm") if temporary == "short" else tmp_path / temporary
+    if temporary != "not there":
+        folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with serve_behind_haproxy():
+        node = "0" * 56
+        socket = Path(os.environ["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+        # HAProxy binds it under another name first.
+        assert len(f"{socket.parent}/{node}/{socket.name}.1234567.tmp") <= 107
+        assert os.access(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
+
+
+def test_servers_of_uvicorn_refuse_what_is_no_http_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may change this private part of uvicorn: adapt `answer_malformed_in_json`."""
+    monkeypatch.setattr(HttpToolsProtocol, "send_400_response", HttpToolsProtocol.send_400_response)
+    ray_serve.answer_malformed_in_json()
+    written = Transport()
+    protocol = HttpToolsProtocol(Config(lambda: None, lifespan="off"), ServerState(), {}, asyncio.new_event_loop())
+    protocol.connection_made(written)  # type: ignore[arg-type]
+    protocol.data_received(b"how do you do?\r\n\r\n")
+    head, _, body = written.sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+class Transport:
+    """Keeps what a protocol writes."""
+
+    sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

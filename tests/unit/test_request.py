@@ -298,6 +298,10 @@ NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
         ["s3://b/models/dlrm?region=x", "a=s3://b/m"],
         {"dlrm": str(local_path("s3://b/models/dlrm?region=x")), "a": str(local_path("s3://b/m"))},
     ),
+    "what a URL encodes": (
+        ["20% off; #1?=/models/m", "/models/ä 'b'"],
+        {"20% off; #1?": "/models/m", "ä 'b'": "/models/ä 'b'"},
+    ),
     "equals sign in a path": (["/models/x=1/dlrm"], {"dlrm": "/models/x=1/dlrm"}),
 }
 
@@ -308,7 +312,10 @@ def test_names(case: str) -> None:
     assert {name: str(path) for name, path in named_folders(arguments).items()} == expected
 
 
-@pytest.mark.parametrize("arguments", [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["/"], ["/models/caf\udce9"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["..=/a"], ["a\tb=/a"], ["/"], ["/models/caf\udce9"]],
+)
 def test_unfit_names(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="give NAME=FOLDER"):
         named_folders(arguments)

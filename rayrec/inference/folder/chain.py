@@ -10,6 +10,7 @@ anything is used.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -156,7 +157,7 @@ def require_place(output: Path, parent: Path) -> None:
         right = f"{location(in_folder_around(parent).parent)}/{int(parent.name) + 1 if _number(parent) else 'NUMBER'}"
         raise ConfigError(
             f"--output {location(output)}: does not come right after {location(parent)}, whose delta it should be; "
-            f"give --output {right}, or leave out --delta-of"
+            f"give --output {shlex.quote(right)}, or leave out --delta-of"
         )
 
 

