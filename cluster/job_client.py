@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
+from rayrec.common.proxies import proxy_variables
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -130,10 +132,11 @@ class JobClient:
             raise UserError(f"{self.address}: {ASKS_FOR_TOKEN}") from None
         except (ConnectionError, requests.RequestException, aiohttp.ClientError):
             raise UserError(
-                f"{self.address}: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster"
+                f"{self.address}: no Ray dashboard answers{_through_proxy(self.address)}; give --address "
+                "http://HEAD:8265 of a running cluster"
             ) from None
         except RuntimeError as error:
-            raise UserError(f"{self.address}: {' '.join(str(error).split())}") from None
+            raise UserError(f"{self.address}{_through_proxy(self.address)}: {' '.join(str(error).split())}") from None
 
 
 class _Log:
@@ -186,6 +189,17 @@ def _entrypoint(words: list[str]) -> str:
     if sys.prefix == sys.base_prefix:
         return command
     return f'PATH={shlex.quote(str(Path(sys.prefix) / "bin"))}:"$PATH" {command}'
+
+
+def _through_proxy(address: str) -> str:
+    """Say which proxy HTTP to the address goes through, and how it would not; empty if it goes through none."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    url = urlsplit(address if "://" in address else f"http://{address}")
+    if url.scheme not in {"http", "https"} or not select_proxy(url.geturl(), get_environ_proxies(url.geturl())):
+        return ""
+    used = next(name for name in proxy_variables() if name.lower() in {f"{url.scheme}_proxy", "all_proxy"})
+    return f" through the proxy of {used}; add {url.hostname} to no_proxy to ask it directly"
 
 
 @contextmanager

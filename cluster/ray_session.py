@@ -159,6 +159,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONWARNINGS": "ignore",
 }
+_NO_PROXY, _ALL_ADDRESSES = "no_grpc_proxy", "0.0.0.0/0,::/0,localhost"
+"""Hosts that gRPC asks without the proxies of the environment: Ray's processes know each other by their addresses. Ray
+itself passes by proxies, but not the library through which its processes hand in their metrics."""
 
 
 def _prepare_environment(local: bool) -> dict[str, str]:
@@ -173,6 +176,9 @@ def _prepare_environment(local: bool) -> dict[str, str]:
         os.environ["PATH"] = f"{interpreter}{os.pathsep}{os.environ.get('PATH', '')}"
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    given = os.environ.get(_NO_PROXY, "")
+    if not given.endswith(_ALL_ADDRESSES):
+        os.environ[_NO_PROXY] = f"{given},{_ALL_ADDRESSES}".removeprefix(",")
     provide_java()
     if local and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # Only this session knows the token, so other users of the machine cannot control its Ray.

@@ -31,6 +31,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
+from rayrec.common.proxies import reach_this_machine_directly
 from rayrec.config.validation import describe_validation_error
 from rayrec.storage.location import shown, uri_of
 
@@ -85,6 +86,7 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     output of an earlier command stays intact), unless the command has begun to continue the work in it.
     """
     request.check()
+    reach_this_machine_directly()
     with _staged(request, progress):
         folder: Path | None = getattr(request, "output", None)
         before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
