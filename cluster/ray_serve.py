@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.machine_limits import connections_of_haproxy
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
 
@@ -155,4 +156,5 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, available_cpus())),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(connections_of_haproxy()),
     }

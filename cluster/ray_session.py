@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.java import provide_java
+from cluster.machine_limits import require_room
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
@@ -41,7 +42,7 @@ def ray_session(
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
     with what training in it needs (`trains`). `meanwhile` is called while the session starts, in another thread, with
     Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts.
-    Raises what `meanwhile` raises, and UserError if no cluster answers at the address.
+    Raises what `meanwhile` raises, and UserError if no cluster answers at the address or this machine has no room.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
@@ -58,6 +59,7 @@ def ray_session(
     held = hold_messages()
     with ExitStack() as stack:
         if not address:
+            require_room(serves=not trains)
             stack.enter_context(serve_behind_haproxy())
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(meanwhile)
