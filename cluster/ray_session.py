@@ -17,6 +17,7 @@ from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.common.ray_waits import waits_shown
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
@@ -41,8 +42,9 @@ def ray_session(
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
     with what training in it needs (`trains`). `meanwhile` is called while the session starts, in another thread, with
-    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts.
-    Raises what `meanwhile` raises, and UserError if no cluster answers at the address or this machine has no room.
+    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts, and
+    what Ray has no room for. Raises what `meanwhile` raises, and UserError if no cluster answers at the address or this
+    machine's limits are too low.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
@@ -70,6 +72,7 @@ def ray_session(
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
+        stack.enter_context(waits_shown(progress))
         try:
             yield
         except UserError:
