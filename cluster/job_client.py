@@ -35,6 +35,8 @@ LOST_SECONDS, RESTART_SECONDS = 120, 900
 _NO_AGENT_YET = "No available agent to submit job"
 """Ray's answer, and its advice to try again, while the agents of a cluster's nodes are starting."""
 _AGENT_SECONDS = 60
+_PATIENCE_SECONDS, _REPEAT_SECONDS = 10.0, 30.0
+"""How long a job may take to begin until that is said, and said again."""
 _CHATTY = (
     "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging",
 )  # fmt: skip
@@ -82,6 +84,7 @@ class JobClient:
         A lost connection is made again for `lost_seconds`, because the job does not depend on it. Ctrl-C leaves the job
         running. None if the cluster does not know the job any more, as after its head was started anew.
         """
+        self._wait_for_begin(job, show)
         log = _Log(show)
         lost_at: float | None = None
         while True:
@@ -102,6 +105,16 @@ class JobClient:
                     log.finish()
                     return found
             time.sleep(1.0)
+
+    def _wait_for_begin(self, job: str, show: Callable[[str], None]) -> None:
+        """Return when a job has begun, or the cluster does not answer; say in time that it has not begun."""
+        say_at = time.monotonic() + _PATIENCE_SECONDS
+        with suppress(UserError):
+            while (found := self._details(job)) is not None and found.status == "PENDING":
+                if time.monotonic() > say_at:
+                    show(f"job {job} has not begun: a node unpacks its code, or has no room for its process")
+                    say_at = time.monotonic() + _REPEAT_SECONDS
+                time.sleep(1.0)
 
     def _details(self, job: str) -> "JobDetails | None":
         with self._user_errors():
