@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
+from rayrec.common.proxies import proxy_variables
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -33,6 +35,8 @@ LOST_SECONDS, RESTART_SECONDS = 120, 900
 _NO_AGENT_YET = "No available agent to submit job"
 """Ray's answer, and its advice to try again, while the agents of a cluster's nodes are starting."""
 _AGENT_SECONDS = 60
+_PATIENCE_SECONDS, _REPEAT_SECONDS = 10.0, 30.0
+"""How long a job may take to begin until that is said, and said again."""
 _CHATTY = (
     "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging",
 )  # fmt: skip
@@ -80,6 +84,7 @@ class JobClient:
         A lost connection is made again for `lost_seconds`, because the job does not depend on it. Ctrl-C leaves the job
         running. None if the cluster does not know the job any more, as after its head was started anew.
         """
+        self._wait_for_begin(job, show)
         log = _Log(show)
         lost_at: float | None = None
         while True:
@@ -100,6 +105,16 @@ class JobClient:
                     log.finish()
                     return found
             time.sleep(1.0)
+
+    def _wait_for_begin(self, job: str, show: Callable[[str], None]) -> None:
+        """Return when a job has begun, or the cluster does not answer; say in time that it has not begun."""
+        say_at = time.monotonic() + _PATIENCE_SECONDS
+        with suppress(UserError):
+            while (found := self.details(job)) is not None and found.status == "PENDING":
+                if time.monotonic() > say_at:
+                    show(f"job {job} has not begun: a node unpacks its code, or has no room for its process")
+                    say_at = time.monotonic() + _REPEAT_SECONDS
+                time.sleep(1.0)
 
     def details(self, job: str) -> "JobDetails | None":
         """The job as Ray describes it; None if the cluster does not know it any more."""
@@ -131,10 +146,11 @@ class JobClient:
             raise UserError(f"{self.address}: {ASKS_FOR_TOKEN}") from None
         except (ConnectionError, requests.RequestException, aiohttp.ClientError):
             raise UserError(
-                f"{self.address}: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster"
+                f"{self.address}: no Ray dashboard answers{_through_proxy(self.address)}; give --address "
+                "http://HEAD:8265 of a running cluster"
             ) from None
         except RuntimeError as error:
-            raise UserError(f"{self.address}: {' '.join(str(error).split())}") from None
+            raise UserError(f"{self.address}{_through_proxy(self.address)}: {' '.join(str(error).split())}") from None
 
 
 class _Log:
@@ -187,6 +203,17 @@ def _entrypoint(words: list[str]) -> str:
     if sys.prefix == sys.base_prefix:
         return command
     return f'PATH={shlex.quote(str(Path(sys.prefix) / "bin"))}:"$PATH" {command}'
+
+
+def _through_proxy(address: str) -> str:
+    """Say which proxy HTTP to the address goes through, and how it would not; empty if it goes through none."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    url = urlsplit(address if "://" in address else f"http://{address}")
+    if url.scheme not in {"http", "https"} or not select_proxy(url.geturl(), get_environ_proxies(url.geturl())):
+        return ""
+    used = next(name for name in proxy_variables() if name.lower() in {f"{url.scheme}_proxy", "all_proxy"})
+    return f" through the proxy of {used}; add {url.hostname} to no_proxy to ask it directly"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import haproxy
+from cluster.machine_limits import connections_of_haproxy
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
 from rayrec.config.execution import Execution
@@ -296,4 +297,5 @@ def _environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, available_cpus())),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(connections_of_haproxy()),
     }

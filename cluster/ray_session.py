@@ -12,11 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.java import provide_java
+from cluster.machine_limits import require_room
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.common.ray_waits import waits_shown
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
@@ -41,8 +43,9 @@ def ray_session(
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
     with what training in it needs (`trains`). `meanwhile` is called while the session starts, in another thread, with
-    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts.
-    Raises what `meanwhile` raises, and UserError if no cluster answers at the address.
+    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts, and
+    what Ray has no room for. Raises what `meanwhile` raises, and UserError if no cluster answers at the address or this
+    machine's limits are too low.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
@@ -59,6 +62,7 @@ def ray_session(
     held = hold_messages()
     with ExitStack() as stack:
         if not address:
+            require_room(serves=not trains)
             stack.enter_context(serve_behind_haproxy())
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(meanwhile)
@@ -69,6 +73,7 @@ def ray_session(
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
+        stack.enter_context(waits_shown(progress))
         try:
             yield
         except UserError:
@@ -162,6 +167,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONWARNINGS": "ignore",
 }
+_NO_PROXY, _ALL_ADDRESSES = "no_grpc_proxy", "0.0.0.0/0,::/0,localhost"
+"""Hosts that gRPC asks without the proxies of the environment: Ray's processes know each other by their addresses. Ray
+itself passes by proxies, but not the library through which its processes hand in their metrics."""
 
 
 def _prepare_environment(local: bool) -> dict[str, str]:
@@ -176,6 +184,9 @@ def _prepare_environment(local: bool) -> dict[str, str]:
         os.environ["PATH"] = f"{interpreter}{os.pathsep}{os.environ.get('PATH', '')}"
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    given = os.environ.get(_NO_PROXY, "")
+    if not given.endswith(_ALL_ADDRESSES):
+        os.environ[_NO_PROXY] = f"{given},{_ALL_ADDRESSES}".removeprefix(",")
     provide_java()
     if local and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
         os.environ.setdefault("RAY_TMPDIR", "/tmp")

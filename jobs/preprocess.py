@@ -109,8 +109,8 @@ def _run_on_spark(
     from rayrec.preprocessing.workers.spark import SparkWorkers
     from rayrec.storage.staged import lent
 
-    progress.stage("start Spark on Ray")
-    with ray_session(), ExitStack() as stack:
+    with ray_session(progress=progress), ExitStack() as stack:
+        progress.stage("start Spark on Ray")
         is_shared = all_nodes_see(output.parent)
         at_uri = was_at_uri or (job.reads_uris and not is_shared)
         at_uri = at_uri and stack.enter_context(lent(output, progress))

@@ -204,9 +204,10 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         if request.tls_certificate is not None:
             # HAProxy has no TLS here; Serve's own proxy does.
             os.environ.setdefault(HAPROXY_SWITCH, "0")
-        progress.stage("start server")
         # Its imports take half as long as Ray.
-        stack.enter_context(ray_session(meanwhile=partial(import_module, "serve.app"), trains=False))
+        meanwhile = partial(import_module, "serve.app")
+        stack.enter_context(ray_session(meanwhile, trains=False, progress=progress))
+        progress.stage("start server")
         stack.enter_context(_deployed(arguments, request))
         url = request.url
         progress.finish()

@@ -32,6 +32,7 @@ from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.files import is_vacant
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
+from rayrec.common.proxies import reach_this_machine_directly
 from rayrec.config.validation import describe_validation_error
 from rayrec.storage.location import shown, staging_root, uri_of
 
@@ -86,6 +87,7 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     output of an earlier command stays intact), unless the command has begun to continue the work in it.
     """
     request.check()
+    reach_this_machine_directly()
     with _staged(request, progress):
         folder: Path | None = getattr(request, "output", None)
         before: int | None = 0  # until it is looked at, others' work may be in it

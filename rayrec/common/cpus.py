@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from rayrec.common.cgroups import cgroups
 
 CPUS_OF_COMMAND = "RAYREC_CPUS"
 """Environment variable of a Ray session's processes: the CPUs of the command that has started the session for itself.
@@ -90,7 +92,9 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 def _quota(process: Path) -> float | None:
     """Return the least quota of the process's cgroup and of those above it, as far as their files can be seen."""
-    quotas = [quota for folder in _cgroups(process) for quota in (_quota_of_v2(folder), _quota_of_v1(folder)) if quota]
+    quotas = [
+        quota for folder in cgroups("cpu", process) for quota in (_quota_of_v2(folder), _quota_of_v1(folder)) if quota
+    ]
     return min(quotas, default=None)
 
 
@@ -106,48 +110,3 @@ def _quota_of_v1(folder: Path) -> float | None:
         quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         return quota / period if quota > 0 else None
     return None
-
-
-def _cgroups(process: Path) -> Iterator[Path]:
-    """The folders of the cgroups that control the CPUs of a process: its own and those above it, where mounted.
-
-    A mount shows a hierarchy from some cgroup on. One that is not above the process's own, as the names in a container
-    can have it, counts itself: it is what the container was given.
-    """
-    try:
-        paths = dict(_paths(process))
-        mounts = list(_mounts(process))
-    except OSError:
-        return
-    for kind, path in paths.items():
-        of_kind = [(root, folder) for mounted, root, folder in mounts if mounted == kind]
-        above = [(root, folder) for root, folder in of_kind if path.is_relative_to(root) and ".." not in path.parts]
-        for root, folder in above or of_kind[:1]:
-            own = folder / path.relative_to(root) if above else folder
-            yield own
-            yield from (parent for parent in own.parents if parent.is_relative_to(folder))
-
-
-def _paths(process: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """The path of the process's cgroup in the hierarchy of version 2 and in version 1's of the CPUs."""
-    for line in (process / "cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            yield "cgroup2", PurePosixPath(path)
-        elif "cpu" in controllers.split(","):
-            yield "cgroup", PurePosixPath(path)
-
-
-def _mounts(process: Path) -> Iterator[tuple[str, PurePosixPath, Path]]:
-    """(cgroup2 or cgroup, the cgroup that is mounted, the folder) of these hierarchies' mounts: proc(5), mountinfo."""
-    for line in (process / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            root, folder = (_unescaped(field) for field in before.split(" ")[3:5])
-            yield kind, PurePosixPath(root), Path(folder)
-
-
-def _unescaped(field: str) -> str:
-    """A field of mountinfo, in which blanks are written as \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)

@@ -4,7 +4,13 @@ import ctypes
 import re
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from rayrec.common.cgroups import cgroups, number_in
+
+_LIMIT_USED_IDLE = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a cgroup of version 2 and of version 1, and a line of its memory.stat."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of mallopt(3)."""
 _LARGEST = 2**31 - 1
@@ -15,22 +21,21 @@ arena of its own, from which freed memory goes back to the kernel whatever the s
 """
 
 
-def available_memory() -> int:
-    """Bytes that new processes can use: the machine's, or what the container's limit (of cgroups v2) leaves.
+def available_memory(process: Path = Path("/proc/self")) -> int:
+    """Bytes that new processes can use: the machine's, or what the limits of the process's cgroups leave.
 
     Pages of files that were read and lie idle are available: the system takes them back when memory is asked for.
     """
     import psutil
 
     free: int = psutil.virtual_memory().available
-    try:
-        limit, used, statistics = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
-    except OSError:
-        return free
-    if limit.strip() == "max":
-        return free
-    idle = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
-    return min(free, max(0, int(limit) - int(used) + (int(idle[1]) if idle else 0)))
+    for folder in cgroups("memory", process):
+        for limit, used, idle in _LIMIT_USED_IDLE:
+            most, now = number_in(folder / limit), number_in(folder / used)
+            if most is not None and now is not None:
+                found = re.search(rf"^{idle} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                free = min(free, max(0, most - now + (int(found[1]) if found else 0)))
+    return free
 
 
 def keep_freed_memory(most: int = _LARGEST) -> None:

@@ -23,6 +23,7 @@ from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
 from rayrec.common.interrupts import interrupts_kept
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
+from rayrec.common.names import ascii_name
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.config.evaluate import InferencePrecision
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 # on it, and resources that exist are had at once.
 _ELASTIC_START_SECONDS = 15
 
+_NAME_LENGTH = 64
+"""Characters of a run folder's name that Ray Train knows the run by; a file system takes 255 bytes."""
 _FETCH_SECONDS = 5.0
 """Pause between two looks at the history of a run whose rank 0 may be on another node."""
 
@@ -258,8 +261,9 @@ def _run_workers(
             resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
         ),
         run_config=RunConfig(
-            # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that.
-            name=f"{folder.name}-{uuid.uuid4().hex[:8]}",
+            # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that. The name is a tag of
+            # Ray's metrics and names a folder.
+            name=f"{ascii_name(folder.name)[-_NAME_LENGTH:]}-{uuid.uuid4().hex[:8]}",
             storage_path=str(folder / ".ray_train"),
             failure_config=FailureConfig(max_failures=recipe.train.max_failures),
             logging_config=LoggingConfig(log_level="WARNING"),

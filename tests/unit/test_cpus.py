@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,9 @@ from ray._private.ray_constants import RAY_INTERNAL_FLAGS
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from rayrec.common.cpus import CpuLimits, cpu_limits, limit_libraries
+from tests.cgroup_files import V2, process_folder
 
-V1, V2 = "cgroup cgroup rw,cpu,cpuacct", "cgroup2 cgroup2 rw,nsdelegate"
-
-
-def _process(folder: Path, cgroup: str, mounts: list[tuple[str, str, str]], files: Mapping[str, str]) -> Path:
-    """A folder of /proc: `cgroup`, mounts (root, folder, kind) and the files of cgroups, all below `folder`."""
-    process = folder / "proc"
-    process.mkdir()
-    (process / "cgroup").write_text(cgroup)
-    lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=continue\n"]
-    for number, (root, mounted, kind) in enumerate(mounts):
-        place = str(folder / mounted).replace(" ", "\\040")
-        lines.append(f"{31 + number} 22 0:{number} {root} {place} rw,nosuid shared:9 - {kind}\n")
-    (process / "mountinfo").write_text("".join(lines))
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return process
+V1 = "cgroup cgroup rw,cpu,cpuacct"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +86,12 @@ def _process(folder: Path, cgroup: str, mounts: list[tuple[str, str, str]], file
 def test_the_least_quota_above_a_process_counts(
     cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, str], quota: float | None, tmp_path: Path
 ) -> None:
-    assert cpu_limits({}, _process(tmp_path, cgroup, mounts, files)).quota == quota
+    assert cpu_limits({}, process_folder(tmp_path, cgroup, mounts, files)).quota == quota
 
 
 def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
     assert cpu_limits({}, tmp_path / "nowhere").quota is None
-    process = _process(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max/is a folder": ""})
+    process = process_folder(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max/is a folder": ""})
     assert cpu_limits({}, process).quota is None
 
 
@@ -176,7 +159,7 @@ def test_a_pinned_process_has_the_cpus_it_is_pinned_to() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is nothing to limit on one CPU")
 def test_libraries_are_told_of_a_quota_but_the_user_has_the_last_word(tmp_path: Path) -> None:
-    limited = _process(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max": "20000 100000\n"})
+    limited = process_folder(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max": "20000 100000\n"})
     for process, before, after in (
         (limited, {}, {"OMP_NUM_THREADS": "1"}),
         (limited, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2"}),

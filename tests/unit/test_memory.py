@@ -11,8 +11,10 @@ import pytest
 
 from rayrec.common import memory
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
+from tests.cgroup_files import V2, process_folder
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
@@ -23,16 +25,21 @@ from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
     ],
 )
 def test_a_container_has_what_its_limit_leaves(
-    limit: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, expected: int | None, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_memory() == free.available, "no container"
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.stat").write_text("anon 400000\nfile 300000\ninactive_file 250000\nactive_file 50000\n")
-    assert memory.available_memory() == (free.available if expected is None else expected)
+    assert memory.available_memory(tmp_path / "nowhere") == free.available, "no container"
+    of_limit, of_use, idle = memory._LIMIT_USED_IDLE[2 - version]
+    files = {
+        # The limit is that of a cgroup above the process's own.
+        f"cg/pod/{of_limit}": f"{limit}\n",
+        f"cg/pod/{of_use}": "700000\n",
+        "cg/pod/memory.stat": f"anon 400000\nfile 300000\n{idle} 250000\nactive_file 50000\n",
+    }
+    cgroup, mounted = ("0::/pod/box\n", V2) if version == 2 else ("5:memory:/pod/box\n", "cgroup cgroup rw,memory")
+    process = process_folder(tmp_path, cgroup, [("/", "cg", mounted)], files)
+    assert memory.available_memory(process) == (free.available if expected is None else expected)
 
 
 KEEPS = """

@@ -26,3 +26,11 @@ def test_the_dashboard_shows_what_is_published() -> None:
         for target in panel["targets"]:
             assert set(re.findall(r"(\w+)(?:=~|!=|=)\"", target["expr"])) <= labels
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
+
+
+def test_a_run_publishes_its_figures_whatever_it_is_called() -> None:
+    """Ray's metrics raise an error for a tag that is not ASCII."""
+    gauges = RunGauges("συνταγή", Path("έξοδος/τρέξιμο 😀\x01"))
+    gauges.take({"event": "train", "step": 1, **dict.fromkeys(gauges.of_steps, 1.0)})
+    gauges.take({"event": "evaluate", "step": 1, "split": "δοκιμή", "auc": 0.5})
+    gauges.report()

@@ -290,6 +290,16 @@ def test_the_end_of_a_job_whose_log_died_with_its_node_is_found(monkeypatch: pyt
     assert _follow(monkeypatch, running, ConnectionError(), RuntimeError("busy"), running, failed) is failed
 
 
+def test_a_job_that_does_not_begin_is_said_to_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pending, done = (SimpleNamespace(status=JobStatus(name)) for name in ("PENDING", "SUCCEEDED"))
+    assert _follow(monkeypatch, *[pending] * 8, done, done) is done
+    lines = capsys.readouterr().out.splitlines()
+    # Each look at the clock takes ten seconds.
+    assert len(lines) == 2 and all(line.startswith("job j has not begun: ") for line in lines)
+
+
 def test_a_head_that_was_started_anew_has_forgotten_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = RuntimeError("Request failed with status code 404: Job j does not exist.")
     assert _follow(monkeypatch, ConnectionError(), gone) is None
@@ -297,7 +307,7 @@ def test_a_head_that_was_started_anew_has_forgotten_the_job(monkeypatch: pytest.
 
 def test_a_cluster_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="http://h: no Ray dashboard answers"):
-        _follow(monkeypatch, *[ConnectionError()] * 14)
+        _follow(monkeypatch, *[ConnectionError()] * 15)
 
 
 def test_the_result_of_a_job_is_the_json_that_ends_its_log() -> None:

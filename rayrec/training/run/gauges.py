@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayrec.common.names import ascii_name
 from rayrec.training.run.history import main_metrics
 
 _OF_STEPS = {
@@ -23,7 +24,7 @@ class RunGauges:
         # Only now: Ray is imported when its environment is set.
         from ray.util.metrics import Gauge
 
-        self._tags = {"recipe": recipe, "run": "/".join(run.parts[-2:])}
+        self._tags = {"recipe": ascii_name(recipe), "run": ascii_name("/".join(run.parts[-2:]))}
         tags = tuple(self._tags)
         self.of_steps = {name: Gauge(f"rayrec_training_{name}", text, tags) for name, text in _OF_STEPS.items()}
         self.evaluation = Gauge(
@@ -47,4 +48,4 @@ class RunGauges:
         for name, value in self._steps.items():
             self.of_steps[name].set(value, self._tags)
         for (split, metric), value in self._evaluations.items():
-            self.evaluation.set(value, {**self._tags, "split": split, "metric": metric})
+            self.evaluation.set(value, {**self._tags, "split": ascii_name(split), "metric": metric})
