@@ -14,6 +14,7 @@ from cluster.java import provide_java
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.interrupts import interrupts_kept
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
@@ -56,7 +57,7 @@ def ray_session(
         return
     progress.stage("start Ray")
     held = hold_messages()
-    with ExitStack() as stack:
+    with interrupts_kept(), ExitStack() as stack:
         if not address:
             stack.enter_context(serve_behind_haproxy())
         with ThreadPoolExecutor(1) as pool:
