@@ -16,6 +16,7 @@ from cluster.machine_limits import require_room
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.interrupts import interrupts_kept
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.common.ray_waits import waits_shown
@@ -60,7 +61,7 @@ def ray_session(
         return
     progress.stage("start Ray")
     held = hold_messages()
-    with ExitStack() as stack:
+    with interrupts_kept(), ExitStack() as stack:
         if not address:
             require_room(serves=not trains)
             stack.enter_context(serve_behind_haproxy())

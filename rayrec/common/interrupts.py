@@ -1,4 +1,4 @@
-"""Ctrl-C in a process whose libraries handle it in ways of their own."""
+"""Ctrl-C and SIGTERM in a process whose libraries handle them in ways of their own."""
 
 import signal
 import threading
@@ -8,16 +8,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Put back, at the end of the block, the handler of Ctrl-C that was there before a library installed its own.
+    """Put back, at the end of the block, the handlers of Ctrl-C and SIGTERM that were there before a library's own.
 
-    Spark's turns an interrupt of a running job into a Py4JError. That of Ray Train stays when the training is over: it
-    then calls a process that is gone, and raises the error of that instead of KeyboardInterrupt.
+    Spark's turns Ctrl-C in a running job into a Py4JError. That of Ray Train stays when the training is over: it then
+    calls a process that is gone, and raises the error of that. Ray leaves no handler of SIGTERM when its session ends:
+    the process would die at once, and leave behind what it has started.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone has handlers
         yield
         return
-    handler = signal.getsignal(signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -19,6 +19,9 @@ from tests.environments import environment_without_cluster
 from tests.training_runs import recipe
 
 SESSION = """
+import signal
+interrupted = []
+signal.signal(signal.SIGTERM, lambda number, frame: interrupted.append(number))
 from cluster.ray_session import ray_session
 from rayrec.internals.ray_core import JAVA_LIBRARY
 with ray_session():
@@ -26,6 +29,8 @@ with ray_session():
     session = ray._private.worker._global_node.get_session_dir_path()
     open(f"{session}/{JAVA_LIBRARY}", "w").close()
     print(session, ray.get(ray.remote(lambda: os.getpid()).remote()))
+os.kill(os.getpid(), signal.SIGTERM)
+assert interrupted == [signal.SIGTERM], "the handler of before the session has it"
 """
 
 

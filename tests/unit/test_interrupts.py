@@ -1,4 +1,4 @@
-"""Ctrl-C stays what it was when a library has handled it."""
+"""Ctrl-C and SIGTERM stay what they were when a library has handled them."""
 
 import signal
 import threading
@@ -12,16 +12,17 @@ def _of_a_library(number: int, frame: object) -> None:
     """A handler such as that of Ray Train."""
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_handler_is_put_back(fails: bool) -> None:
-    before = signal.getsignal(signal.SIGINT)
+def test_the_handler_is_put_back(number: signal.Signals, fails: bool) -> None:
+    before = signal.getsignal(number)
     try:
         with interrupts_kept():
-            signal.signal(signal.SIGINT, _of_a_library)
+            signal.signal(number, _of_a_library)
             assert not fails or 1 / 0
     except ZeroDivisionError:
         pass
-    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.getsignal(number) == before
 
 
 def test_other_threads_have_no_handlers() -> None:
