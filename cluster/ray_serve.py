@@ -60,7 +60,6 @@ _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 _LONGEST_FOLDER = 26
 _FOLDER_PREFIX = "hap-"
 _PROXY = "SERVE_PROXY_ACTOR"
-_LONGEST_ANNOUNCING = 5.0
 _LONGEST_CLOSING = 1.0
 """Seconds that HAProxy may take to close the connections of clients who send nothing more."""
 
@@ -109,21 +108,6 @@ def host_for_serve(host: str) -> str:
         return haproxy.ALL_ADDRESSES
     found = haproxy.addresses(host)
     return host if any(":" not in address for address in found) else found[0]
-
-
-def announce_end(application: str) -> None:
-    """Let the health checks of all replicas of an application fail, while they answer all else (`end_soon`)."""
-    from ray import serve as ray_serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import DeploymentUnavailableError
-
-    handle = ray_serve.get_app_handle(application)
-    # Under `SETTINGS` a handle would belong to an event loop of its caller, and complain of its end.
-    handle._init(_run_router_in_separate_loop=True)
-    try:
-        handle.broadcast("end_soon").results(timeout_s=_LONGEST_ANNOUNCING)
-    except (RayError, TimeoutError, DeploymentUnavailableError) as error:
-        logger.warning("a replica does not hear of the end, its health checks go on as before: %s", error)
 
 
 def close_haproxy() -> None:

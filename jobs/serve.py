@@ -141,7 +141,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 
     Health checks fail first, then the ports close.
     """
-    from cluster.ray_serve import announce_end, asking_replicas
+    from cluster.ray_serve import asking_replicas
     from serve.models.served_models import ServedModel, agreed, news
 
     # Signals are handled until the last request in work is answered.
@@ -158,7 +158,8 @@ def run(request: ServeRequest, progress: Progress) -> Result:
             for line in news(told, models):
                 progress.message(line)
             told = models
-        announce_end(_APPLICATION)
+        if not ask("end_soon"):
+            progress.message("a replica does not hear of the end; its health checks go on as before")
         progress.message(
             f"health checks fail now; requests are taken for another {request.drain_seconds:g} s, or until Ctrl-C again"
         )

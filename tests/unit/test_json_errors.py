@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.applications import Starlette
@@ -14,6 +16,8 @@ from serve.engine import admission
 from serve.engine.admission import Admission
 from serve.http_app import create_app
 from serve.models.served_models import ServedModels
+from serve.models.updates import Updates
+from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
 from serve.operations.tokens import read_tokens
 from serve.protocols.http import JsonErrors
@@ -85,8 +89,10 @@ def models() -> ServedModels:
 
 
 @pytest.fixture
-def app(models: ServedModels) -> Starlette:
-    return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), ServingMetrics()))
+def app(models: ServedModels, tmp_path: Path) -> Starlette:
+    metrics = ServingMetrics()
+    updates = Updates({}, Mock(), models, JsonLog("shadow", tmp_path, "test"), metrics)
+    return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), metrics), updates)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v2/health/ready"])

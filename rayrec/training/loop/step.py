@@ -24,7 +24,7 @@ from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
 from rayrec.training.loop.loss import BatchTotals, batch_loss
-from rayrec.training.loop.precision import LossScale
+from rayrec.training.loop.loss_scale import LossScale
 from rayrec.training.optimizers.build import build_optimizer
 from rayrec.training.placement.parallel_model import ParallelModel, SentIds
 
