@@ -78,6 +78,13 @@ def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path)
                 found[name, f"{tags.get('split', '')} {tags.get('metric', '')}".strip()] = float(value)
 
 
+def test_a_run_may_have_any_name(ray_cluster: str, tmp_path: Path) -> None:
+    """Ray Train tags its metrics with the run's name, and names a folder by it."""
+    dataset = make_dataset(tmp_path / "δεδομένα", {"train": 200, "test": 20})
+    run = tmp_path / "τρέξιμο 😀 %20'\"#?;" / ("λ" * 100 + "\x01")
+    assert train(recipe(workers=2, max_steps=2), dataset, run).keys() == {"test"}
+
+
 def test_nothing_of_a_session_is_left() -> None:
     environment = environment_without_cluster()
     command = [sys.executable, "-c", SESSION]
