@@ -85,15 +85,20 @@ def place_scoring(
     raw_bytes: int | None = None,
     pairs: int | None = None,
 ) -> Place:
-    """Return where rows of a dataset, raw files, or pairs of a user and an item are scored."""
+    """Return where rows of a dataset, raw files, or pairs of a user and an item are scored.
+
+    With `rows` and `raw_bytes` so many rows of these files are; large are then both.
+    """
+    amounts = []
     if rows is not None:
-        work, is_large = f"{rows:,} rows", rows > _ROWS_SCORED_HERE
-    elif raw_bytes is not None:
-        work, is_large = format_bytes(raw_bytes), raw_bytes > _BYTES_SCORED_HERE
-    else:
-        assert pairs is not None
-        work, is_large = f"{pairs:,} pairs of a user and an item", pairs > _PAIRS_SCORED_HERE
-    return _place("predict", request, engine=DATA, work=work, is_large=is_large, progress=progress)
+        amounts.append((f"{rows:,} rows", rows > _ROWS_SCORED_HERE))
+    if raw_bytes is not None:
+        amounts.append((format_bytes(raw_bytes), raw_bytes > _BYTES_SCORED_HERE))
+    if pairs is not None:
+        amounts.append((f"{pairs:,} pairs of a user and an item", pairs > _PAIRS_SCORED_HERE))
+    works, are_large = zip(*amounts, strict=True)
+    work = " of ".join(works)
+    return _place("predict", request, engine=DATA, work=work, is_large=all(are_large), progress=progress)
 
 
 def _only_ray_train(workers: str, device: Literal["auto", "cpu", "cuda"]) -> str | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_cluster import ray_head
 from tests.environments import environment_of_open_cluster, environment_without_cluster
-from tests.ray_head import ray_head
 
 PUBLISH = """
 import time

@@ -66,12 +66,15 @@ SMALL = {
     "predict, rows": scoring(rows=2**20),
     "predict, raw": scoring(raw_bytes=2**28),
     "predict, pairs": scoring(pairs=2**30),
+    "predict, many rows of a small file": scoring(rows=2**22, raw_bytes=2**20),
+    "predict, few rows of a large file": scoring(rows=10, raw_bytes=2**33),
 }
 LARGE = {
     "preprocess": preprocessing(raw_files(suits_threads=False)),
     "predict, rows": scoring(rows=2**20 + 1),
     "predict, raw": scoring(raw_bytes=2**28 + 1),
     "predict, pairs": scoring(pairs=2**30 + 1),
+    "predict, many rows of a large file": scoring(rows=2**22, raw_bytes=2**33),
 }
 ONLY_RAY = {
     "joins": preprocessing(raw_files(needs_spark=True)),

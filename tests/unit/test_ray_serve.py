@@ -57,7 +57,7 @@ def test_the_controller_is_found_by_its_name() -> None:
 
 
 def test_proxies_keep_the_process_of_haproxy() -> None:
-    """An upgrade may change these private parts of Ray Serve: adapt those who call `_proxies`, and `asking_replicas`."""
+    """An upgrade may change these private parts of Ray Serve: adapt `_proxies` and `asking_replicas`."""
     module = inspect.getsource(haproxy)
     assert "class HAProxyManager(" in module and "self._haproxy = HAProxyApi(" in module
     assert "proc = self._proc" in inspect.getsource(haproxy.HAProxyApi.stop)
