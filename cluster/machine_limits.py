@@ -68,8 +68,16 @@ def machine_limits(process: Path = Path("/proc/self"), shared_memory: Path = Pat
 
 
 def temporary_folder() -> Path:
-    """Return the folder in which Ray makes `ray`, with the sockets and logs of its sessions."""
-    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+    """Return the folder in which Ray makes `ray`, with sockets and logs of sessions: /tmp where TMPDIR does not do."""
+    if given := os.environ.get("RAY_TMPDIR"):
+        return Path(given)
+    folder = Path(os.environ.get("TMPDIR") or "/tmp")
+    return folder if _can_have_sockets(folder) else Path("/tmp")
+
+
+def _can_have_sockets(folder: Path) -> bool:
+    is_short = len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET
+    return is_short and str(folder).isascii() and "'" not in str(folder)
 
 
 def connections_of_haproxy() -> int:
@@ -139,8 +147,7 @@ def _temporary_files(folder: Path) -> Limit:
     written = made if made.exists() else folder
     if flags & os.ST_RDONLY or not os.access(written, os.W_OK | os.X_OK):
         return Limit(name, f"{written} cannot be written to", "fail", f"change its mode, {elsewhere}")
-    length = len(os.fsencode(folder / _SOCKET))
-    if length > _LONGEST_SOCKET or not str(folder).isascii() or "'" in str(folder):
+    if not _can_have_sockets(folder):
         most = _LONGEST_SOCKET - len(_SOCKET) - 1
         found = f"Ray needs a path of at most {most} letters of ASCII, without apostrophes, unlike {folder}"
         return Limit(name, found, "fail", "set RAY_TMPDIR to another folder, as /tmp")

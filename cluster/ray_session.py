@@ -5,14 +5,13 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.java import provide_java
-from cluster.machine_limits import require_room
+from cluster.machine_limits import require_room, temporary_folder
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
@@ -157,8 +156,6 @@ def _start(environment: Mapping[str, str]) -> None:
             del os.environ[name]
 
 
-_LONGEST_TEMPORARY = 40
-"""Bytes of the path of a temporary folder. Ray's sockets have names of up to 67 bytes below it, and a path of 107."""
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -189,8 +186,8 @@ def _prepare_environment(local: bool) -> dict[str, str]:
     if not given.endswith(_ALL_ADDRESSES):
         os.environ[_NO_PROXY] = f"{given},{_ALL_ADDRESSES}".removeprefix(",")
     provide_java()
-    if local and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
-        os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    if local:
+        os.environ.setdefault("RAY_TMPDIR", str(temporary_folder()))
     if local and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # Only this session knows the token, so other users of the machine cannot control its Ray.
         os.environ["RAY_AUTH_MODE"] = "token"
