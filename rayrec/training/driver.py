@@ -104,7 +104,7 @@ def train(
     """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
 
     The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs. Workers read
-    `by_ray_data`, or by threads of their own; by default as `_execution` says.
+    `by_ray_data`, or by threads of their own; by default as `execution_of` says.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
@@ -120,7 +120,7 @@ def train(
     require_trainable(recipe, dataset, device)
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
-    execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
+    execution = execution_of(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     if resume and (output / RUN_FILE).exists():
         run = RunFolder.resume(output, recipe, dataset, origin)
     else:
@@ -169,7 +169,7 @@ def evaluate(
     """
     device = "cpu" if in_this_process else device_of_workers(recipe)
     require_evaluable(recipe, dataset)
-    execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
+    execution = execution_of(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.head(split, rows).split(split).rows)
     if in_this_process:
@@ -205,7 +205,7 @@ def device_of_workers(recipe: Recipe) -> DeviceName:
     return device
 
 
-def _execution(recipe: Recipe, device: DeviceName, *, in_this_process: bool, by_ray_data: bool | None) -> Execution:
+def execution_of(recipe: Recipe, device: DeviceName, *, in_this_process: bool, by_ray_data: bool | None) -> Execution:
     """Return how a recipe is trained or evaluated, in this process or in its Ray session.
 
     By default tasks of Ray Data read where they can do so on other nodes, or for several GPUs, whose few processes

@@ -18,6 +18,8 @@ from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig
 from rayrec.ingest.dataset import Manifest, manifest_fingerprint
+from rayrec.recipes import load_recipe
+from rayrec.training.driver import execution_of
 from tests.builders import make_dataset
 
 NO_SPARK, SPARK = SparkConfig(), SparkConfig(executors=3)
@@ -130,3 +132,22 @@ def test_a_dataset_is_the_same_however_it_was_made(tmp_path) -> None:
     assert manifest_fingerprint(folder) == before
     manifest.model_copy(update={"rejected": {"too long": 1}}).save(folder)
     assert manifest_fingerprint(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "has_other_nodes", "asked", "reads"),
+    [
+        ("cpu", 2, False, None, "threads"),
+        ("cuda", 1, False, None, "threads"),
+        ("cuda", 4, False, None, "Ray Data"),
+        ("cpu", 1, True, None, "Ray Data"),
+        ("cpu", 1, False, True, "Ray Data"),
+    ],
+)
+def test_what_reads_for_workers_of_ray_train(
+    device: Any, workers: int, has_other_nodes: bool, asked: bool | None, reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.training.driver.has_other_nodes", lambda: has_other_nodes)
+    recipe = load_recipe("dlrm-criteo-debug", [f"train.workers={workers}"])
+    found = execution_of(recipe, device, in_this_process=False, by_ray_data=asked)
+    assert (found.on, found.engine, found.reads, found.workers) == ("ray", "Ray Train", reads, workers)
