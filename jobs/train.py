@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import PositiveInt
+
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
 from jobs.command.execution import PlacedRequest, place_training
 from jobs.evaluate import part_of_split
@@ -44,6 +46,13 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
     best checkpoint, whose metrics are then those of the model."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
     """Feature whose table begins anew instead, with --warm-start; repeatable."""
+    max_steps: PositiveInt | None = None
+    """End of the training at the latest, in optimizer steps (train.max_steps), by default as in the recipe."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        given = () if self.max_steps is None else (f"train.max_steps={self.max_steps}",)
+        return (*super().overrides, *given)
 
     def load_recipe(self) -> Recipe:
         """The recipe with overrides applied, and what a warm start changes. Raises ConfigError."""

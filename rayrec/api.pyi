@@ -112,6 +112,7 @@ def train(
     warm_start: AnyPath | None = None,
     refit_of: AnyPath | None = None,
     reset: Sequence[str] = (),
+    max_steps: int | None = None,
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -130,6 +131,7 @@ def train(
         refit_of: Run folder whose rows, held-out ones too, are all in `train` of --data: train anew, for as many epochs
             as its best checkpoint, whose metrics are then those of the model.
         reset: Feature whose table begins anew instead, with --warm-start; repeatable.
+        max_steps: End of the training at the latest, in optimizer steps (train.max_steps), by default as in the recipe.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.
         precision: Arithmetic of the dense network (train.precision), by default as in the recipe.

@@ -1,21 +1,21 @@
 """Work beside a block: its failure is neither lost nor the block's."""
 
-import logging
 import threading
+from unittest import TestCase
 
 import pytest
 
 from rayrec.common.background import in_background
 
 
-def test_a_failure_is_logged_once_and_the_block_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_once_and_the_block_goes_on() -> None:
     def fail(ended: threading.Event) -> None:
         raise KeyError("στήλη")
 
     done = False
-    with caplog.at_level(logging.ERROR, "rayrec"), in_background(fail, "beside"):
+    with TestCase().assertLogs("rayrec", "ERROR") as logs, in_background(fail, "beside"):
         done = True
-    (record,) = caplog.records
+    (record,) = logs.records
     assert done and "'beside'" in record.getMessage()
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 

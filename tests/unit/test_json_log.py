@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
 
@@ -16,14 +17,13 @@ def test_lines_are_json(tmp_path: Path) -> None:
     assert json.loads(line).items() >= {"path": "/é", "status": 200}.items()
 
 
-def test_a_full_disk_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "access-r8.jsonl").symlink_to("/dev/full")
     log = JsonLog("access", tmp_path, "r8")
-    for _ in range(3):
-        log.write({"status": 200})
-    (message,) = caplog.messages
+    with TestCase().assertLogs("serve") as logs:
+        for _ in range(3):
+            log.write({"status": 200})
+    (message,) = (record.getMessage() for record in logs.records)
     assert message.startswith(f"{tmp_path}/access-r8.jsonl: no space left on its disk: ")
     assert message.endswith("; requests are answered, and lines of this log are lost")
 
