@@ -20,7 +20,7 @@ def test_lines_are_json(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "access-r8.jsonl").symlink_to("/dev/full")
     log = JsonLog("access", tmp_path, "r8")
-    with TestCase().assertLogs("serve") as logs:
+    with TestCase().assertLogs("ray.serve.rayrec") as logs:
         for _ in range(3):
             log.write({"status": 200})
     (message,) = (record.getMessage() for record in logs.records)
