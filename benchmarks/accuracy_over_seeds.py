@@ -85,7 +85,7 @@ def measure(name: str, seeds: Sequence[int], rows: int) -> None:
 
 
 def summary(rows: int) -> str:
-    """A line a recipe and precision: the mean and the deviation over its seeds; of float32, what scoring in bf16 does.
+    """Return a line a recipe and precision: mean and deviation over seeds; of float32, what scoring in bf16 does.
 
     That is the greatest change of the metric, and the greatest and the largest mean change of probabilities.
     """

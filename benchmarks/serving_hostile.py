@@ -200,7 +200,7 @@ def _tensor(contents: bytes) -> bytes:
 
 
 def under(attack: Attack, target: Server, least_seconds: float = 5.0) -> dict[str, Any]:
-    """What an attack does, once and for `least_seconds`, while honest clients ask 10 times a second."""
+    """Return what an attack does, once and for `least_seconds`, while honest clients ask 10 times a second."""
     (replica,) = replicas()
     before, seen = _resident_mib(replica), []
     statuses: Counter[str] = Counter()

@@ -153,7 +153,7 @@ def measure_deltas(folder: Path, requests: int, per_second: float, values: int) 
 
 
 def measure_life(folder: Path, seconds: float) -> dict[str, Any]:
-    """The life of a server: start, `seconds` of work with a version switch and the death of a replica, SIGTERM."""
+    """Measure the life of a server: start, `seconds` of work, a version switch, the death of a replica, SIGTERM."""
     made, models, log = folder / "made", folder / "models" / "ctr", folder / "log"
     models.mkdir(parents=True)
     for version in ("1", "2"):

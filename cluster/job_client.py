@@ -117,7 +117,7 @@ class JobClient:
                 time.sleep(1.0)
 
     def details(self, job: str) -> "JobDetails | None":
-        """The job as Ray describes it; None if the cluster does not know it any more."""
+        """Return the job as Ray describes it; None if the cluster does not know it any more."""
         with self._user_errors():
             try:
                 details: JobDetails = self._client.get_job_info(job)

@@ -138,7 +138,7 @@ def kill_node(node: int) -> None:
 
 
 def processes_of(node: int) -> list[psutil.Process]:
-    """A node's `ray start`, its raylet and all that runs on the node."""
+    """Return a node's `ray start`, its raylet and all that runs on the node."""
     return [psutil.Process(node), *psutil.Process(node).children(recursive=True)]
 
 

@@ -92,7 +92,7 @@ def connections_of_haproxy() -> int:
 
 
 def _open_files() -> Limit:
-    """The hard limit: Ray and HAProxy raise the soft one to it."""
+    """Look at the hard limit: Ray and HAProxy raise the soft one to it."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = connections_of_haproxy()
     fix = "raise the hard limit (ulimit -Hn, LimitNOFILE, docker --ulimit nofile=65536:65536)"
@@ -107,7 +107,7 @@ def _open_files() -> Limit:
 
 
 def _processes(process: Path) -> Limit:
-    """What pids.max of the cgroups leaves, and the user's limit, which does not count for root."""
+    """Look at what pids.max of the cgroups leaves, and at the user's limit, which does not count for root."""
     fix = "raise the limit (ulimit -u, TasksMax, docker --pids-limit, the kubelet's podPidsLimit)"
     limits = [] if os.geteuid() == 0 else [resource.getrlimit(resource.RLIMIT_NPROC)[1]]
     for folder in cgroups("pids", process):
@@ -126,7 +126,7 @@ def _processes(process: Path) -> Limit:
 
 
 def _shared_memory(folder: Path) -> Limit:
-    """Where less is free than Ray takes for its object store, 30 % of the memory, Ray puts all of it on a disk."""
+    """Look if there is room for Ray's object store, 30 % of the memory; Ray puts all of it on a disk otherwise."""
     free = shutil.disk_usage(folder).free if folder.exists() else 0
     store = min(3 * available_memory() // 10, _LARGEST_STORE)
     found = f"{format_bytes(free)} free at {folder}"

@@ -190,7 +190,7 @@ def look_often() -> None:
 
 
 def asking_replicas(application: str) -> "Callable[[str], list[Any]]":
-    """A function that calls a method of all replicas of an application; it returns nothing if not all answer soon."""
+    """Return a function that calls a method of all replicas of an application; [] if one of them does not answer."""
     from ray import serve as ray_serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException

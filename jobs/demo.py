@@ -103,7 +103,7 @@ def run(request: DemoRequest, progress: Progress) -> Result:
 def _steps(
     recipe: str, raw: Path, folder: Path, split: str, on: str, *, workers: int, precision: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The requests of the commands from raw files to a model in `folder`, in order."""
+    """Return the requests of the commands from raw files to a model in `folder`, in order."""
     dataset, trained, model = (folder / name for name in ("dataset", "run", "model"))
     return {
         "preprocess": {"recipe": recipe, "input": raw, "output": dataset, "on": on},

@@ -41,7 +41,7 @@ class GenerateRequest(Request):
 
     @property
     def cardinalities(self) -> dict[str, int]:
-        """The values of `cardinality` by column. Raises ConfigError."""
+        """Return the values of `cardinality` by column. Raises ConfigError."""
         found = {}
         for given in self.cardinality:
             column, _, count = given.rpartition("=")

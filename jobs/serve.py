@@ -336,12 +336,12 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
 
 
 def endpoint_of(url: str, model: str, verb: str) -> str:
-    """The URL at which a model of the server at `url` is asked."""
+    """Return the URL at which a model of the server at `url` is asked."""
     return f"{url}/v1/models/{quote(model, safe='')}:{verb}"
 
 
 def curl_line(endpoint: str, body: str, tokens: bool = False) -> str:
-    """The command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
+    """Return the command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
     return f"curl -s {header}{shlex.quote(endpoint)} -d {shlex.quote(body)}"
 

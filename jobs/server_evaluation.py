@@ -52,7 +52,7 @@ class ServedModelClient:
 
     @classmethod
     def at(cls, address: str, name: str, token: str | None = None) -> "ServedModelClient":
-        """The client of `address`, to which the model's name is added if it ends before. Raises ConfigError."""
+        """Return the client of `address`, to which the model's name is added if it ends before. Raises ConfigError."""
         try:
             parts = urlsplit(address)
             is_good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -66,7 +66,7 @@ class ServedModelClient:
         return cls(f"{parts.scheme}://{parts.netloc}{path}", token)
 
     def score(self, rows: "pa.RecordBatch") -> Answer:
-        """The scores of raw rows. Raises UserError if the server does not answer, or refuses them."""
+        """Return the scores of raw rows. Raises UserError if the server does not answer, or refuses them."""
         import pyarrow as pa
 
         from serve.protocols import arrow
@@ -123,7 +123,7 @@ class ServedModelClient:
         return HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context())
 
     def _reason(self, response: HTTPResponse, content: bytes) -> str:
-        """What the server says of an error, with what can be done about it here."""
+        """Return what the server says of an error, with what can be done about it here."""
         try:
             said = str(json.loads(content)["error"])
         except (ValueError, KeyError, TypeError):

@@ -111,7 +111,7 @@ class ModelServer(GrpcMethods):
         return create_app(self._models, self._admission, self._updates)
 
     async def states(self) -> dict[str, ServedModel]:
-        """The models of the replica as they are now, for the command, which tells what changes."""
+        """Return the models of the replica as they are now, for the command, which tells what changes."""
         return {name: model.without_versions() for name, model in self._updates.states.items()}
 
     async def end_soon(self) -> None:

@@ -32,7 +32,7 @@ _SCORE = {"type": "number", "minimum": 0, "maximum": 1, "description": "Probabil
 
 
 def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str, Any]:
-    """The document for the models of this moment, whose paths clients find below `prefix`."""
+    """Return the document for the models of this moment, whose paths clients find below `prefix`."""
     paths: dict[str, Any] = {
         "/healthz": _get("The server answers.", status=_TEXT),
         "/v1/models": _get("Names of the models.", models=_list(_TEXT)),
@@ -69,7 +69,7 @@ def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str,
 
 
 def _row_name(model: str) -> str:
-    """The name of the schema of a model's rows, of the characters that such names may have."""
+    """Return the name of the schema of a model's rows, of the characters that such names may have."""
     return quote(model, safe="").replace("%", "-").replace("~", "-7E") + ".Row"
 
 

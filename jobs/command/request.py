@@ -81,7 +81,7 @@ class Request(Config):
         return bool(getattr(self, "resume", False))
 
     def kept(self) -> str:
-        """What a command that could not write any more leaves, and how the work goes on; empty if it has no output."""
+        """Say what a command that could not write any more leaves, and how it goes on; empty without an output."""
         output: Path | None = getattr(self, "output", None)
         if output is None:
             return ""

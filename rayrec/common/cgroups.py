@@ -36,7 +36,7 @@ def number_in(file: Path) -> int | None:
 
 
 def _paths(controller: str, process: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """The path of the process's cgroup in the hierarchy of version 2 and in version 1's of the controller."""
+    """Return the path of the process's cgroup in the hierarchy of version 2 and in version 1's of the controller."""
     for line in (process / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -56,5 +56,5 @@ def _mounts(controller: str, process: Path) -> Iterator[tuple[str, PurePosixPath
 
 
 def _unescaped(field: str) -> str:
-    """A field of mountinfo, in which blanks are written as \\040."""
+    """Return a field of mountinfo, in which blanks are written as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)

@@ -171,7 +171,7 @@ def _count(done: int, total: float | None, seconds: float) -> str:
 
 
 def _time_left(done: int, total: float | None, seconds: float) -> list[str]:
-    """The time left at the speed so far, such as `0:03:20 left`; nothing if it is not known, or all is done."""
+    """Return the time left at the speed so far, such as `0:03:20 left`; nothing if it is not known, or all is done."""
     if not total or not done or not seconds or done + 1 > total:
         return []
     return [f"{timedelta(seconds=round((total - done) * seconds / done))} left"]

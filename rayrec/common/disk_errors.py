@@ -60,13 +60,13 @@ def naming(*written: Path, needed: int | None = None) -> Iterator[None]:
 
 
 def temporary_folders() -> list[Path]:
-    """Where libraries of this process, and Java, write what nobody asked for."""
+    """Return where libraries of this process, and Java, write what nobody asked for."""
     spark, own = os.environ.get("SPARK_LOCAL_DIRS"), os.environ.get("TMPDIR") or "/tmp"
     return [Path(folder.partition(",")[0]) for folder in (spark, own) if folder]
 
 
 def disk_error(error: BaseException, written: Sequence[Path], needed: int | None = None) -> DiskError | None:
-    """What an exception, or one that led to it, says of a disk; None if it is of another kind.
+    """Return what an exception, or one that led to it, says of a disk; None if it is of another kind.
 
     `written`: the paths one of which it is of, if it does not say which.
     """
@@ -88,7 +88,7 @@ def disk_error(error: BaseException, written: Sequence[Path], needed: int | None
 
 
 def _code_and_path(error: BaseException) -> tuple[int | None, Path | None]:
-    """The number of an error of a disk, and the path that it is of, as far as they are known."""
+    """Return the number of an error of a disk, and the path that it is of, as far as they are known."""
     if isinstance(error, OSError) and error.errno in _MENDED and isinstance(error.filename, str | Path):
         return error.errno, Path(error.filename2 or error.filename)  # a copy fails where it is written
     for line in str(error).splitlines():
@@ -100,7 +100,7 @@ def _code_and_path(error: BaseException) -> tuple[int | None, Path | None]:
 
 
 def _likeliest(code: int, written: Sequence[Path]) -> Path:
-    """The path on the fullest disk, or the first one that cannot be written."""
+    """Return the path on the fullest disk, or the first one that cannot be written."""
     if code == errno.ENOSPC:
         return min(written, key=lambda path: shutil.disk_usage(_existing(path)).free)
     return next((path for path in written if not os.access(_existing(path), os.W_OK)), written[0])
@@ -119,5 +119,5 @@ def _described(code: int, path: Path, needed: int | None) -> DiskError:
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder around it that is there."""
+    """Return the path, or the nearest folder around it that is there."""
     return next(place for place in (path, *path.absolute().parents) if os.path.exists(place))

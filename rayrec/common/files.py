@@ -34,13 +34,13 @@ def is_uri(path: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """The name of a file or folder for something of any name: another for each, neither hidden nor in a folder."""
+    """Return the name of a file or folder for something of any name: another for each, not hidden, in no folder."""
     escaped = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return shortened(f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped or "%")
 
 
 def shortened(name: str) -> str:
-    """A name, or where a file could not have it the beginning of it and a hash."""
+    """Return a name, or where a file could not have it the beginning of it and a hash."""
     if len(name.encode()) <= _LONGEST_NAME:
         return name
     beginning = name.encode()[: _LONGEST_NAME // 2].decode(errors="ignore")

@@ -22,7 +22,7 @@ arena of its own, from which freed memory goes back to the kernel whatever the s
 
 
 def available_memory(process: Path = Path("/proc/self")) -> int:
-    """Bytes that new processes can use: the machine's, or what the limits of the process's cgroups leave.
+    """Return the bytes that new processes can use: the machine's, or what the process's cgroups leave.
 
     Pages of files that were read and lie idle are available: the system takes them back when memory is asked for.
     """

@@ -69,7 +69,7 @@ def _workers(count: int, resources: Resources) -> str:
 
 
 def _free(room: Room, names: list[str]) -> str:
-    """What is free of the named resources, over all nodes."""
+    """Say what is free of the named resources, over all nodes."""
     free = ", ".join(f"{_amount(name, room.free.get(name, 0))}" for name in names)
     return f"free are {free} on {len(room.nodes)} node{'' if len(room.nodes) == 1 else 's'}"
 

@@ -174,7 +174,7 @@ class Predictor:
         return scores.reshape(len(first), len(second))
 
     def amp_error(self, rows: pa.RecordBatch) -> AmpError:
-        """How far `precision` moves the probabilities of encoded rows, as `encode` gives them, of which it takes 1,024.
+        """Measure how far `precision` moves the probabilities of the first 1,024 encoded rows, as `encode` gives them.
 
         No rows are compared where `precision` is float32.
         """

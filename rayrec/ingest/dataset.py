@@ -202,7 +202,7 @@ class Dataset:
         return split
 
     def head(self, name: str, most: int | None) -> "Dataset":
-        """The same dataset with at most the first `most` rows of a split, of which the positives are not known.
+        """Return the same dataset with at most the first `most` rows of a split, of which the positives are not known.
 
         Raises UserError like `split`.
         """

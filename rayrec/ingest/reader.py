@@ -134,7 +134,7 @@ class RowPacker:
         return self._pack(table, rows, self._origin(path, row_group))
 
     def read_split(self, split: SplitInfo, *, threads: bool = False) -> Iterator[PackedRows]:
-        """The rows of every row group of a split that has any, in their order. Raises UserError like `read`."""
+        """Return the rows of every row group of a split that has any, in their order. Raises UserError like `read`."""
         for part in split.parts:
             for row_group, rows in enumerate(part.row_groups):
                 if rows:

@@ -194,7 +194,7 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
 
 
 def starting_point(model: str, total: int, features: int, values: float) -> str:
-    """The sections of a model for about so many rows, features, and values of a row, as its package has them.
+    """Return the sections of a model for about so many rows, features, and values of a row, as its package has them.
 
     `$ridge_penalty` in them is the weight decay of a ridge regression with the prior belief that the log odds of rows
     have the variance 3, shared by the features alike: a weight has the variance C = 3 / features, whose penalty on the

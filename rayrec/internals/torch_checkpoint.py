@@ -83,7 +83,7 @@ def _reader(folder: Path, streams: Streams | None) -> Any:
 
 
 def _own_files() -> Any:
-    """The file system of this machine, whose errors torch does not hide by its own, which tell nothing of a disk."""
+    """Return the file system of this machine, whose errors torch hides by its own, which tell nothing of a disk."""
     from torch.distributed.checkpoint.filesystem import FileSystem
 
     class Files(FileSystem):

@@ -49,7 +49,7 @@ class TruthAccumulator:
         self._entropy += float((probability * surprise_positive + (1.0 - probability) * surprise_negative).sum())
 
     def result(self) -> RowsTruth:
-        """What the true probabilities reach on the rows so far; at least one."""
+        """Return what the true probabilities reach on the rows so far; at least one."""
         best, expected = self._drawn.auc(), self._expected.auc().value
         assert expected is not None
         return RowsTruth(

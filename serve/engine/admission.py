@@ -122,7 +122,7 @@ class Admission:
             yield await self.in_turn(parse)
 
     async def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
-        """What `work` makes of a body, in a thread that does one after the other. Raises RequestError as `work`."""
+        """Return what `work` makes of a body, in a thread that does one after the other. Raises as `work`."""
         content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, work)
         if isinstance(content, RequestError):
             raise content
@@ -225,7 +225,7 @@ def of_this_replica() -> Admission | None:
 
 
 def limit_of(settings: ServeConfig) -> int:
-    """The most bytes of a body."""
+    """Return the most bytes of a body."""
     return int(settings.max_body_mib * 2**20)
 
 

@@ -150,7 +150,7 @@ def _models_in(folder: Path) -> dict[str, ModelSource]:
 
 
 def _as_text(name: str) -> str:
-    """A folder's name without what is not UTF-8 in it, which neither JSON nor a URL can have."""
+    """Return a folder's name without what is not UTF-8 in it, which neither JSON nor a URL can have."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 

@@ -49,7 +49,7 @@ class ServedModel:
         return scores
 
     def without_versions(self) -> "ServedModel":
-        """What answers and what does not, without what it answers with, for another process."""
+        """Return what answers and what does not, without what it answers with, for another process."""
         return ServedModel(self.name, {}, self.weights, None, self.failed)
 
     def news(self, before: "ServedModel | None") -> list[str]:
@@ -98,7 +98,7 @@ def news(before: Mapping[str, ServedModel], models: Mapping[str, ServedModel]) -
 def agreed(
     before: Mapping[str, ServedModel], replicas: Sequence[Mapping[str, ServedModel]]
 ) -> Mapping[str, ServedModel]:
-    """What replicas answer with, `before` where they differ: each of them looks at the folders for itself."""
+    """Return what replicas answer with, `before` where they differ, as each looks at the folders for itself."""
     models = {}
     for name in {name for replica in replicas for name in replica}:
         found = [replica.get(name, ServedModel(name, {}, {})) for replica in replicas]

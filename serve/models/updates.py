@@ -119,7 +119,7 @@ class Updates:
             self._look(at_once=name)
 
     def index(self) -> list[dict[str, str]]:
-        """Every version of every model that lies in the folders: its name, number, state and why it is so."""
+        """Return every version of every model that lies in the folders: its name, number, state and why it is so."""
         with self._lock:
             entries = []
             for name, source in scan(self._folders).items():

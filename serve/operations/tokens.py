@@ -64,7 +64,7 @@ def is_allowed(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
 
 
 def is_admin(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
-    """Whether the header has a token that is an administrator's; never, if there are none."""
+    """Tell if the header has a token that is an administrator's; never, if there are none."""
     return _has_one(authorization, [token for token, is_admin in tokens.items() if is_admin])
 
 

@@ -18,7 +18,7 @@ def require_known(encoding: str) -> None:
 
 
 def most_bytes(size: int, limit: int) -> int:
-    """The most bytes that `inflated` makes of a compressed body of `size` bytes."""
+    """Return the most bytes that `inflated` makes of a compressed body of `size` bytes."""
     return min(limit, size * _LARGEST_RATIO)
 
 

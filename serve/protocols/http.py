@@ -124,7 +124,7 @@ def _is_plain_error(start: Message) -> bool:
 
 
 def _error_of(start: Message, text: bytes) -> RequestError:
-    """The error that an answer of Ray Serve stands for, with all of its headers but those about the text."""
+    """Return the error that an answer of Ray Serve stands for, with all of its headers but those about the text."""
     if start["status"] == 404 and of_this_replica() is None:
         return RequestError(503, NOT_SERVED, {"Retry-After": "1"})
     kept = {
@@ -136,7 +136,7 @@ def _error_of(start: Message, text: bytes) -> RequestError:
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray Serve puts around an HTTP server of its own, which is given this function by its name."""
+    """Return what Ray Serve puts around an HTTP server of its own; it is given this function by its name."""
     answer_malformed_in_json()
     return [Middleware(JsonErrors), Middleware(Intake)]
 
@@ -175,7 +175,7 @@ def error_response(error: RequestError, request_id: str | None = None) -> JSONRe
 
 
 def below(prefix: str, scope: Scope) -> Scope:
-    """The scope of a request whose path has lost `prefix`, unless a proxy took it away before."""
+    """Return the scope of a request whose path has lost `prefix`, unless a proxy took it away before."""
     path = scope.get("path", "")
     if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
         return scope
@@ -232,7 +232,7 @@ def call_of(request: Request) -> Call:
 
 
 async def read_body(request: Request, admission: Admission) -> bytes:
-    """The whole body, inflated, read no further than the limit.
+    """Return the whole body, inflated, read no further than the limit.
 
     Raises RequestError: 400 not what its encoding says, 413 too large, 415 an encoding that is not read.
     """
@@ -254,7 +254,7 @@ async def _inflated(body: bytes, admission: Admission) -> bytes:
 
 
 def _encoding(headers: Mapping[bytes, bytes]) -> str:
-    """How a body is compressed. Raises RequestError 415 for an encoding that is not read."""
+    """Return how a body is compressed. Raises RequestError 415 for an encoding that is not read."""
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() or IDENTITY
     require_known(encoding)
     return encoding

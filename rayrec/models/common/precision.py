@@ -107,6 +107,6 @@ class AmpError:
         return cls(sum(rows), max(largest), sum(totals))
 
     def metrics(self) -> dict[str, float | None]:
-        """The greatest and the mean absolute difference of the probabilities; None without rows."""
+        """Return the greatest and the mean absolute difference of the probabilities; None without rows."""
         mean = self.total / self.rows if self.rows else None
         return {"amp_error_max": self.largest if self.rows else None, "amp_error_mean": mean}

@@ -75,7 +75,7 @@ class Column:
     """Whether the file holds lists; otherwise they are joined to text."""
 
     def draw(self, chunk: ChunkRows, seed: int) -> dict[str, Drawn]:
-        """The values of n rows, of a list with weights those too, by name of the column."""
+        """Return the values of n rows, of a list with weights those too, by name of the column."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), chunk.number])
         hidden, n = StatelessRandom(seed), len(chunk.rows)
         missing = rng.random(n) < (_MISSING if self.may_miss else 0.0)
@@ -131,7 +131,7 @@ class Column:
         return drawn
 
     def _weight(self, hidden: StatelessRandom) -> float:
-        """What a deviation of a number adds: not near 0, so that every number says something."""
+        """Return what a deviation of a number adds: not near 0, so that every number says something."""
         drawn = float(hidden.normal(self.name, np.zeros(1, np.int64))[0])
         return drawn + (0.5 if drawn >= 0 else -0.5)
 
@@ -142,7 +142,7 @@ class Column:
         return np.minimum(drawn.astype(np.int64), self.cardinality) - 1
 
     def _spelled(self, ranks: NDArray[np.int64]) -> pa.Array:
-        """The values of these ranks; those of columns that share a vocabulary are the same."""
+        """Return the values of these ranks; those of columns that share a vocabulary are the same."""
         if self.values is not None:
             return pa.array(self.values, pa.string()).take(pa.array(ranks))
         return pa.array(ranks) if self.has_ids else pc.binary_join_element_wise("v", pa.array(ranks).cast("string"), "")
@@ -185,7 +185,7 @@ def written_times(seconds: NDArray[np.int64], form: TimeColumn) -> pa.Array:
 
 
 def rule_columns(rule: Rule) -> tuple[str, ...]:
-    """The columns that a rule reads, those of a pattern being three: 1, 2 and 3 in place of `*` and `?`."""
+    """Return the columns that a rule reads, those of a pattern being three: 1, 2 and 3 in place of `*` and `?`."""
     if isinstance(rule, CrossRule):
         return ()
     found = []

@@ -122,7 +122,7 @@ class Table:
         return {column.name: column.cardinality for column in self._columns if _is_category(column)}
 
     def chunks(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.float64], NDArray[np.bool_]]]:
-        """All rows, the true probability of each and its label."""
+        """Yield all rows, the true probability of each and its label."""
         for number in range(-(-self._rows // CHUNK_ROWS)):
             rows = np.arange(number * CHUNK_ROWS, (number + 1) * CHUNK_ROWS)
             chunk = self._chunk(number, rows)
@@ -141,7 +141,7 @@ class Table:
             yield batch, probability[kept], label[kept]
 
     def _format(self) -> str:
-        """The format of the file: delimited text if it can hold all columns, unless the recipe says another one."""
+        """Return the format of the file: delimited text if it can hold all columns, unless the recipe says another."""
         needs_lists = [
             rule for rule in self.source.features if isinstance(rule, (ListRule, VectorRule)) and rule.separator is None
         ]
@@ -181,7 +181,7 @@ class Table:
         return {name: drawn for column in self._columns for name, drawn in column.draw(chunk, self._seed).items()}
 
     def _roles(self, rng: np.random.Generator, chunk: ChunkRows) -> dict[str, pa.Array]:
-        """The columns that say something of a row and that no rule reads; groups are of 8 rows after each other."""
+        """Return the columns of a row that no rule reads; groups are of 8 rows after each other."""
         source, n, made = self.source, len(chunk.rows), {}
         by_rules = {column.name for column in self._columns if column.rule is not None}
         if source.time_column is not None and source.time_column not in by_rules:

@@ -182,11 +182,11 @@ class GrpcMethods:
 
     @property
     def ends_soon(self) -> bool:
-        """Whether the server is about to end."""
+        """Tell if the server is about to end."""
         return self._models.end_soon
 
     def health(self, service: str) -> int:
-        """The status, as `grpc.health.v1` has it, of a model, or of the server: "" or the name of a service of it."""
+        """Return the status, as `grpc.health.v1` has it, of a model, or of the server: "" or a service of it."""
         statuses = proto.CheckResponse
         if service not in {"", proto.SERVICE, *self._models.current, *self._models.absent}:
             return statuses.SERVICE_UNKNOWN

@@ -26,10 +26,10 @@ from serve.protocols.http import call_of, parse_json, read_body
 
 
 def routes(admission: Admission, updates: Updates) -> list[Route]:
-    """The routes over the models that `updates` keeps up to date."""
+    """Return the routes over the models that `updates` keeps up to date."""
 
     async def asked(request: Request, known: str) -> Any:
-        """The value of a key that a body may have. Raises RequestError: 403 no administrator, 422 another key."""
+        """Return the value of a key that a body may have. Raises RequestError: 403 no administrator, 422 others."""
         if request.method != "POST":
             raise RequestError(405, "use POST", {"Allow": "POST"})
         admission.require_admin(call_of(request))
@@ -61,7 +61,7 @@ def routes(admission: Admission, updates: Updates) -> list[Route]:
 
 
 def entries(updates: Updates, *, only_ready: bool = False) -> list[dict[str, str]]:
-    """The index of all versions, or of those that are loaded."""
+    """Return the index of all versions, or of those that are loaded."""
     return [entry for entry in updates.index() if entry["state"] == "READY" or not only_ready]
 
 
