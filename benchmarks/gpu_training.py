@@ -241,7 +241,7 @@ def train_with_ray(folder: Path, device: str, workers: int) -> list[Row]:
     write_dataset(folder / "data", CRITEO, tables)
     settings = {"train.global_batch_size": 128, "train.max_steps": 20, "train.device": device, "train.workers": workers}
     sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "jobs.train", "dlrm-criteo-debug", "--data", str(folder / "data")]
+    command = [sys.executable, "-m", "jobs.train", "dlrm-criteo-debug", "--data", str(folder / "data"), "--on", "ray"]
     began = time.perf_counter()
     done = subprocess.run(
         [*command, "--output", str(folder / "run"), *sets], capture_output=True, text=True, check=False

@@ -39,7 +39,7 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
 
     machine = Machine()
     dataset = Dataset.open(request.data)
-    dataset.require_recipe(request.load_recipe())
+    dataset.require_source(request.load_recipe())
     table = _inference(request, dataset) if request.what == "inference" else _training(request, dataset, progress)
     return Result(command="benchmark", details={"what": request.what, "machine": machine.described(), "table": table})
 

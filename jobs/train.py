@@ -89,7 +89,9 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
-    dataset.require_recipe(recipe, any_split=request.refit_of is not None)
+    dataset.require_source(recipe)
+    for difference in dataset.other_preprocessing(recipe):
+        progress.message(f"note: {difference}")
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
     if request.resume and not is_vacant(request.output):

@@ -74,7 +74,7 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
 def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) -> None:
     """Raise ConfigError if a trial cannot train on the dataset, or no evaluation tells trials apart."""
     base = recipe.resolve()
-    dataset.require_recipe(base)
+    dataset.require_source(base)
     name = base.train.evaluation_split
     if name not in dataset.evaluation_splits:
         raise ConfigError(

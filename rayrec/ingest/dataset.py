@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -260,34 +260,28 @@ class Dataset:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
-    def require_recipe(self, recipe: Recipe, *, any_split: bool = False) -> None:
-        """Raise ConfigError if the dataset was made with other sections `source` and `preprocess` than the recipe's.
-
-        `any_split`: its `preprocess.split` may be another one, as where all rows are in `train`.
-        """
-        fix = "set it back, or preprocess with this recipe"
-        self.require_source(recipe, fix)
-        self._require_section("preprocess", recipe, fix, {("preprocess", "split")} if any_split else ())
-
-    def require_source(self, recipe: Recipe, fix: str) -> None:
+    def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
         """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
 
         Side tables may lie elsewhere.
         """
-        self._require_section("source", recipe, fix)
+        for difference in self._differences("source", recipe):
+            raise ConfigError(f"{difference}; {fix}")
 
-    def _require_section(
-        self, section: str, recipe: Recipe, fix: str, allowed: Collection[tuple[str, ...]] = ()
-    ) -> None:
+    def other_preprocessing(self, recipe: Recipe) -> list[str]:
+        """Say where the recipe would preprocess otherwise than the dataset was, whose rows are what they are."""
+        return [f"{difference}, which counts" for difference in self._differences("preprocess", recipe)]
+
+    def _differences(self, section: str, recipe: Recipe) -> Iterator[str]:
         made_with, given = (getattr(of, section).model_dump(mode="json") for of in (self.recipe, recipe))
         found = differences(made_with, given, (section,))
         # Sections of other kinds have other keys.
         for key, old, new in sorted(found, key=lambda difference: difference[0][-1] != "kind"):
-            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in {*_WITHOUT_EFFECT, *allowed}:
+            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in _WITHOUT_EFFECT:
                 continue
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")
-            raise ConfigError(f"{'.'.join(key)}: {now} {self.folder} was made with{before}; {fix}")
+            yield f"{'.'.join(key)}: {now} {self.folder} was made with{before}"
 
 
 def manifest_fingerprint(folder: Path) -> str:

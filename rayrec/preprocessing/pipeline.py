@@ -90,7 +90,7 @@ class Preprocessing:
         """Tell if threads of one process can hold the rows, and are done with the work before Spark would be."""
         text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
         most = min(max(available_memory() // _MEMORY_OF_TEXT, _LEAST_TEXT), _MOST_TEXT)
-        return text <= most
+        return not self._job.needs_spark and text <= most
 
     def run(
         self,

@@ -311,12 +311,6 @@ FILES = [
         "recipe",
     ),
     BadInput(
-        "dataset of another preprocessing",
-        f"{TRAIN} --set preprocess.frequency_limit=9",
-        2,
-        "preprocess.frequency_limit: is 9, but dataset was made with 4; set it back, or preprocess with this recipe",
-    ),
-    BadInput(
         "dataset without a full batch",
         f"{TRAIN} --set train.global_batch_size=128",
         2,

@@ -113,10 +113,11 @@ def test_resuming_streams_the_rest_of_the_epoch(tmp_path, open_batches):
 
 def test_leaving_early_ends_the_execution(tmp_path, open_batches):
     dataset = make_dataset(tmp_path / "data", 20_000, rows_per_row_group=50)
+    before = {thread.name for thread in threading.enumerate()}
     for _ in range(3):
         with open_batches(dataset, "train", STREAM, global_batch_size=20, drop_last=True) as batches:
             next(iter(batches))
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in threading.enumerate()} - before
     assert not [name for name in names if name.startswith(("StreamingExecutor", "rayrec-"))]
 
 

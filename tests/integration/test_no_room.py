@@ -14,7 +14,7 @@ from tests.builders import make_dataset
 from tests.training_runs import recipe
 
 
-def test_training_waits_for_the_cpus_of_others(ray_cluster: str, tmp_path: Path) -> None:
+def test_training_waits_for_the_cpus_of_others(ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     data = make_dataset(tmp_path / "data", {"train": 200, "test": 20})
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe(workers=2, max_steps=2)))
     cpus = int(ray.cluster_resources()["CPU"])

@@ -13,6 +13,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 LINES = re.compile(
     r"(ok|[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏]) +(start Ray|start 2 workers|place the tables|training) "  # bars
     r"|[╭│╰]"  # the panel
+    r"|train: Ray Train, workers: 2$"
     r"|epoch [12]: |no batch|step \d+: test auc"
     r"|train: done in|  test: auc"
 )

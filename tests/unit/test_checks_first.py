@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,13 +59,9 @@ TRAINING = {
         ["source={kind: table, label: clicked, features: [{columns: price, kind: numeric}]}"],
         "source.kind: is 'table', but {folder} was made with 'criteo'; set it back, or preprocess with this recipe",
     ),
-    "another order": (
-        ["preprocess.order=input"],
-        "preprocess.order: is 'input', but {folder} was made with 'total_random'; set it back, or preprocess with",
-    ),
-    "another split": (
-        ["preprocess.split={kind: fraction, test: 0.4}"],
-        "preprocess.split.kind: is 'fraction', but {folder} was made with 'hash'; set it back, or preprocess with",
+    "another label": (
+        ["source.label=I13"],
+        "source.label: is 'I13', but {folder} was made with 'label'; set it back, or preprocess with this recipe",
     ),
 }
 
@@ -94,13 +91,25 @@ def test_a_target_that_is_undefined(folder: Path) -> None:
         train(request, SilentProgress())
 
 
-@pytest.mark.parametrize("key", ["layout={rows_per_row_group: 77}", "max_rejected_fraction=0.7", "broadcast_limit=3"])
-def test_what_decides_nothing_of_the_rows_may_differ(folder: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "note"),
+    [
+        ("layout={rows_per_row_group: 77}", None),
+        ("max_rejected_fraction=0.7", None),
+        ("broadcast_limit=3", None),
+        ("order=input", "preprocess.order: is 'input', but {folder} was made with 'total_random', which counts"),
+        ("frequency_limit=8", "preprocess.frequency_limit: is 8, but {folder} was made with 15, which counts"),
+    ],
+)
+def test_other_preprocessing_is_told(folder: Path, key: str, note: str | None) -> None:
     request = TrainRequest(
         recipe=str(folder / "recipe.yaml"), data=folder / "data", output=folder / "run", set=(f"preprocess.{key}",)
     )
+    told = Mock(SilentProgress())
     with pytest.raises(pytest.fail.Exception, match="a Ray session was about to start"):
-        train(request, SilentProgress())
+        train(request, told)
+    notes = [call.args[0] for call in told.message.call_args_list if call.args[0].startswith("note: preprocess")]
+    assert notes == ([] if note is None else [f"note: {note.format(folder=folder / 'data')}"])
 
 
 def test_tune_with_weights_of_nothing(folder: Path) -> None:
@@ -116,9 +125,9 @@ def test_tune_with_weights_of_nothing(folder: Path) -> None:
 
 def test_benchmark_of_another_dataset(folder: Path) -> None:
     request = BenchmarkRequest(
-        what="train", recipe=str(folder / "recipe.yaml"), data=folder / "data", set=("preprocess.frequency_limit=8",)
+        what="train", recipe=str(folder / "recipe.yaml"), data=folder / "data", set=("source.label=I13",)
     )
-    with pytest.raises(ConfigError, match=r"^preprocess\.frequency_limit: is 8, but .* was made with 15; set it back"):
+    with pytest.raises(ConfigError, match=r"^source\.label: is 'I13', but .* was made with 'label'; set it back"):
         benchmark(request, SilentProgress())
 
 

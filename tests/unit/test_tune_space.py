@@ -178,11 +178,6 @@ def test_trials_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         (_labelled(dataset, "validation", 100.0), (), r"every label of split 'validation' of .* is 1"),
         (dataset, ("train.evaluation_split=test",), r"no rows in split 'test' to choose by"),
         (dataset, ("source.label=clicked",), r"^source.label: is 'clicked', but .* was made with 'label'; set it back"),
-        (
-            dataset,
-            ("preprocess.seed=3",),
-            r"^preprocess.seed: is 3, but .* was made with 0; set it back, or preprocess",
-        ),
     ]
     for found, overrides, message in wrong:
         with pytest.raises(ConfigError, match=message) if message else nullcontext():
