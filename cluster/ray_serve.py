@@ -23,7 +23,7 @@ from cluster import haproxy
 from cluster.machine_limits import connections_of_haproxy
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
-from rayrec.config.execution import Execution
+from rayrec.config.execution import SERVE, Execution
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ def serving(dashboard: str) -> Execution:
         len(each["replicas"]) * each["deployment_config"]["ray_actor_options"]["num_cpus"] for each in deployments
     )
     nodes = {replica["node_id"] for replica in replicas}
-    return Execution(on="ray", engine="Ray Serve", workers=len(replicas), nodes=len(nodes), cpus=int(cpus))
+    return Execution(on="ray", engine=SERVE, workers=len(replicas), nodes=len(nodes), cpus=int(cpus))
 
 
 def _has_haproxy() -> bool:

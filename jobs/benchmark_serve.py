@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import PositiveFloat, PositiveInt
 
 from jobs.command import Command, Positional, Request, Result, main, text_table
 from jobs.export import exported
-from jobs.serve import ServeRequest, serving
+from jobs.serve import ServeRequest, endpoint_of, serving
 from rayrec.common.errors import UserError
 from rayrec.common.machine import Machine, describe_machine
 from rayrec.common.ports import free_port
@@ -101,7 +102,7 @@ def post_of(url: str, model: str, protocol: Protocol, raw_rows: "RawRows", rows:
     from serve.operations.load import Post
     from serve.protocols import arrow
 
-    predict = f"{url}/v1/models/{model}:predict"
+    predict = endpoint_of(url, model, "predict")
     if protocol == "json":
         return Post(predict, json.dumps({"instances": rows}).encode(), {"Content-Type": "application/json"})
     columns = raw_rows.from_rows(rows)
@@ -109,7 +110,7 @@ def post_of(url: str, model: str, protocol: Protocol, raw_rows: "RawRows", rows:
         return Post(predict, arrow.stream_of(columns), {"Content-Type": arrow.MEDIA_TYPE})
     head, data = _tensors(columns, rows)
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-    return Post(f"{url}/v2/models/{model}/infer", head + data, headers)
+    return Post(f"{url}/v2/models/{quote(model, safe='')}/infer", head + data, headers)
 
 
 def _tensors(columns: "pa.RecordBatch", rows: Sequence[Mapping[str, Any]]) -> tuple[bytes, bytes]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PositiveInt
 
 from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
-from jobs.command.execution import DATA, PlacedRequest, place_scoring
+from jobs.command.execution import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError
@@ -19,7 +19,7 @@ from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 from rayrec.common.ray_blocks import session_size
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.config.execution import Execution, Place
+from rayrec.config.execution import DATA, Execution, Place
 from rayrec.storage.location import Folder, local_path, location
 
 

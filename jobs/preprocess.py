@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
-from jobs.command.execution import SPARK, PlacedRequest, place_preprocessing
+from jobs.command.execution import PlacedRequest, place_preprocessing
 from rayrec.common.files import owned
 from rayrec.common.progress import Progress
-from rayrec.config.execution import Execution
+from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder, location, uri_of

@@ -13,15 +13,13 @@ from jobs.command.request import Request
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_bytes
-from rayrec.config.execution import Place
+from rayrec.config.execution import DATA, SPARK, TRAIN, Place
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig
 
 if TYPE_CHECKING:
     from rayrec.preprocessing.pipeline import Preprocessing
 
-SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
-"""The engines on Ray."""
 _ROWS_SCORED_HERE = 2**20
 _BYTES_SCORED_HERE = 2**28
 _PAIRS_SCORED_HERE = 2**30

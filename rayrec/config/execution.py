@@ -6,6 +6,8 @@ from rayrec.common.cpus import available_cpus
 from rayrec.config.base import Config
 
 Place = Literal["process", "ray"]
+SPARK, TRAIN, DATA, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Serve"
+"""The engines on Ray."""
 
 
 class Execution(Config):
@@ -14,7 +16,7 @@ class Execution(Config):
     on: Place
     """In the command's own process, or by processes of Ray."""
     engine: str
-    """What did the work: `threads`, `Spark on Ray`, `Ray Data` or `Ray Train`."""
+    """What did the work: `threads`, or an engine on Ray."""
     reads: Literal["threads", "Ray Data"] | None = None
     """What read the dataset for workers that trained or evaluated."""
     workers: int

@@ -27,7 +27,7 @@ from rayrec.common.names import ascii_name
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.config.execution import Execution
+from rayrec.config.execution import TRAIN, Execution
 from rayrec.config.train import DeviceName
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
@@ -216,7 +216,7 @@ def execution_of(recipe: Recipe, device: DeviceName, *, in_this_process: bool, b
     workers = recipe.train.workers
     if by_ray_data is None:
         by_ray_data = has_other_nodes() or (device == "cuda" and workers > 1)
-    return Execution.on_ray("Ray Train", workers, reads="Ray Data" if by_ray_data else "threads")
+    return Execution.on_ray(TRAIN, workers, reads="Ray Data" if by_ray_data else "threads")
 
 
 def _run_workers(
