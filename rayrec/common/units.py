@@ -1,5 +1,6 @@
-"""Amounts of memory as people write and read them."""
+"""Numbers and amounts of memory as people write and read them."""
 
+import math
 import re
 
 from pydantic import ByteSize
@@ -19,3 +20,14 @@ def parse_bytes(text: str) -> int:
 def format_bytes(count: float) -> str:
     """A number of bytes for people, such as '15.6 GiB'."""
     return ByteSize(int(count)).human_readable(separator=" ")
+
+
+def format_number(value: float) -> str:
+    """Return a measure for people: three significant digits, and thousands set apart, such as '0.793' or '41,500'."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    if not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.3g}"
+    # Rounding first: 9.996 becomes 10.0, which has a digit less behind the point.
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
