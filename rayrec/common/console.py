@@ -2,11 +2,11 @@
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import islice
 
 from rich.columns import Columns
 from rich.console import Console, RenderableType
@@ -18,6 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rayrec.common.progress import NO_FACTS, Progress
+from rayrec.common.units import format_number
 
 _CONSOLE = Console(stderr=True)
 """Shared, so that a log line moves the live display on instead of tearing it."""
@@ -71,7 +72,8 @@ class _Bars(RichProgress):
         super().__init__(
             SpinnerColumn(finished_text="[green]ok[/]"),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),  # which becomes narrower where the line is too long
+            # Becomes narrower where the line is too long. Rich's own colours are red until a stage is done.
+            BarColumn(bar_width=24, complete_style="cyan", finished_style="green", pulse_style="cyan"),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[count]}"),
             console=console,
@@ -98,7 +100,9 @@ class _LiveProgress(Progress):
     def advance(self, rows: int) -> None:
         if self._task is not None:
             task = self._bars.tasks[self._task]
-            count = _count(int(task.completed) + rows, task.total, task.elapsed or 0.0)
+            done, seconds = int(task.completed) + rows, task.elapsed or 0.0
+            # A panel has the speed of the moment; a second one would only confuse.
+            count = _count(done, task.total, seconds, has_rate=not isinstance(self._bars.beneath, Panel))
             self._bars.update(self._task, advance=rows, count=count)
 
     def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
@@ -120,7 +124,7 @@ class _LiveProgress(Progress):
 
 
 class _PlainProgress(Progress):
-    """Prints lines for logs and pipes: the start of each stage, its state every few seconds, and its end."""
+    """Prints lines for logs and pipes: one at the end of each stage, and its state every ten seconds until then."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -128,12 +132,16 @@ class _PlainProgress(Progress):
         self._done = 0
         self._note, self._facts = "", NO_FACTS
         self._started = self._printed = 0.0
+        self._reminder: threading.Timer | None = None
 
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
         self._name, self._total, self._done, self._note, self._facts = name, total, 0, "", NO_FACTS
         self._started = self._printed = time.perf_counter()
-        self.message(f"{name} ...")
+        # Says what a log waits for if the stage is long and counts nothing.
+        self._reminder = threading.Timer(_PLAIN_SECONDS, self.message, [f"{name} ..."])
+        self._reminder.daemon = True
+        self._reminder.start()
 
     def advance(self, rows: int) -> None:
         self._done += rows
@@ -143,7 +151,7 @@ class _PlainProgress(Progress):
             seconds = now - self._started
             if self._facts:
                 doing = [self._note] if self._note != self._name else []
-                facts = [f"{name} {value}" for name, value in islice(self._facts.items(), _PLAIN_FACTS)]
+                facts = [f"{name} {value}" for name, value in self._facts.items()][: 1 if doing else _PLAIN_FACTS]
                 shown = [*doing, *facts, *_time_left(self._done, self._total, seconds)]
             else:
                 shown = [_count(self._done, self._total, seconds), *([self._note] if self._note else [])]
@@ -156,18 +164,20 @@ class _PlainProgress(Progress):
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        if self._name is not None:
+        if self._name is not None and self._reminder is not None:
+            self._reminder.cancel()
             seconds = time.perf_counter() - self._started
             count = f", {_count(self._done, self._total, seconds)}" if self._done else ""
             self.message(f"{self._name}: {seconds:.1f} s{count}")
             self._name = None
 
 
-def _count(done: int, total: float | None, seconds: float) -> str:
-    """What is done, of how much, how fast, and the time left."""
+def _count(done: int, total: float | None, seconds: float, *, has_rate: bool = True) -> str:
+    """Return what is done, of how much, how fast, and the time left."""
     rate = done / seconds if seconds > 0 else 0.0
-    count = f"{done:,}{f' of {total:,.0f}' if total else ''}"
-    return ", ".join([count, f"{rate:,.0f}/s", *_time_left(done, total, seconds)])
+    count = f"{done:,}{f' of {total:,.0f}' if total and done < int(total) else ''}"
+    speed = f" at {format_number(rate)}/s" if has_rate else ""
+    return ", ".join([f"{count}{speed}", *_time_left(done, total, seconds)])
 
 
 def _time_left(done: int, total: float | None, seconds: float) -> list[str]:

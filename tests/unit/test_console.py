@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -40,12 +41,10 @@ def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], mo
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "parse ...",
-        "parse: 4.0 s, 1,000, 250/s",
-        "train ...",
+        "parse: 4.0 s, 1,000 at 250/s",
         "train: training, loss 0.5, 0:00:24 left",
         "one [line]",
-        "train: 20.0 s, 20 of 50, 1/s, 0:00:30 left",
+        "train: 20.0 s, 20 of 50 at 1.00/s, 0:00:30 left",
     ]
 
 
@@ -86,7 +85,9 @@ def test_a_panel_of_facts(width: int, a_line: int) -> None:
     first, second, *panel = shown.export_text().splitlines()
     assert first.startswith("ok start Ray")
     assert not second.startswith("ok")
-    assert "training" in second and second.rstrip().endswith("1,000,000,000 of 2,000,000,000, 277,778/s, 1:00:00 left")
+    assert "training" in second and second.rstrip().endswith(
+        "1,000,000,000 of 2,000,000,000 at 278,000/s, 1:00:00 left"
+    )
     assert "─ evaluating on validation ─" in panel[0]
     assert len(panel) == 2 + -(-len(FACTS) // a_line)
     assert {len(line.rstrip()) for line in panel} == {min(width, 120) - 2}
@@ -95,6 +96,44 @@ def test_a_panel_of_facts(width: int, a_line: int) -> None:
     live.finish()
     shown.print(bars.get_renderable())
     assert len(shown.export_text().splitlines()) == 2
+
+
+def test_nothing_that_is_well_is_red() -> None:
+    """In no state of a bar: rich's own colours of a pulse and of an unfinished bar are shades of red."""
+    shown = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    bars = _Bars(shown)
+    live = _LiveProgress(bars)
+    for total in (None, 100):
+        live.stage("stage", total)
+        live.advance(50)
+        live.note("training", FACTS)
+        for segment in shown.render(bars.get_renderable()):
+            color = segment.style.color if segment.style is not None else None
+            if color is not None and segment.text.strip():
+                red, green, blue = color.get_truecolor()
+                assert red < 1.5 * max(green, blue), (segment.text, color)
+        live.finish()
+
+
+def test_a_panel_has_the_only_speed() -> None:
+    bars = _Bars(Console(file=io.StringIO()))
+    live = _LiveProgress(bars)
+    live.stage("training", 1_000)
+    live.note("training", FACTS)
+    live.advance(500)
+    assert "/s" not in bars.tasks[0].fields["count"]
+
+
+def test_a_long_stage_without_counts_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_PLAIN_SECONDS", 0.05)
+    with console_progress() as progress:
+        progress.stage("start Ray")
+        time.sleep(0.5)
+        progress.stage("train")
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[0] == "start Ray ..." and shown[1].startswith("start Ray: ") and len(shown) == 3
 
 
 def test_a_note_without_facts_is_one_line() -> None:
@@ -112,7 +151,7 @@ def test_a_stage_is_done_when_it_is_said_to_be() -> None:
     live = _LiveProgress(bars)
     live.stage("training", 31)
     live.advance(31)
-    assert bars.tasks[0].fields["count"].startswith("31 of 31, ") and "left" not in bars.tasks[0].fields["count"]
+    assert bars.tasks[0].fields["count"].startswith("31 at ") and "left" not in bars.tasks[0].fields["count"]
     assert not bars.tasks[0].finished
     live.finish()
     assert bars.tasks[0].finished
@@ -134,9 +173,8 @@ def test_a_log_has_the_first_facts_again_and_again(
         progress.advance(0)
     first = "step 1,000,031 of 2,000,062, epoch 1 of 2, loss 0.5058, speed 14,623 samples/s"
     assert capfd.readouterr().err.splitlines() == [
-        "training ...",
         f"training: {first}, 0:00:33 left",
-        f"training: evaluating on validation, {first}, 0:01:36 left",
-        "training: 500 of 2,000, 12/s, 0:02:09 left, waiting",
-        "training: 50.0 s, 500 of 2,000, 10/s, 0:02:30 left",
+        "training: evaluating on validation, step 1,000,031 of 2,000,062, 0:01:36 left",
+        "training: 500 of 2,000 at 11.6/s, 0:02:09 left, waiting",
+        "training: 50.0 s, 500 of 2,000 at 10.0/s, 0:02:30 left",
     ]

@@ -70,7 +70,7 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
         "stage place the tables None",
         "stage training 384",
         "epoch 1: 3 batches on 2 workers (cpu, fp32: asked for); the last 8 rows fill no batch",
-        "step 2: validation auc 0.6625, log_loss 0.5207",
+        "step 2: validation auc 0.662, log_loss 0.521",
     ]
     assert told.rows == 384
     assert [text for text, _ in told.notes] == [
@@ -87,18 +87,21 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
     assert told.notes[5][1] == {
         "step": "2 of 6",
         "epoch": "1 of 2",
-        "loss": "0.5058",
-        "speed": "14,623 samples/s",
+        "loss": "0.506",
+        "speed": "14,600 samples/s",
         "waiting": "3% of the time for data",
-        "auc": "0.6625 on validation",
-        "log_loss": "0.5207 on validation",
+        "auc": "0.662 on validation",
+        "log_loss": "0.521 on validation",
     }
     assert told.notes[-1][1]["step"] == "6 of 6"
 
 
-def test_an_evaluation_says_how_fast_it_was() -> None:
-    told = _show({"step": 0, **EPOCH}, {"step": 2, **EVALUATE, "rows_per_second": 41_210.7})
-    assert told.lines[-1] == "step 2: validation auc 0.6625, log_loss 0.5207 (41,211 rows/s)"
+def test_epochs_alike_are_told_once() -> None:
+    told = _show({"step": 0, **EPOCH}, {"step": 3, **EPOCH, "epoch": 1}, {"step": 3, **EPOCH, "epoch": 1, "workers": 1})
+    assert [line[:31] for line in told.lines if "batches" in line] == [
+        "epoch 1: 3 batches on 2 workers",
+        "epoch 2: 3 batches on 1 worker ",
+    ]
 
 
 def test_a_tick_is_no_progress() -> None:
@@ -137,5 +140,5 @@ def test_workers_that_start_again_are_told() -> None:
 
 def test_progressive_metrics_are_those_of_new_rows() -> None:
     told = _show({"step": 0, **EPOCH}, {"step": 1, "event": "progressive", "auc": 0.7, "log_loss": None, "sums": {}})
-    assert told.notes[-1][1]["auc"] == "0.7000 on new rows"
+    assert told.notes[-1][1]["auc"] == "0.700 on new rows"
     assert "log_loss" not in told.notes[-1][1]

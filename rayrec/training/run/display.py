@@ -3,6 +3,7 @@
 from typing import Any
 
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_number
 from rayrec.recipes import Recipe
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics
 
@@ -20,7 +21,7 @@ class HistoryDisplay:
         self._steps = steps if train.max_steps is None else min(steps, train.max_steps)
         self._shown_rows: int | None = None
         """Samples up to the last step that was shown; None before the first epoch."""
-        self._doing = ""
+        self._doing = self._how = ""
         self._facts: dict[str, str] = {}
 
     def show(self, record: Record) -> None:
@@ -32,8 +33,8 @@ class HistoryDisplay:
             self._show_epoch(record)
         elif event == "train":
             self._doing = TRAINING
-            self._facts["loss"] = f"{record['loss']:.4f}"
-            self._facts["speed"] = f"{record['samples_per_second']:,.0f} samples/s"
+            self._facts["loss"] = format_number(record["loss"])
+            self._facts["speed"] = f"{format_number(record['samples_per_second'])} samples/s"
             self._facts["waiting"] = f"{record['data_wait_share']:.0%} of the time for data"
         elif event in ("evaluate", PROGRESSIVE):
             self._show_metrics(record)
@@ -70,19 +71,22 @@ class HistoryDisplay:
         self._doing = "reading the first rows"
         unit = "rows" if self._recipe.train.negatives is None else "samples"
         dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
-        self._progress.message(
-            f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
+        workers = "1 worker" if record["workers"] == 1 else f"{record['workers']} workers"
+        how = (
+            f"{record['batches']:,} batches on {workers} "
             f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
         )
+        if how != self._how:
+            self._how = how
+            self._progress.message(f"epoch {record['epoch'] + 1}: {how}")
 
     def _show_metrics(self, record: Record) -> None:
-        shown = {name: f"{value:.4f}" for name, value in main_metrics(record).items()}
+        shown = {name: format_number(value) for name, value in main_metrics(record).items()}
         where = record.get("split", "new rows")
         self._facts.update({name: f"{value} on {where}" for name, value in shown.items()})
         if "split" in record:
             values = ", ".join(f"{name} {value}" for name, value in shown.items())
-            speed = f" ({record['rows_per_second']:,.0f} rows/s)" if "rows_per_second" in record else ""
-            self._progress.message(f"step {record['step']}: {where} {values}{speed}")
+            self._progress.message(f"step {record['step']:,}: {where} {values}")
 
     def _samples_after(self, step: int) -> int:
         return self._recipe.train.samples_after(step, self._rows)
