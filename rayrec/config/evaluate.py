@@ -67,5 +67,8 @@ class EvaluateConfig(Config):
     """Up to this many rows AUC is exact (all scores sorted); beyond, from a histogram with a stated error bound."""
     auc_bins: PositiveInt = Field(1_048_576, ge=2)
     """Bins of that histogram."""
+    baselines: dict[str, dict[MetricName, float]] = {}
+    """Metrics of simpler models by name, such as `{logistic regression: {auc: 0.741}}`, to show beside the model's.
+    `rayrec inspect` writes what it has measured on its sample."""
     ranking: RankingConfig | None = None
     """Also measure ranked lists; needs a dataset with a group column, or `candidates: all`."""

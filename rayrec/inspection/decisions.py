@@ -180,6 +180,23 @@ def decide(
     return _named(_with_a_category(decisions))
 
 
+def logistic_regression(
+    columns: Mapping[str, Column], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
+) -> float | None:
+    """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold.
+
+    None where there are none of these, or too few rows to measure it.
+    """
+    groups = columns[roles.group].codes if roles.group is not None else None
+    evidence = Evidence(label.values, groups, seed)
+    kinds = [(decision.column, rule["kind"]) for decision in decisions for rule in decision.rules]
+    categories = [column.codes for column, kind in kinds if kind == "categorical"]
+    numbers = [column.row_numbers for column, kind in kinds if kind in ("numeric", "buckets")]
+    if not evidence.is_possible or not (categories or numbers):
+        return None
+    return evidence.logistic_regression(categories, numbers)
+
+
 def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
     every = [rule for decision in decisions for rule in decision.rules]

@@ -40,8 +40,12 @@ def write_recipe(
     roles: Roles,
     decisions: Sequence[Decision],
     model: str,
+    baseline: float | None = None,
 ) -> str:
-    """The YAML of a recipe that trains unedited. Raises ConfigError if the model has no starting point for tables."""
+    """Return the YAML of a recipe that trains unedited; `baseline` is the AUC of a logistic regression.
+
+    Raises ConfigError if the model has no starting point for tables.
+    """
     rows, total = sample.rows.num_rows, sample.total_rows
     of = f"{total:,} rows" if sample.is_whole else f"about {total:,} rows"
     read = f"all {rows:,} rows" if rows == total else f"{rows:,} of {of}"
@@ -69,7 +73,7 @@ def write_recipe(
         point.rstrip(),
         "",
         "evaluate:",
-        *_evaluate_lines(total, roles, decisions),
+        *_evaluate_lines(total, roles, decisions, baseline),
     ]
     return "\n".join(lines) + "\n"
 
@@ -216,9 +220,14 @@ def starting_point(model: str, total: int, features: int, values: float) -> str:
     raise ConfigError(f"--model {model}: has no starting point for tables; use {', '.join(able)}")
 
 
-def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision], baseline: float | None) -> list[str]:
     batch = 4_096 if total < _MEDIUM else 65_536
     lines = [_line(f"  global_batch_size: {batch}", "rows at a time; metrics do not depend on it")]
+    if baseline is not None:
+        lines.append(_line(
+            f"  baselines: {{logistic regression: {{auc: {baseline:.4f}}}}}",
+            "on the sample's rows, out of fold; shown beside the model's",
+        ))  # fmt: skip
     group = next((d.column for d in decisions if d.column.name == roles.group), None)
     if group is not None:
         longest = int(np.quantile(group.counts, 0.95))

@@ -9,7 +9,7 @@ from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.inspection.columns import NULL_WORDS, Column, describe_column
-from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
+from rayrec.inspection.decisions import Decision, decide, find_roles, logistic_regression, table_warnings
 from rayrec.inspection.file_form import FileForm, recognize
 from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
 from rayrec.inspection.label import find_label
@@ -44,6 +44,8 @@ class InspectedTable:
     """The lines of the sample's places that preprocessing by this recipe leaves out; not counted of interactions."""
     can_run: bool = True
     """Whether few enough rows are bad for preprocessing."""
+    baseline: float | None = None
+    """AUC of a logistic regression on the features, on rows of the sample that it was not fitted to."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """The facts about each column, and what it becomes."""
@@ -105,7 +107,8 @@ def inspect_table(
         values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
         words = (words & set(NULL_WORDS)) | (words - values)
         written = form.with_null_values(sorted(words | set(found.null_words)))
-        text = write_recipe(command, sample, written, found, roles, decisions, model)
+        baseline = logistic_regression(columns, found, roles, decisions, seed)
+        text = write_recipe(command, sample, written, found, roles, decisions, model, baseline)
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
         worst = [name for name, _ in left_out.columns.most_common() if name != found.column]
@@ -126,7 +129,7 @@ def inspect_table(
         )
     if left_out.bad:
         warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
-    return InspectedTable(sample, decisions, warnings, text, left_out, can_run)
+    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline)
 
 
 def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:

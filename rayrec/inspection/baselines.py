@@ -1,0 +1,74 @@
+"""What simpler models reach on the held-out splits, so that the metrics of a model mean something."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
+
+Baselines = dict[str, dict[str, dict[str, float]]]
+_MOST_ROWS = 20_000_000
+"""Rows of `train` and of a split that are read for a baseline; counting these takes a few seconds."""
+
+
+def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> Baselines:
+    """Return metrics by split and simpler model, those alone that the model has, too.
+
+    `base rate` predicts the click-through rate of `train` for every row, `popularity` ranks items by their positives
+    in `train`; the others are those of the recipe (`evaluate.baselines`).
+    """
+    found: Baselines = {}
+    for split in metrics.keys() & set(dataset.evaluation_splits):
+        simpler = {
+            "base rate": {} if dataset.schema.interactions else _base_rate(dataset, split),
+            "popularity": _popularity(recipe, dataset, split),
+            **recipe.evaluate.baselines,
+        }
+        measured = {name for name, value in metrics[split].items() if value is not None}
+        known = {model: {n: v for n, v in values.items() if n in measured} for model, values in simpler.items()}
+        found[split] = {model: values for model, values in known.items() if values}
+    return {split: models for split, models in found.items() if models}
+
+
+def _base_rate(dataset: Dataset, split: str) -> dict[str, float]:
+    train, held_out = dataset.manifest.splits.get("train"), dataset.split(split)
+    # A dataset may have no rows to take the rate of, and a manifest has no sums of weights.
+    if train is None or dataset.schema.weight is not None or not 0 < train.positives < train.rows:
+        return {"auc": 0.5}
+    predicted, rate = train.positives / train.rows, held_out.positives / max(held_out.rows, 1)
+    return {"auc": 0.5, "log_loss": -rate * math.log(predicted) - (1 - rate) * math.log1p(-predicted)}
+
+
+def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float]:
+    ranking, schema, splits = recipe.evaluate.ranking, dataset.schema, dataset.manifest.splits
+    columns, group, label = schema.interactions, schema.group, schema.label
+    if ranking is None or ranking.candidates != "given" or columns is None or group is None or "train" not in splits:
+        return {}
+    if not 0 < splits["train"].rows <= _MOST_ROWS or splits[split].rows > _MOST_ROWS:
+        return {}
+    import torch
+
+    from rayrec.evaluation.ranking import RankingMetrics
+    from rayrec.ingest.reader import first_rows
+
+    counts: NDArray[np.float64] = np.zeros(1)
+    for batch in first_rows(dataset, "train", [columns.item, label], _MOST_ROWS):
+        items = batch[columns.item].to_numpy()
+        added: NDArray[np.float64] = np.bincount(items, batch[label].to_numpy(), len(counts)).astype(np.float64)
+        added[: len(counts)] += counts
+        counts = added
+    measured = RankingMetrics(ranking)
+    for batch in first_rows(dataset, split, [columns.item, group, label], _MOST_ROWS):
+        items = batch[columns.item].to_numpy()
+        scores = np.where(items < len(counts), counts[np.minimum(items, len(counts) - 1)], 0.0)
+        measured.update(
+            torch.from_numpy(scores),
+            torch.from_numpy(batch[label].to_numpy().copy()),
+            torch.from_numpy(batch[group].to_numpy().astype(np.int64)),
+            torch.ones(len(items)),
+            torch.from_numpy(items.astype(np.int64)),
+        )
+    return {name: value for name, value in measured.compute().items() if value is not None and name != "groups"}

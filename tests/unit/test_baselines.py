@@ -1,0 +1,78 @@
+"""What simpler models reach on held-out splits."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.inspection.baselines import baselines
+from rayrec.inspection.evidence import Evidence, auc
+from tests.builders import make_dataset, make_recipe, write_dataset
+
+METRICS = {"auc": 0.7, "log_loss": 0.5, "calibration": 1.0, "rows": 500.0}
+
+
+def test_the_base_rate_is_that_of_train(tmp_path: Path) -> None:
+    """The log loss is that of a model that answers every row with it."""
+    dataset = make_dataset(tmp_path / "data", {"train": 2_000, "test": 500})
+    train, test = dataset.split("train"), dataset.split("test")
+    odds = math.log(train.positives / (train.rows - train.positives))
+    labels = torch.zeros(test.rows)
+    labels[: int(test.positives)] = 1
+    constant = BinaryMetrics(10_000, 64)
+    constant.update(torch.full((test.rows,), odds), labels, torch.ones(test.rows))
+    (found,) = baselines(make_recipe(), dataset, {"test": METRICS, "progressive": METRICS})["test"].items()
+    assert found == ("base rate", {"auc": 0.5, "log_loss": pytest.approx(constant.compute()["log_loss"], rel=1e-5)})
+
+
+def test_weights_leave_the_auc_alone(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 50}, weight=True)
+    assert baselines(make_recipe(), dataset, {"test": METRICS}) == {"test": {"base rate": {"auc": 0.5}}}
+
+
+def test_those_of_the_recipe_are_shown_where_the_model_has_them(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 50})
+    recipe = make_recipe(evaluate={"baselines": {"logistic regression": {"auc": 0.741, "hr@10": 0.3}}})
+    found = baselines(recipe, dataset, {"test": {"auc": 0.7, "log_loss": None}})
+    assert found == {"test": {"base rate": {"auc": 0.5}, "logistic regression": {"auc": 0.741}}}
+
+
+def test_popularity_ranks_by_the_positives_of_train(tmp_path: Path) -> None:
+    schema = Schema(
+        label="label",
+        group="group",
+        features=(CategoricalFeature(name="item", cardinality=9), CategoricalFeature(name="user", cardinality=9)),
+        interactions=InteractionColumns(user="user", item="item"),
+    )
+
+    def table(rows: list[tuple[int, int, int]]) -> pa.Table:
+        user, item, label = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+        columns = {"item": item, "user": user, "label": label.astype(np.float32), "group": user.astype(np.int64)}
+        return pa.table(columns)
+
+    train = [(1, 1, 1), (2, 1, 1), (3, 2, 1), (3, 3, 0), (4, 3, 0), (5, 3, 0)]
+    # The popular item is the choice of two users, an item that train has not of the third.
+    test = [(user, item, int(item == chosen)) for user, chosen in ((1, 1), (2, 1), (3, 8)) for item in (1, 2, 3, 8)]
+    dataset = write_dataset(tmp_path / "data", schema, {"train": table(train), "test": table(test)})
+    recipe = make_recipe(evaluate={"ranking": {"k": [1], "metrics": ["hr"]}})
+    found = baselines(recipe, dataset, {"test": {"auc": 0.7, "hr@1": 0.9}})
+    assert found == {"test": {"popularity": {"hr@1": pytest.approx(2 / 3)}}}
+
+
+@pytest.mark.parametrize("rows", [4_000, 30_000])
+def test_a_logistic_regression_is_measured_on_rows_that_it_was_not_fitted_to(rows: int) -> None:
+    """It comes close to the truth with columns that say something, and to 0.5 with many values that say nothing."""
+    rng = np.random.default_rng(3)
+    number, category = rng.standard_normal(rows), rng.integers(0, 20, rows)
+    odds = number + rng.standard_normal(20)[category]
+    label = (rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.float64)
+    evidence = Evidence(label)
+    number[rng.random(rows) < 0.1] = np.nan
+    assert evidence.logistic_regression([category], [number]) == pytest.approx(auc(odds, label), abs=0.03)
+    noise = [rng.integers(0, rows // 3, rows) for _ in range(5)]
+    assert evidence.logistic_regression(noise, []) == pytest.approx(0.5, abs=0.04)
