@@ -5,35 +5,112 @@ A command is declared once, by its request. `jobs.command` makes from it the com
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-COMMANDS = {
-    "demo": "Generate data, preprocess, train on two workers, evaluate, export, serve one request.",
-    "doctor": "Check this machine and environment, and print the fix for each thing wrong.",
-    "recipes": "List the shipped recipes, or print one with every default filled in.",
-    "inspect": "Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.",
-    "generate": "Write data with the real layout, drawn from a known truth.",
-    "preprocess": "Turn raw logs into a dataset folder, by threads of this process or with Spark on Ray.",
-    "verify": "Compare every file of a dataset folder with the checksums in its manifest.",
-    "train": "Train a recipe's model on a dataset folder, with TorchRec, in this process or with Ray Train.",
-    "run": "Preprocess, train and export in one job; run again, it continues where it stopped.",
-    "follow": "Take in files as they land in a folder, train on them, and publish what has changed, until Ctrl-C.",
-    "evaluate": "Compute exact metrics over a split, each row once.",
-    "explain": "Measure which features a model's scores rest on, and how scores depend on the values of some.",
-    "predict": "Score a file or folder, streaming; or recommend items to every user.",
-    "export": "Write the model folder that serve and predict read.",
-    "tune": "Search for better values of a recipe's keys, with Ray Tune.",
-    "report": "Write a page on a dataset, a run, a model or a search, and check what is expected of it.",
-    "compare": "Tell whether one recipe is better than another, or its run was lucky.",
-    "plan": "Show how the tables would be sharded, without training.",
-    "serve": "Answer HTTP and gRPC requests with raw features, through Ray Serve.",
-    "benchmark": "Measure training or inference on this machine.",
-    "benchmark serve": "Measure a server on this machine: its latency, and the rows that it scores a second.",
-    "submit": "Run a command as a job of a Ray cluster, follow its log and exit with its code.",
+
+class Listed(NamedTuple):
+    """A command in the list of commands."""
+
+    summary: str
+    """First paragraph of its request's docstring."""
+    example: str
+    """A whole command line."""
+
+
+GROUPS = {
+    "Start": {
+        "demo": Listed("Generate data, train, export and serve one request.", "rayrec demo"),
+        "doctor": Listed("Check this machine, and print the fix for each problem.", "rayrec doctor"),
+        "recipes": Listed("List the shipped recipes, or print one in full.", "rayrec recipes dlrm-criteo"),
+    },
+    "Data": {
+        "inspect": Listed(
+            "Read a sample of raw files, and write a recipe for them.",
+            "rayrec inspect clicks.csv --label click --output clicks.yaml",
+        ),
+        "generate": Listed(
+            "Write synthetic raw files, drawn from a known truth.",
+            "rayrec generate criteo --rows 100000 --output raw",
+        ),
+        "preprocess": Listed(
+            "Turn raw files into a dataset folder.",
+            "rayrec preprocess clicks.yaml --input clicks.csv --output dataset",
+        ),
+        "verify": Listed("Compare the files of a dataset with their checksums.", "rayrec verify dataset"),
+    },
+    "Train": {
+        "run": Listed(
+            "Preprocess, train and export with one command.",
+            "rayrec run clicks.yaml --input clicks.csv --output out",
+        ),
+        "train": Listed(
+            "Train a recipe's model on a dataset folder.",
+            "rayrec train clicks.yaml --data dataset --output run",
+        ),
+        "tune": Listed(
+            "Search for better values of a recipe's keys.",
+            "rayrec tune clicks.yaml --data dataset --trials 20 --output sweep",
+        ),
+        "follow": Listed(
+            "Train on new files as they land, and publish new versions.",
+            "rayrec follow clicks.yaml --input landing --serve versions/clicks",
+        ),
+        "plan": Listed(
+            "Show how the embedding tables would be sharded.",
+            "rayrec plan clicks.yaml --data dataset --workers 8",
+        ),
+    },
+    "Judge": {
+        "report": Listed(
+            "Write an HTML page about a dataset, run, model or search.",
+            "rayrec report out/run --output report",
+        ),
+        "runs": Listed("List the runs below a folder, best metrics first.", "rayrec runs experiments"),
+        "evaluate": Listed(
+            "Compute exact metrics of a model over a split.",
+            "rayrec evaluate out/model --data out/dataset --split test",
+        ),
+        "explain": Listed(
+            "Measure how much each feature matters to a model.",
+            "rayrec explain out/model --data out/dataset --output explained",
+        ),
+        "compare": Listed(
+            "Test whether runs differ by more than chance.",
+            "rayrec compare run-a run-b --output compared",
+        ),
+    },
+    "Serve": {
+        "serve": Listed("Answer HTTP and gRPC requests with trained models.", "rayrec serve out/model"),
+        "predict": Listed(
+            "Score rows with a model, or recommend items to all users.",
+            "rayrec predict out/model --raw --input new.csv --output scores",
+        ),
+        "export": Listed(
+            "Write the model folder that serve and predict read.",
+            "rayrec export out/run --output model",
+        ),
+    },
+    "Operate": {
+        "submit": Listed(
+            "Run a command as a job on a Ray cluster.",
+            "rayrec submit train clicks.yaml --data /shared/dataset --output /shared/run",
+        ),
+        "benchmark": Listed(
+            "Measure how fast this machine trains or predicts.",
+            "rayrec benchmark train dlrm-criteo --data dataset",
+        ),
+        "benchmark serve": Listed(
+            "Measure the latency and the throughput of a server.",
+            "rayrec benchmark serve out/model",
+        ),
+    },
 }
-"""Command -> first line of its request's docstring, so that listing the commands imports none of them."""
+"""Commands by group, kept here so that listing them imports none of them; the first one of a group is its example."""
+
+COMMANDS = {name: listed for group in GROUPS.values() for name, listed in group.items()}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The name of the command that `words` begin with, which may be two words, and its arguments."""
+    """Split `words` into the name of a command, which may be two words, and its arguments."""
     length = 2 if " ".join(words[:2]) in COMMANDS else 1
     return " ".join(words[:length]), list(words[length:])

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class BenchmarkRequest(TrainingRecipeRequest):
-    """Measure training or inference on this machine."""
+    """Measure how fast this machine trains or predicts."""
 
     what: Annotated[Literal["train", "inference"], Positional()]
-    """What to measure."""
+    """Work to measure."""
     data: Folder
-    """Dataset folder, the output of `rayrec preprocess`."""
+    """Dataset folder."""
     warmup_steps: PositiveInt = 20
-    """Steps, or forward passes, that are not counted."""
+    """Steps or forward passes before the measurement."""
     steps: PositiveInt = 100
-    """Steps, or forward passes, that are counted."""
+    """Steps or forward passes to measure."""
     batch_size: tuple[PositiveInt, ...] = (1, 16, 256, 1024, 4096, 16384)
     """Batch size of `inference`; repeatable."""
 

@@ -31,21 +31,21 @@ _WARM_UP_SECONDS = 1.0
 
 
 class ServeBenchmarkRequest(Request):
-    """Measure a server on this machine: its latency, and the rows that it scores a second.
+    """Measure the latency and the throughput of a server.
 
-    The server is that of `rayrec serve`; requests repeat the model's example rows.
+    Start `rayrec serve` on this machine, and send the model's example rows again and again.
     """
 
     model: Annotated[Folder, Positional("MODEL")]
-    """Model folder, or run folder."""
+    """Model folder or run folder."""
     protocol: tuple[Protocol, ...] = ("json", "oip", "arrow")
-    """JSON, binary tensors of the Open Inference Protocol, or Arrow streams; repeatable."""
+    """JSON, binary tensors (Open Inference Protocol) or Arrow streams; repeatable."""
     rows: tuple[PositiveInt, ...] = (1, 256)
-    """Rows of a request; repeatable."""
+    """Rows per request; repeatable."""
     clients: tuple[PositiveInt, ...] = (1, 4)
-    """Clients at once, each of which waits for an answer before it asks again; repeatable."""
+    """Number of clients, each with one request at a time; repeatable."""
     seconds: PositiveFloat = 5.0
-    """Length of each measurement, after a second that is not counted."""
+    """Length of each measurement, after one second of warm-up."""
 
 
 def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:

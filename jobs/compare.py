@@ -15,15 +15,15 @@ from rayrec.storage.location import Folder, local_path, location
 
 
 class CompareRequest(Request):
-    """Tell whether one recipe is better than another, or its run was lucky.
+    """Test whether runs differ by more than chance.
 
-    Runs that differ in their seed alone count as repetitions of one recipe: they tell how much a seed changes.
+    Runs that differ in their seed alone count as repetitions of one recipe.
     """
 
     run: Annotated[PathTexts, Positional("RUN"), Field(min_length=2)]
-    """Run folder, or its URI; all must have been trained on datasets with the same held-out rows."""
+    """Run folder or its URI; all runs need the same held-out rows."""
     output: Folder
-    """Folder for report.html and report.json; must not exist."""
+    """New folder for report.html and report.json."""
 
     def check(self) -> None:
         folders = self.folders()

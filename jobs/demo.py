@@ -25,7 +25,7 @@ from jobs.command import (
     Result,
     as_arguments,
     build_request,
-    describe_result,
+    describe_outcome,
     execute,
     load_command,
     main,
@@ -52,7 +52,7 @@ _SCORE_TOLERANCE, _METRIC_TOLERANCE = 1e-6, 1e-9
 
 
 class DemoRequest(PlacedRequest):
-    """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
+    """Generate data, train, export and serve one request."""
 
     model: Annotated[str, AfterValidator(MODELS.known), Positional("|".join(MODELS.packages))] = "dlrm"
     """Kind of model."""
@@ -97,7 +97,14 @@ def run(request: DemoRequest, progress: Progress) -> Result:
             evaluated = results["evaluate"]
             details = _serve_one_request(folder / "model", source.example_request(raw), progress)
     progress.message(f"\n{source.describe_quality(evaluated.metrics[data.evaluated], generated.details)}")
-    return Result(command="demo", output=folder, rows=request.rows, metrics=evaluated.metrics, details=details)
+    return Result(
+        command="demo",
+        output=folder,
+        rows=request.rows,
+        metrics=evaluated.metrics,
+        baselines=evaluated.baselines,
+        details=details,
+    )
 
 
 def _steps(
@@ -121,7 +128,7 @@ def _run_step(step: str, values: Mapping[str, Any], progress: Progress) -> Resul
     request = build_request(command.request, values)
     progress.message(f"\n$ {_line(step, request)}")
     result = execute(command, request, progress)
-    progress.message(describe_result(result))
+    progress.message(describe_outcome(result))
     return result
 
 
@@ -232,7 +239,7 @@ def _send_step(step: str, values: Mapping[str, Any], dashboard: str, progress: P
     submitted = execute(COMMAND, request, _LatestLine(progress))
     progress.finish()
     result = Result.model_validate(submitted.details["result"]).model_copy(update={"seconds": submitted.seconds})
-    progress.message(describe_result(result))
+    progress.message(describe_outcome(result))
     return result
 
 

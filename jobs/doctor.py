@@ -29,7 +29,7 @@ _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
 class DoctorRequest(Request):
-    """Check this machine and environment, and print the fix for each thing wrong."""
+    """Check this machine, and print the fix for each problem."""
 
 
 class Check(Config):

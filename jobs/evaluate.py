@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 
 class EvaluateRequest(PlacedRequest):
-    """Compute exact metrics over a split, each row once."""
+    """Compute exact metrics of a model over a split."""
 
     source: Annotated[Folder, Positional("RUN|MODEL")]
-    """Run folder or model folder, or its URI."""
+    """Run folder, model folder, or its URI."""
     data: Annotated[Folder, ByPosition()] | None = None
-    """Dataset folder, the output of `rayrec preprocess`; required without --server."""
+    """Dataset folder; required without --server."""
     split: str = "test"
     """Split of the dataset."""
     rows: PositiveInt | None = None
-    """Evaluate on the first rows of the split alone, so many of them."""
+    """Number of rows to evaluate, from the start of the split; by default all."""
     checkpoint: str = "best"
-    """Checkpoint of a run: best (the latest if none was evaluated), latest, or a step."""
+    """Checkpoint of a run: best, latest or a step."""
     workers: PositiveInt | None = None
-    """Worker processes, by default this one alone; on a GPU or a cluster as many as in training."""
+    """Number of worker processes; by default one, on a GPU or a cluster as in training."""
     device: Literal["auto", "cpu", "cuda"] | None = None
-    """Device to compute on, by default as in training."""
+    """Device to compute on; by default as in training."""
     precision: InferencePrecision = "fp32"
-    """Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores."""
+    """Arithmetic of the dense network; the metrics say how far bf16 and fp16 move the scores."""
     server: str | None = None
-    """Ask a running server, http://HOST:PORT, for the scores of --input; the model is called as its folder there, or
-    add /v1/models/NAME."""
+    """Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model's name is not that
+    of its folder."""
     input: PathText | None = None
-    """With --server, a file, folder, glob or URI of raw rows with their labels."""
+    """Raw rows with labels for --server: a file, folder, glob or URI."""
     token_file: LocalPath | None = None
-    """With --server, file whose first token requests carry. By default the first in RAYREC_SERVE_TOKENS, if any."""
+    """File whose first token is sent to --server; by default RAYREC_SERVE_TOKENS."""
     connections: PositiveInt = 4
-    """With --server, requests at once."""
+    """Number of parallel requests to --server."""
     batch_rows: PositiveInt = 1_000
-    """With --server, most rows of a request."""
+    """Most rows per request to --server."""
 
     def check(self) -> None:
         if self.server is None:
@@ -79,6 +79,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     assert request.data is not None, "the request was checked"
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder
@@ -136,7 +137,16 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         )
     found, speed = {request.split: measured.metrics}, {"rows_per_second": measured.rows / measured.seconds}
     details = {**speed, **part_of_split(dataset, request.split, measured.rows), "warnings": class_warnings(found)}
-    return Result(command="evaluate", rows=measured.rows, metrics=found, execution=execution, details=details)
+    # The manifest tells the label rate of whole splits alone.
+    simpler = {} if "part" in details else baselines(recipe, dataset, found)
+    return Result(
+        command="evaluate",
+        rows=measured.rows,
+        metrics=found,
+        baselines=simpler,
+        execution=execution,
+        details=details,
+    )
 
 
 def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:

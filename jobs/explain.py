@@ -22,24 +22,27 @@ _SHOWN_BY_DEFAULT = 6
 
 
 class ExplainRequest(Request):
-    """Measure which features a model's scores rest on, and how scores depend on the values of some."""
+    """Measure how much each feature matters to a model.
+
+    Also show how scores change with the values of some features.
+    """
 
     source: Annotated[Folder, Positional("RUN|MODEL")]
-    """Run folder or model folder, or its URI."""
+    """Run folder, model folder, or its URI."""
     data: Folder
-    """Dataset folder, the output of `rayrec preprocess`."""
+    """Dataset folder."""
     output: Folder
-    """Folder for report.html and report.json; must not exist."""
+    """New folder for report.html and report.json."""
     split: str | None = None
-    """Split of the dataset, by default the one that the recipe evaluates on in training, else test."""
+    """Split of the dataset; by default the one that training evaluates on, else test."""
     group: Annotated[tuple[str, ...], Metavar("NAME=FEATURE,FEATURE")] = ()
-    """Features whose importance is measured together, too; repeatable."""
+    """Features to permute together; repeatable."""
     feature: Annotated[tuple[str, ...], Metavar("NAME")] = ()
-    """Feature whose partial dependence is shown, by default the six most important ones; repeatable."""
+    """Feature whose partial dependence to show; by default the six most important ones; repeatable."""
     rows: PositiveInt = 200_000
-    """Rows that are scored, about; they come from all over the split."""
+    """Approximate number of rows to score, from all over the split."""
     permutations: PositiveInt = 3
-    """Times that each feature is permuted."""
+    """Number of permutations per feature."""
 
     def check(self) -> None:
         self.groups()

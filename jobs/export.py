@@ -27,17 +27,17 @@ class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
     run: Annotated[Folder, Positional("RUN|DELTA")]
-    """Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder."""
+    """Run folder or its URI; or a delta, to make a whole model of it."""
     output: Folder
-    """Model folder to write; must not exist."""
+    """New model folder."""
     checkpoint: str = "best"
-    """Checkpoint of the run: best (the latest if none was evaluated), latest, or a step."""
+    """Checkpoint of the run: best, latest or a step."""
     tables: Literal["fp32", "fp16", "int8"] | None = None
-    """Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes."""
+    """Precision of the stored tables; by default fp32, or that of --delta-of."""
     delta_of: Folder | None = None
-    """The version before, a model folder beside --output: write only what differs from it."""
+    """Previous version, a model folder beside --output: write only what changed."""
     register_as: str | None = None
-    """Name of a model in MLflow's registry, of which the folder becomes a version, too (MLFLOW_TRACKING_URI)."""
+    """Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI)."""
 
     def check(self) -> None:
         if self.register_as is not None and self.delta_of is not None:

@@ -25,12 +25,15 @@ _UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload")
 
 
 class FollowRequest(PipelineRequest):
-    """Take in files as they land in a folder, train on them, and publish what has changed, until Ctrl-C."""
+    """Train on new files as they land, and publish new versions.
+
+    Run until Ctrl-C.
+    """
 
     serve: Folder
-    """Folder of versions to publish to, which `rayrec serve` answers from."""
+    """Folder of versions to publish to, which `rayrec serve` reads."""
     output: Folder = None  # type: ignore[assignment]
-    """Folder of the pipeline (docs/daily.md), by default that of --serve with `.days` after its name."""
+    """Folder of the pipeline (docs/daily.md); by default that of --serve with `.days` added."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,29 +13,28 @@ from rayrec.storage.location import Folder
 
 
 class GenerateRequest(Request):
-    """Write data with the real layout, drawn from a known truth."""
+    """Write synthetic raw files, drawn from a known truth."""
 
     source: Annotated[str, AfterValidator(SOURCES.known), Positional("|".join(SOURCES.packages))]
-    """Kind of the source whose layout the data have; `table` has the columns of --recipe."""
+    """Source whose layout to write; `table` writes the columns of --recipe."""
     rows: PositiveInt
-    """Rows to write."""
+    """Number of rows."""
     output: Folder
-    """Folder to write, with truth.json if the best reachable metric is known; must not exist."""
+    """New folder, with truth.json if the best reachable metric is known."""
     seed: NonNegativeInt = 0
     """Seed of the rows."""
     days: PositiveInt | None = None
-    """Number of days to write a file for each, if the source has such files; by default one file."""
+    """Number of daily files; by default one file without days."""
     drift: float | None = Field(None, ge=0, le=10)
-    """How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with --days."""
+    """Change from day to day, from 0 (none) to 10, with --days; by default 1."""
     compress: bool = False
     """Write gzip files."""
     recipe: PathText | None = None
-    """Recipe, by name or as a YAML file, whose columns the data of `table` have."""
+    """Recipe that names the columns of `table`."""
     set: Overrides = ()
-    """Override of the recipe; repeatable."""
+    """Override a key of the recipe; repeatable."""
     cardinality: Annotated[Overrides, Metavar("COLUMN=N")] = ()
-    """Distinct values of a column of categories or lists, or of all that match a pattern; 1,000 by default;
-    repeatable."""
+    """Number of distinct values of a column, or of all columns that match a pattern; by default 1,000; repeatable."""
 
     small_files: ClassVar[tuple[str, ...]] = ("recipe",)
 

@@ -1,7 +1,7 @@
 """`rayrec inspect`: what raw files hold and a recipe for them, or how new files differ from a dataset."""
 
-import io
 import shlex
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,32 +13,35 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent, write_atomically
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_number
 from rayrec.config.validation import is_yaml_file
 from rayrec.storage.location import Folder, LocalPath
 
-_TABLE_WIDTH = 150
+_EXAMPLES_WIDTH = 30
 _EXAMPLE_CHARACTERS = 200
 
 
 class InspectRequest(Request):
-    """Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset."""
+    """Read a sample of raw files, and write a recipe for them.
+
+    With --against, compare new files with a dataset instead.
+    """
 
     path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
-    """Raw file, folder, glob or URI; several are one table."""
+    """Raw file, folder, glob or URI; several form one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
-    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
-    With a model of users and items: which rows are choices, by default all."""
+    """Label column, or a condition such as 'rating>=4'; by default the one column named like a label. For users and
+    items: the rows that count as choices, by default all."""
     missing_label: Annotated[int, Metavar("0|1"), Field(ge=0, le=1)] | None = None
-    """The label of rows that have none; by default they are left out."""
+    """Label of rows without one; by default these rows are dropped."""
     model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] | None = None
-    """Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a rating and a
-    time alone."""
+    """Kind of model; by default wide_deep, or neumf for a plain table of users and items."""
     rows: PositiveInt = 100_000
-    """Rows of the sample, spread over all files."""
+    """Number of rows to sample from all files."""
     output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
-    """Recipe to write, which must not exist; without it the recipe is printed."""
+    """New recipe file; without it the recipe is printed."""
     against: Folder | None = None
-    """Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have drifted."""
+    """Dataset to compare the files with; exit with 1 if they have drifted."""
 
     def check(self) -> None:
         if self.output is not None and not is_yaml_file(self.output):
@@ -80,6 +83,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     details: dict[str, Any] = {
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),
+        "logistic_regression_auc": found.baseline,
         "warnings": found.warnings,
         "rejected": {
             "rows": found.left_out.bad,
@@ -139,30 +143,22 @@ def describe(result: Result) -> str:
 
 
 def _overview(details: Mapping[str, Any]) -> str:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE, pad_edge=False)
-    for name in ("column", "becomes", "missing", "values", "AUC alone", "examples", "why"):
-        table.add_column(name, justify="right" if name in ("missing", "values", "AUC alone") else "left")
+    rows = []
     for column in details["columns"]:
-        missing, best = column["missing_share"], max(column["auc"].values(), default=None)
         estimate = column["distinct_estimate"]
         values = f"{column['distinct']:,}" + (f" (about {estimate:,})" if estimate > column["distinct"] else "")
-        table.add_row(
-            column["name"],
-            column["kind"],
-            f"{missing:.1%}" if missing else "",
-            values,
-            f"{best:.3f}" if best is not None else "",
-            ", ".join(text[:24] for text in column["examples"]),
-            column["reason"],
-        )
-    text = io.StringIO()
-    console = Console(file=text, width=_TABLE_WIDTH)
-    console.print(table)
-    lines = [text.getvalue().rstrip()]
+        rows.append({
+            "column": column["name"],
+            "becomes": column["kind"],
+            "missing": _percent(column["missing_share"] or None),
+            "values": values,
+            "AUC alone": max(column["auc"].values(), default=None),
+            "examples": textwrap.shorten(", ".join(column["examples"]), _EXAMPLES_WIDTH, placeholder=" ..."),
+            "why": column["reason"],
+        })  # fmt: skip
+    lines = [text_table(rows, below="why")]
+    if (baseline := details["logistic_regression_auc"]) is not None:
+        lines += ["", f"AUC of a logistic regression on these columns: {format_number(baseline)}"]
     lines += ["", *(f"warning: {warning}" for warning in details["warnings"])] if details["warnings"] else []
     return "\n".join(lines)
 

@@ -14,20 +14,20 @@ from rayrec.training.placement.hardware import AcceleratorName
 
 
 class PlanRequest(RecipeRequest):
-    """Show how the tables would be sharded, without training."""
+    """Show how the embedding tables would be sharded."""
 
     data: Folder
-    """Dataset folder, whose schema has the sizes of the tables."""
+    """Dataset folder, for the sizes of the tables."""
     workers: PositiveInt = 1
-    """Workers to plan for."""
+    """Number of workers to plan for."""
     workers_per_node: PositiveInt | None = None
-    """Workers on one machine, by default all of them."""
+    """Number of workers per machine; by default all."""
     memory_per_worker: str = "80GB"
-    """Memory of one worker for tables, such as 80GB or 64GiB."""
+    """Memory for tables per worker, such as 80GB or 64GiB."""
     host_memory_per_worker: str = "0GB"
-    """Memory of the machine for each worker's tables that its GPU has no room for, such as 200GB."""
+    """Host memory per worker for tables that do not fit its GPU, such as 200GB."""
     hardware: AcceleratorName | None = None
-    """Kind of GPU on which to estimate a training step, by default none."""
+    """Kind of GPU to estimate a training step on; by default no estimate."""
 
 
 def run(request: PlanRequest, progress: Progress) -> Result:

@@ -24,27 +24,26 @@ from rayrec.storage.location import Folder, local_path, location
 
 
 class PredictRequest(PlacedRequest):
-    """Score a file or folder, streaming; or recommend items to every user."""
+    """Score rows with a model, or recommend items to all users."""
 
     model: Annotated[Folder, Positional("RUN|MODEL")]
-    """Run folder or model folder, or its URI."""
+    """Run folder, model folder, or its URI."""
     output: Folder
-    """Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist."""
+    """New folder for scores/ and rejected/ (unusable raw rows), or recommendations/."""
     input: PathText | None = None
-    """Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows."""
+    """Dataset folder or its URI; with --raw a file, folder, glob or URI of raw rows."""
     raw: bool = False
-    """The input is raw rows, not a dataset folder."""
+    """Read raw rows, not a dataset folder."""
     split: str = "test"
-    """Split of the dataset folder."""
+    """Split of the dataset."""
     rows: PositiveInt | None = None
-    """Score the first rows of the split or of the raw files alone, so many of them."""
+    """Number of rows to score, from the start; by default all."""
     max_rejected_fraction: float | None = Field(None, ge=0.0, le=1.0)
-    """With --raw, a larger share of rows without a score is an error; by default the recipe's
-    preprocess.max_rejected_fraction."""
+    """Largest share of raw rows that may stay without a score; by default that of the recipe."""
     precision: InferencePrecision = "fp32"
-    """Arithmetic of the dense network; of bf16 and fp16 the result says how far they move the scores."""
+    """Arithmetic of the dense network; the result says how far bf16 and fp16 move the scores."""
     top_k: PositiveInt | None = None
-    """Instead of scores, the best K new items for every user; takes no input."""
+    """Number of new items to recommend to each user, instead of scores; takes no input."""
 
     def check(self) -> None:
         if self.input is None and self.top_k is None:

@@ -31,7 +31,7 @@ class InputRequest(RecipeRequest):
     input: Annotated[PathTexts, Field(min_length=1)]
     """Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable."""
     output: Folder
-    """Dataset folder to write; must not exist."""
+    """New dataset folder."""
 
     def inputs(self, recipe: Recipe) -> dict[str | None, list[str]]:
         """The input paths by split; those that name no split under None."""
@@ -47,10 +47,10 @@ class InputRequest(RecipeRequest):
 
 
 class PreprocessRequest(InputRequest, PlacedRequest):
-    """Turn raw logs into a dataset folder, by threads of this process or with Spark on Ray."""
+    """Turn raw files into a dataset folder."""
 
     extend: Folder | None = None
-    """Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids."""
+    """Dataset folder to extend: known values keep their ids, new values get new ones."""
 
     def kept(self) -> str:
         unfinished = self.output.parent.glob(f".{escape(self.output.name)}.unfinished-*")

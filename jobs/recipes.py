@@ -6,10 +6,10 @@ from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 
 
 class RecipesRequest(Request):
-    """List the shipped recipes, or print one with every default filled in."""
+    """List the shipped recipes, or print one in full."""
 
     name: RecipeText | None = None
-    """Recipe to print instead of the list: the name of a shipped one, or a YAML file."""
+    """Shipped recipe or YAML file to print with every default filled in."""
 
 
 def run(request: RecipesRequest, progress: Progress) -> Result:

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class ReportRequest(Request):
-    """Write a page on a dataset, a run, a model or a search, and check what is expected of it."""
+    """Write an HTML page about a dataset, run, model or search."""
 
     source: Annotated[Folder, Positional("DATASET|RUN|MODEL|SWEEP")]
-    """Folder of a dataset, a run, a model or a search, or its URI."""
+    """Folder of a dataset, run, model or search, or its URI."""
     output: Folder
-    """Folder for report.html and report.json; must not exist."""
+    """New folder for report.html and report.json."""
     against: Annotated[Folder, Metavar("DATASET")] | None = None
     """Dataset to compare a dataset with."""
     data: Annotated[Folder, Metavar("DATASET")] | None = None
-    """Dataset whose held-out rows a model scores; a run scores those of its own, and a model alone none."""
+    """Dataset whose held-out rows to score; by default the one of the run."""
     expect: Annotated[tuple[str, ...], Metavar("METRIC>=NUMBER")] = ()
-    """What is expected of a metric, such as 'auc >= 0.76'; the exit code is 1 if something is not met."""
+    """Expectation such as 'auc >= 0.76'; exit with 1 if one is not met."""
 
     def check(self) -> None:
         for text in self.expect:

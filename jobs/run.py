@@ -20,16 +20,20 @@ _LOCK_FILE = ".lock"
 
 
 class RunRequest(PipelineRequest):
-    """Preprocess, train and export in one job; run again, it continues where it stopped."""
+    """Preprocess, train and export with one command.
+
+    Run it again to continue where it stopped.
+    """
 
     output: Folder = None  # type: ignore[assignment]
-    """Folder of all phases (dataset/, run/, perhaps refit/, model/); an earlier attempt in it is continued."""
+    """Folder for all phases: dataset/, run/, model/, perhaps refit/; an unfinished attempt in it is continued."""
     continue_: Folder | None = None
-    """Instead of --output: a folder whose model goes on with these files, those of another day."""
+    """Folder of an earlier `rayrec run` whose model is trained on with these files, as those of a new day; instead of
+    --output."""
 
     refit: bool | None = None
-    """Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose; by
-    default where these are the latest ones (preprocess.split.kind: time or leave_one_out)."""
+    """Train the exported model again on all rows, held-out ones included, for as many epochs as validation chose; by
+    default for splits by time and leave_one_out."""
 
     def check(self) -> None:
         super().check()
@@ -84,13 +88,18 @@ def run(request: RunRequest, progress: Progress) -> Result:
                 return before
             return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
-    rows, metrics = results[0].rows, results[1].metrics
+    rows, trained = results[0].rows, results[1]
     details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
-    execution = results[1].execution
     return Result(
-        command="run", output=request.output, rows=rows, metrics=metrics, execution=execution, details=details
+        command="run",
+        output=request.output,
+        rows=rows,
+        metrics=trained.metrics,
+        baselines=trained.baselines,
+        execution=trained.execution,
+        details=details,
     )
 
 

@@ -45,32 +45,31 @@ _LONGEST_WAIT = 30.0
 
 
 class ServeRequest(Request):
-    """Answer HTTP and gRPC requests with raw features, through Ray Serve."""
+    """Answer HTTP and gRPC requests with trained models."""
 
     model: Annotated[PathTexts, Positional("MODEL"), Field(min_length=1)]
-    """Model folder, folder of models or of a model's versions, run folder, or a URI of these; NAME=FOLDER gives the
-    model another name than its folder's; repeatable."""
+    """Model folder, run folder, folder of models or versions, or URI; NAME=FOLDER sets the model's name; repeatable."""
     port: int = Field(8000, ge=1, le=65_535)
-    """Port to listen on."""
+    """Port for HTTP."""
     host: str = "127.0.0.1"
-    """Address or name to listen on; 0.0.0.0 listens on all IPv4 addresses of the machine, :: on all."""
+    """Address to listen on; 0.0.0.0 is every IPv4 address, :: every address."""
     grpc_port: int | None = Field(None, ge=1, le=65_535)
-    """Port for gRPC (Open Inference Protocol), by default none; needs --host 0.0.0.0 or ::."""
+    """Port for gRPC (Open Inference Protocol), with --host 0.0.0.0 or ::; by default no gRPC."""
     log_folder: LocalPath | None = None
-    """Folder for logs of JSON lines (requests, comparisons with a shadow), by default Ray Serve's logs."""
+    """Folder for logs as JSON lines; by default among Ray Serve's logs."""
     token_file: LocalPath | None = None
-    """File of tokens, one a line; a request must carry one. `TOKEN admin` may also load and unload models. By default
-    those in RAYREC_SERVE_TOKENS, if any."""
+    """File with one token a line that requests must send; `TOKEN admin` may load and unload models. By default
+    RAYREC_SERVE_TOKENS."""
     precision: InferencePrecision | None = None
-    """Arithmetic of the dense network (serve.precision), by default as in the recipe of the first model."""
+    """Arithmetic of the dense network (serve.precision); by default that of the first model's recipe."""
     tls_certificate: LocalPath | None = None
-    """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
+    """PEM file of the certificate chain for HTTPS, with --tls-key."""
     tls_key: LocalPath | None = None
-    """Private key of the certificate, a PEM file."""
+    """PEM file of the certificate's private key."""
     root_path: str = ""
-    """Path below which a proxy in front shows the server, as /rank; requests with it and without are answered."""
+    """Path prefix that a proxy adds, such as /rank; paths work with and without it."""
     drain_seconds: float = Field(5.0, ge=0)
-    """Seconds after SIGTERM or Ctrl-C in which requests are still taken while health checks fail."""
+    """Seconds after SIGTERM or Ctrl-C in which requests are answered while health checks fail."""
 
     @field_validator("token_file", "tls_certificate", "tls_key")
     @classmethod

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class SubmitRequest(Request):
-    """Run a command as a job of a Ray cluster, follow its log and exit with its code.
+    """Run a command as a job on a Ray cluster.
 
-    Its paths are on storage that the nodes of the cluster share; a recipe file travels along.
+    Follow its log, and exit with its code. Paths are on storage that all nodes share; a recipe file is sent along.
     """
 
     forwards: ClassVar[str | None] = "command"
 
     command: Annotated[tuple[str, ...], Positional("COMMAND"), Field(min_length=1)]
-    """Any other command with its arguments and options."""
+    """Command with its arguments and options."""
     address: Annotated[str, Metavar("URL")] | None = None
-    """URL of the cluster's dashboard, by default RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else http://127.0.0.1:8265."""
+    """URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else http://127.0.0.1:8265."""
     no_wait: bool = False
     """Return as soon as the job is sent."""
     retry: NonNegativeInt = 0
-    """How often a job that is lost with its node or its process is started again, to go on where it stopped."""
+    """Number of times to restart a job that was lost with its node or process; it continues its work."""
 
     def check(self) -> None:
         if self.retry and self.no_wait:

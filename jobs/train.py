@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 
 class TrainRequest(TrainingRecipeRequest, PlacedRequest):
-    """Train a recipe's model on a dataset folder, with TorchRec, in this process or with Ray Train."""
+    """Train a recipe's model on a dataset folder."""
 
     data: Folder
-    """Dataset folder, the output of `rayrec preprocess`."""
+    """Dataset folder, written by `rayrec preprocess`."""
     output: Folder
-    """Run folder to write; must not exist, unless with --resume."""
+    """New run folder; with --resume an existing one."""
     resume: bool = False
-    """Continue the run in --output from its latest checkpoint; begin it if there is none."""
+    """Continue the run in --output from its latest checkpoint, or start it."""
     warm_start: Folder | None = None
-    """Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order."""
+    """Run folder to start from: take over the weights of its best checkpoint, and train as train.warm_start says."""
     refit_of: Folder | None = None
-    """Run folder whose rows, held-out ones too, are all in `train` of --data: train anew, for as many epochs as its
-    best checkpoint, whose metrics are then those of the model."""
+    """Run folder whose rows, held-out ones included, are all in `train` of --data: train from scratch for as many
+    epochs as its best checkpoint, and keep its metrics."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
-    """Feature whose table begins anew instead, with --warm-start; repeatable."""
+    """Feature whose table --warm-start does not take over; repeatable."""
     max_steps: PositiveInt | None = None
-    """End of the training at the latest, in optimizer steps (train.max_steps), by default as in the recipe."""
+    """Largest number of optimizer steps (train.max_steps)."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -82,6 +82,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
@@ -128,6 +129,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         output=request.output,
         rows=recipe.train.samples_after(reached.step, rows),
         metrics=metrics,
+        baselines=baselines(recipe, dataset, metrics),
         execution=run_folder.execution,
         details={
             "steps": reached.step,

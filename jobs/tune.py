@@ -26,30 +26,30 @@ _SHOWN_TRIALS = 20
 
 
 class TuneRequest(TrainingRecipeRequest):
-    """Search for better values of a recipe's keys, with Ray Tune."""
+    """Search for better values of a recipe's keys."""
 
     small_files: ClassVar[tuple[str, ...]] = ("recipe", "space")
 
     data: Folder
-    """Dataset folder, the output of `rayrec preprocess`; all trials read it."""
+    """Dataset folder that all trials read."""
     output: Folder
-    """Folder of the sweep; must not exist, unless with --resume."""
+    """New folder of the search; with --resume an existing one."""
     trials: PositiveInt
-    """Trials to run."""
+    """Number of trials."""
     space: PathText | None = None
-    """Search space, a YAML file, by default the one shipped for the recipe's kind of model."""
+    """Search space, a YAML file; by default the one shipped with the model."""
     search: Search = "optuna"
-    """How values are chosen: optuna (TPE), random, grid, or pbt (population based training)."""
+    """Search method: optuna (TPE), random, grid or pbt (population based training)."""
     scheduler: Scheduler = "none"
-    """Whether trials are stopped early: none, or asha, which stops those that are behind the others."""
+    """Early stopping of trials: none, or asha, which stops trials that fall behind."""
     metric: str | None = None
-    """Metric to improve, by default train.checkpoint.keep_best, else auc."""
+    """Metric to improve; by default train.checkpoint.keep_best, else auc."""
     concurrent: PositiveInt | None = None
-    """Trials at once, by default as many as fit the cluster."""
+    """Number of trials at once; by default as many as fit the cluster."""
     confirm: NonNegativeInt = 0
-    """Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins."""
+    """Number of best trials to repeat with other seeds, beside the unchanged recipe; the best mean wins."""
     resume: bool = False
-    """Continue the sweep in --output; begin it if there is none."""
+    """Continue the search in --output, or start it."""
 
     def check(self) -> None:
         if self.confirm and self.search == "pbt":

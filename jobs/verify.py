@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class VerifyRequest(Request):
-    """Compare every file of a dataset folder with the checksums in its manifest."""
+    """Compare the files of a dataset with their checksums."""
 
     folder: Annotated[Folder, Positional()]
-    """Dataset folder, the output of `rayrec preprocess`."""
+    """Dataset folder."""
 
 
 def run(request: VerifyRequest, progress: Progress) -> Result:

@@ -41,6 +41,7 @@ COMMANDS = (
     "tune",
     "plan",
     "report",
+    "runs",
     "compare",
 )
 """The commands that are functions of this module."""
@@ -57,42 +58,42 @@ def __getattr__(name: str) -> Any:
 
 
 def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> "Recipe":
-    """The validated recipe: a shipped one by name, or a YAML file, with values set by key, such as `train.epochs`."""
+    """Return a validated recipe: a shipped one by name, or a YAML file, with keys set, such as `train.epochs`."""
     from jobs.command.request import RecipeRequest
 
     return RecipeRequest.model_validate({"recipe": recipe, "set": set or {}}).load_recipe()
 
 
 def load_model(folder: AnyPath) -> "Predictor":
-    """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
+    """Load the predictor of a model folder, on CPU: `predict(rows)` takes raw features and returns probabilities."""
     from rayrec.inference.predictor import load_model
 
     return load_model(_local(folder))
 
 
 def load_recommender(folder: AnyPath) -> "Recommender":
-    """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
+    """Load the recommender of a model of users and items: `recommend(user, k)` returns the k best new items."""
     from rayrec.inference.recommender import load_recommender
 
     return load_recommender(_local(folder))
 
 
 def load_ranker(folder: AnyPath) -> "Ranker":
-    """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
+    """Load the ranker of a model that looks up features: `rank(context, candidates, k)` returns the best candidates."""
     from rayrec.sources.registry import load_ranker
 
     return load_ranker(_local(folder))
 
 
 def load_explainer(folder: AnyPath) -> "Explainer":
-    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""
+    """Load the explainer of a model folder, on CPU: `explain(rows)` returns what each feature adds to a row's score."""
     from rayrec.inference.explanation.additive import load_explainer
 
     return load_explainer(_local(folder))
 
 
 def _local(folder: AnyPath) -> Path:
-    """The local path of a model folder, which is fetched there when it is opened if a URI is given."""
+    """Return the local path of a model folder; that of a URI is fetched when it is opened."""
     from rayrec.storage.location import local_path
 
     return local_path(fspath(folder))

@@ -24,19 +24,19 @@ def inspect(
     against: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
-    """Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.
+    """Read a sample of raw files, and write a recipe for them.
+
+    With --against, compare new files with a dataset instead.
 
     Args:
-        path: Raw file, folder, glob or URI; several are one table.
-        label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
-            one. With a model of users and items: which rows are choices, by default all.
-        missing_label: The label of rows that have none; by default they are left out.
-        model: Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a
-            rating and a time alone.
-        rows: Rows of the sample, spread over all files.
-        output: Recipe to write, which must not exist; without it the recipe is printed.
-        against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have
-            drifted.
+        path: Raw file, folder, glob or URI; several form one table.
+        label: Label column, or a condition such as 'rating>=4'; by default the one column named like a label. For users
+            and items: the rows that count as choices, by default all.
+        missing_label: Label of rows without one; by default these rows are dropped.
+        model: Kind of model; by default wide_deep, or neumf for a plain table of users and items.
+        rows: Number of rows to sample from all files.
+        output: New recipe file; without it the recipe is printed.
+        against: Dataset to compare the files with; exit with 1 if they have drifted.
         progress: Show progress on stderr.
     """
 
@@ -54,21 +54,20 @@ def generate(
     cardinality: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Write data with the real layout, drawn from a known truth.
+    """Write synthetic raw files, drawn from a known truth.
 
     Args:
-        source: Kind of the source whose layout the data have; `table` has the columns of --recipe.
-        rows: Rows to write.
-        output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
+        source: Source whose layout to write; `table` writes the columns of --recipe.
+        rows: Number of rows.
+        output: New folder, with truth.json if the best reachable metric is known.
         seed: Seed of the rows.
-        days: Number of days to write a file for each, if the source has such files; by default one file.
-        drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with
-            --days.
+        days: Number of daily files; by default one file without days.
+        drift: Change from day to day, from 0 (none) to 10, with --days; by default 1.
         compress: Write gzip files.
-        recipe: Recipe, by name or as a YAML file, whose columns the data of `table` have.
-        set: Override of the recipe; repeatable.
-        cardinality: Distinct values of a column of categories or lists, or of all that match a pattern; 1,000 by
-            default; repeatable.
+        recipe: Recipe that names the columns of `table`.
+        set: Override a key of the recipe; repeatable.
+        cardinality: Number of distinct values of a column, or of all columns that match a pattern; by default 1,000;
+            repeatable.
         progress: Show progress on stderr.
     """
 
@@ -82,24 +81,23 @@ def preprocess(
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Turn raw logs into a dataset folder, by threads of this process or with Spark on Ray.
+    """Turn raw files into a dataset folder.
 
     Args:
-        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
-        output: Dataset folder to write; must not exist.
-        extend: Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids.
-        set: Override of the recipe; repeatable.
-        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
-            needs several workers or a GPU, or a cluster is there.
+        output: New dataset folder.
+        extend: Dataset folder to extend: known values keep their ids, new values get new ones.
+        set: Override a key of the recipe; repeatable.
+        on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """
 
 def verify(folder: AnyPath, *, progress: bool = True) -> Result:
-    """Compare every file of a dataset folder with the checksums in its manifest.
+    """Compare the files of a dataset with their checksums.
 
     Args:
-        folder: Dataset folder, the output of `rayrec preprocess`.
+        folder: Dataset folder.
         progress: Show progress on stderr.
     """
 
@@ -120,24 +118,24 @@ def train(
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Train a recipe's model on a dataset folder, with TorchRec, in this process or with Ray Train.
+    """Train a recipe's model on a dataset folder.
 
     Args:
-        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-        data: Dataset folder, the output of `rayrec preprocess`.
-        output: Run folder to write; must not exist, unless with --resume.
-        resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
-        warm_start: Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order.
-        refit_of: Run folder whose rows, held-out ones too, are all in `train` of --data: train anew, for as many epochs
-            as its best checkpoint, whose metrics are then those of the model.
-        reset: Feature whose table begins anew instead, with --warm-start; repeatable.
-        max_steps: End of the training at the latest, in optimizer steps (train.max_steps), by default as in the recipe.
-        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-        device: Device to train on (train.device), by default as in the recipe.
-        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-        set: Override of the recipe; repeatable.
-        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
-            needs several workers or a GPU, or a cluster is there.
+        recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
+        data: Dataset folder, written by `rayrec preprocess`.
+        output: New run folder; with --resume an existing one.
+        resume: Continue the run in --output from its latest checkpoint, or start it.
+        warm_start: Run folder to start from: take over the weights of its best checkpoint, and train as
+            train.warm_start says.
+        refit_of: Run folder whose rows, held-out ones included, are all in `train` of --data: train from scratch for as
+            many epochs as its best checkpoint, and keep its metrics.
+        reset: Feature whose table --warm-start does not take over; repeatable.
+        max_steps: Largest number of optimizer steps (train.max_steps).
+        workers: Number of worker processes (train.workers); MIN:MAX trains elastically.
+        device: Device to train on (train.device).
+        precision: Arithmetic of the dense network (train.precision).
+        set: Override a key of the recipe; repeatable.
+        on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """
 
@@ -155,21 +153,23 @@ def run(
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Preprocess, train and export in one job; run again, it continues where it stopped.
+    """Preprocess, train and export with one command.
+
+    Run it again to continue where it stopped.
 
     Args:
-        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
-        continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
-        refit: Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose;
-            by default where these are the latest ones (preprocess.split.kind: time or leave_one_out).
-        output: Folder of all phases (dataset/, run/, perhaps refit/, model/); an earlier attempt in it is continued.
-        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-        device: Device to train on (train.device), by default as in the recipe.
-        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-        set: Override of the recipe; repeatable.
-        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
-            needs several workers or a GPU, or a cluster is there.
+        continue_: Folder of an earlier `rayrec run` whose model is trained on with these files, as those of a new day;
+            instead of --output.
+        refit: Train the exported model again on all rows, held-out ones included, for as many epochs as validation
+            chose; by default for splits by time and leave_one_out.
+        output: Folder for all phases: dataset/, run/, model/, perhaps refit/; an unfinished attempt in it is continued.
+        workers: Number of worker processes (train.workers); MIN:MAX trains elastically.
+        device: Device to train on (train.device).
+        precision: Arithmetic of the dense network (train.precision).
+        set: Override a key of the recipe; repeatable.
+        on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """
 
@@ -191,26 +191,24 @@ def evaluate(
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Compute exact metrics over a split, each row once.
+    """Compute exact metrics of a model over a split.
 
     Args:
-        source: Run folder or model folder, or its URI.
-        data: Dataset folder, the output of `rayrec preprocess`; required without --server.
+        source: Run folder, model folder, or its URI.
+        data: Dataset folder; required without --server.
         split: Split of the dataset.
-        rows: Evaluate on the first rows of the split alone, so many of them.
-        checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
-        workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
-        device: Device to compute on, by default as in training.
-        precision: Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores.
-        server: Ask a running server, http://HOST:PORT, for the scores of --input; the model is called as its folder
-            there, or add /v1/models/NAME.
-        input: With --server, a file, folder, glob or URI of raw rows with their labels.
-        token_file: With --server, file whose first token requests carry. By default the first in RAYREC_SERVE_TOKENS,
-            if any.
-        connections: With --server, requests at once.
-        batch_rows: With --server, most rows of a request.
-        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
-            needs several workers or a GPU, or a cluster is there.
+        rows: Number of rows to evaluate, from the start of the split; by default all.
+        checkpoint: Checkpoint of a run: best, latest or a step.
+        workers: Number of worker processes; by default one, on a GPU or a cluster as in training.
+        device: Device to compute on; by default as in training.
+        precision: Arithmetic of the dense network; the metrics say how far bf16 and fp16 move the scores.
+        server: Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model's name is
+            not that of its folder.
+        input: Raw rows with labels for --server: a file, folder, glob or URI.
+        token_file: File whose first token is sent to --server; by default RAYREC_SERVE_TOKENS.
+        connections: Number of parallel requests to --server.
+        batch_rows: Most rows per request to --server.
+        on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """
 
@@ -226,17 +224,19 @@ def explain(
     permutations: int = 3,
     progress: bool = True,
 ) -> Result:
-    """Measure which features a model's scores rest on, and how scores depend on the values of some.
+    """Measure how much each feature matters to a model.
+
+    Also show how scores change with the values of some features.
 
     Args:
-        source: Run folder or model folder, or its URI.
-        data: Dataset folder, the output of `rayrec preprocess`.
-        output: Folder for report.html and report.json; must not exist.
-        split: Split of the dataset, by default the one that the recipe evaluates on in training, else test.
-        group: Features whose importance is measured together, too; repeatable.
-        feature: Feature whose partial dependence is shown, by default the six most important ones; repeatable.
-        rows: Rows that are scored, about; they come from all over the split.
-        permutations: Times that each feature is permuted.
+        source: Run folder, model folder, or its URI.
+        data: Dataset folder.
+        output: New folder for report.html and report.json.
+        split: Split of the dataset; by default the one that training evaluates on, else test.
+        group: Features to permute together; repeatable.
+        feature: Feature whose partial dependence to show; by default the six most important ones; repeatable.
+        rows: Approximate number of rows to score, from all over the split.
+        permutations: Number of permutations per feature.
         progress: Show progress on stderr.
     """
 
@@ -254,21 +254,19 @@ def predict(
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Score a file or folder, streaming; or recommend items to every user.
+    """Score rows with a model, or recommend items to all users.
 
     Args:
-        model: Run folder or model folder, or its URI.
-        output: Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist.
-        input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
-        raw: The input is raw rows, not a dataset folder.
-        split: Split of the dataset folder.
-        rows: Score the first rows of the split or of the raw files alone, so many of them.
-        max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
-            preprocess.max_rejected_fraction.
-        precision: Arithmetic of the dense network; of bf16 and fp16 the result says how far they move the scores.
-        top_k: Instead of scores, the best K new items for every user; takes no input.
-        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
-            needs several workers or a GPU, or a cluster is there.
+        model: Run folder, model folder, or its URI.
+        output: New folder for scores/ and rejected/ (unusable raw rows), or recommendations/.
+        input: Dataset folder or its URI; with --raw a file, folder, glob or URI of raw rows.
+        raw: Read raw rows, not a dataset folder.
+        split: Split of the dataset.
+        rows: Number of rows to score, from the start; by default all.
+        max_rejected_fraction: Largest share of raw rows that may stay without a score; by default that of the recipe.
+        precision: Arithmetic of the dense network; the result says how far bf16 and fp16 move the scores.
+        top_k: Number of new items to recommend to each user, instead of scores; takes no input.
+        on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """
 
@@ -285,14 +283,12 @@ def export(
     """Write the model folder that serve and predict read.
 
     Args:
-        run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
-        output: Model folder to write; must not exist.
-        checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-        tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it
-            changes.
-        delta_of: The version before, a model folder beside --output: write only what differs from it.
-        register_as: Name of a model in MLflow's registry, of which the folder becomes a version, too
-            (MLFLOW_TRACKING_URI).
+        run: Run folder or its URI; or a delta, to make a whole model of it.
+        output: New model folder.
+        checkpoint: Checkpoint of the run: best, latest or a step.
+        tables: Precision of the stored tables; by default fp32, or that of --delta-of.
+        delta_of: Previous version, a model folder beside --output: write only what changed.
+        register_as: Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI).
         progress: Show progress on stderr.
     """
 
@@ -315,25 +311,24 @@ def tune(
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Search for better values of a recipe's keys, with Ray Tune.
+    """Search for better values of a recipe's keys.
 
     Args:
-        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-        data: Dataset folder, the output of `rayrec preprocess`; all trials read it.
-        output: Folder of the sweep; must not exist, unless with --resume.
-        trials: Trials to run.
-        space: Search space, a YAML file, by default the one shipped for the recipe's kind of model.
-        search: How values are chosen: optuna (TPE), random, grid, or pbt (population based training).
-        scheduler: Whether trials are stopped early: none, or asha, which stops those that are behind the others.
-        metric: Metric to improve, by default train.checkpoint.keep_best, else auc.
-        concurrent: Trials at once, by default as many as fit the cluster.
-        confirm: Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean
-            wins.
-        resume: Continue the sweep in --output; begin it if there is none.
-        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-        device: Device to train on (train.device), by default as in the recipe.
-        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-        set: Override of the recipe; repeatable.
+        recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
+        data: Dataset folder that all trials read.
+        output: New folder of the search; with --resume an existing one.
+        trials: Number of trials.
+        space: Search space, a YAML file; by default the one shipped with the model.
+        search: Search method: optuna (TPE), random, grid or pbt (population based training).
+        scheduler: Early stopping of trials: none, or asha, which stops trials that fall behind.
+        metric: Metric to improve; by default train.checkpoint.keep_best, else auc.
+        concurrent: Number of trials at once; by default as many as fit the cluster.
+        confirm: Number of best trials to repeat with other seeds, beside the unchanged recipe; the best mean wins.
+        resume: Continue the search in --output, or start it.
+        workers: Number of worker processes (train.workers); MIN:MAX trains elastically.
+        device: Device to train on (train.device).
+        precision: Arithmetic of the dense network (train.precision).
+        set: Override a key of the recipe; repeatable.
         progress: Show progress on stderr.
     """
 
@@ -349,18 +344,17 @@ def plan(
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Show how the tables would be sharded, without training.
+    """Show how the embedding tables would be sharded.
 
     Args:
-        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-        data: Dataset folder, whose schema has the sizes of the tables.
-        workers: Workers to plan for.
-        workers_per_node: Workers on one machine, by default all of them.
-        memory_per_worker: Memory of one worker for tables, such as 80GB or 64GiB.
-        host_memory_per_worker: Memory of the machine for each worker's tables that its GPU has no room for, such as
-            200GB.
-        hardware: Kind of GPU on which to estimate a training step, by default none.
-        set: Override of the recipe; repeatable.
+        recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
+        data: Dataset folder, for the sizes of the tables.
+        workers: Number of workers to plan for.
+        workers_per_node: Number of workers per machine; by default all.
+        memory_per_worker: Memory for tables per worker, such as 80GB or 64GiB.
+        host_memory_per_worker: Host memory per worker for tables that do not fit its GPU, such as 200GB.
+        hardware: Kind of GPU to estimate a training step on; by default no estimate.
+        set: Override a key of the recipe; repeatable.
         progress: Show progress on stderr.
     """
 
@@ -373,39 +367,47 @@ def report(
     expect: Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Write a page on a dataset, a run, a model or a search, and check what is expected of it.
+    """Write an HTML page about a dataset, run, model or search.
 
     Args:
-        source: Folder of a dataset, a run, a model or a search, or its URI.
-        output: Folder for report.html and report.json; must not exist.
+        source: Folder of a dataset, run, model or search, or its URI.
+        output: New folder for report.html and report.json.
         against: Dataset to compare a dataset with.
-        data: Dataset whose held-out rows a model scores; a run scores those of its own, and a model alone none.
-        expect: What is expected of a metric, such as 'auc >= 0.76'; the exit code is 1 if something is not met.
+        data: Dataset whose held-out rows to score; by default the one of the run.
+        expect: Expectation such as 'auc >= 0.76'; exit with 1 if one is not met.
+        progress: Show progress on stderr.
+    """
+
+def runs(folder: AnyPath, *, progress: bool = True) -> Result:
+    """List the runs below a folder, best metrics first.
+
+    Args:
+        folder: Folder with run folders anywhere below it, such as a search or several outputs of `rayrec run`.
         progress: Show progress on stderr.
     """
 
 def compare(run: AnyPath | Sequence[AnyPath], output: AnyPath, *, progress: bool = True) -> Result:
-    """Tell whether one recipe is better than another, or its run was lucky.
+    """Test whether runs differ by more than chance.
 
-    Runs that differ in their seed alone count as repetitions of one recipe: they tell how much a seed changes.
+    Runs that differ in their seed alone count as repetitions of one recipe.
 
     Args:
-        run: Run folder, or its URI; all must have been trained on datasets with the same held-out rows.
-        output: Folder for report.html and report.json; must not exist.
+        run: Run folder or its URI; all runs need the same held-out rows.
+        output: New folder for report.html and report.json.
         progress: Show progress on stderr.
     """
 
 def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe:
-    """The validated recipe: a shipped one by name, or a YAML file, with values set by key, such as `train.epochs`."""
+    """Return a validated recipe: a shipped one by name, or a YAML file, with keys set, such as `train.epochs`."""
 
 def load_model(folder: AnyPath) -> Predictor:
-    """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
+    """Load the predictor of a model folder, on CPU: `predict(rows)` takes raw features and returns probabilities."""
 
 def load_recommender(folder: AnyPath) -> Recommender:
-    """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
+    """Load the recommender of a model of users and items: `recommend(user, k)` returns the k best new items."""
 
 def load_ranker(folder: AnyPath) -> Ranker:
-    """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
+    """Load the ranker of a model that looks up features: `rank(context, candidates, k)` returns the best candidates."""
 
 def load_explainer(folder: AnyPath) -> Explainer:
-    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""
+    """Load the explainer of a model folder, on CPU: `explain(rows)` returns what each feature adds to a row's score."""

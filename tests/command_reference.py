@@ -11,7 +11,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs import COMMANDS
+from jobs import COMMANDS, GROUPS
+from jobs.command.command_line import FLAGS
 from jobs.command.fields import RequestField, fields_of
 from jobs.command.python_function import docstring
 from jobs.command.request import Overrides, PathText, PathTexts, RecipeText
@@ -32,9 +33,11 @@ _STUB_TYPES = (
 def document() -> str:
     """docs/cli.md with the options as the requests have them."""
     summaries = [
-        f"| [`rayrec {name}`](#rayrec-{name.replace(' ', '-')}) | {summary} |" for name, summary in COMMANDS.items()
+        f"- **{title}**: " + ", ".join(f"[`{name}`](#{_anchor(name)})" for name in commands)
+        for title, commands in GROUPS.items()
     ]
-    text = _filled(DOCUMENT.read_text(), "commands", "\n".join(["| command | |", "| --- | --- |", *summaries]))
+    text = _filled(DOCUMENT.read_text(), "commands", "\n".join(summaries))
+    text = _filled(text, "shared options", _shared_options())
     return _filled(text, "options", "\n\n".join(map(_options, COMMANDS)))
 
 
@@ -53,10 +56,26 @@ def _filled(text: str, name: str, content: str) -> str:
 def _options(command: str) -> str:
     request = load_command(command).request
     lines = [f"### rayrec {command}", "", *(inspect.getdoc(request) or "").splitlines(), ""]
+    lines += [f"    {COMMANDS[command].example}", ""]
     fields = fields_of(request)
-    if fields:
-        lines += ["| option | default | |", "| --- | --- | --- |", *map(_row, fields)]
+    own = [field for field in fields if not _is_listed_once(field)]
+    if own:
+        lines += [*map(_row, own), ""]
+    if shared := [f"`{field.option}`" for field in fields if _is_listed_once(field)]:
+        lines += [f"Also {', '.join(shared)}."]
     return "\n".join(lines).rstrip()
+
+
+def _is_listed_once(field: RequestField) -> bool:
+    return field.is_shared and not field.is_positional
+
+
+def _shared_options() -> str:
+    """The options that several commands share, once."""
+    fields = [field for command in COMMANDS for field in fields_of(load_command(command).request)]
+    by_name = {field.name: field for field in fields if _is_listed_once(field)}
+    flags = [f"- `--{name}`: {text}" for name, text in FLAGS.items()]
+    return "\n".join([*map(_row, by_name.values()), *flags])
 
 
 def _row(field: RequestField) -> str:
@@ -64,8 +83,8 @@ def _row(field: RequestField) -> str:
         option = field.metavar + (" ..." if field.is_repeated else "")
     else:
         option = ", ".join(field.flags) if field.is_flag else f"{field.option} {field.metavar}"
-    default = "required" if field.is_required else f"`{field.default_text}`" if field.default_text else ""
-    return f"| `{option}` | {default} | {field.help} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
+    default = " (required)" if field.is_required else f" (`{field.default_text}`)" if field.default_text else ""
+    return f"- `{option}`{default}: {field.help}"
 
 
 def stub() -> str:

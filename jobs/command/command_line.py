@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from jobs import COMMANDS, split_command
 from jobs.command.fields import RequestField, fields_of
@@ -17,6 +18,24 @@ from rayrec.storage.location import location
 
 FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks and debug logs."}
 """The options that every command has besides the fields of its request."""
+_SHARED = "Shared options"
+
+
+class _HelpBySections(TyperCommand):
+    """Lists the options that several commands share, and those of every command, in a section of their own."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], _SHARED: []}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                is_shared = parameter.name == "help" or getattr(parameter, "rich_help_panel", None) == _SHARED
+                title = _SHARED if is_shared else "Options"
+                sections["Arguments" if parameter.param_type_name == "argument" else title].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def main(command: Command[RequestT], arguments: Sequence[str] | None = None) -> int:
@@ -36,12 +55,20 @@ def typer_command(command: Command[RequestT]) -> Any:
         raise typer.Exit(run_command(command, given, json_output=values["json"], debug=values["debug"]))
 
     parameters = [_parameter(field) for field in fields]
-    parameters += [_keyword(name, bool, typer.Option(f"--{name}", help=text), False) for name, text in FLAGS.items()]
+    for name, text in FLAGS.items():
+        parameters.append(_keyword(name, bool, typer.Option(f"--{name}", help=text, rich_help_panel=_SHARED), False))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     # Plain help: importing rich's renderers takes longer than all the rest together.
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": forwards is not None}
-    app.command(command.name, help=inspect.getdoc(command.request), context_settings=settings)(call)
+    example = f"\b\nExample:\n  {COMMANDS[command.name].example}" if command.name in COMMANDS else None
+    app.command(
+        command.name,
+        cls=_HelpBySections,
+        help=inspect.getdoc(command.request),
+        epilog=example,
+        context_settings=settings,
+    )(call)
     return typer.main.get_command(app)
 
 
@@ -80,16 +107,19 @@ def as_arguments(request: Request) -> list[str]:
 
 def _parameter(field: RequestField) -> inspect.Parameter:
     """The field as a parameter of the function that typer makes a command from. Values stay text until validation."""
+    panel = _SHARED if field.is_shared else None
     if field.is_flag:
         assert not field.default, f"{field.name}: a flag sets it to true"
-        return _keyword(field.name, bool | None, typer.Option("/".join(field.flags), help=field.help), field.default)
+        option = typer.Option("/".join(field.flags), help=field.help, rich_help_panel=panel)
+        return _keyword(field.name, bool | None, option, field.default)
     kind = list[str] if field.is_repeated else str
     default: Any = inspect.Parameter.empty if field.is_required else field.default_text or None
     if field.is_repeated and field.default:
         default = list(map(str, field.default))
     if field.is_positional:
         return _keyword(field.name, kind, typer.Argument(help=field.help, metavar=field.metavar), default)
-    return _keyword(field.name, kind, typer.Option(field.option, help=field.help, metavar=field.metavar), default)
+    option = typer.Option(field.option, help=field.help, metavar=field.metavar, rich_help_panel=panel)
+    return _keyword(field.name, kind, option, default)
 
 
 def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:

@@ -30,8 +30,7 @@ class PlacedRequest(Request):
     """The request of a command that runs in its own process or on Ray."""
 
     on: Literal["auto", "process", "ray"] = "auto"
-    """Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large, needs
-    several workers or a GPU, or a cluster is there."""
+    """Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster."""
 
 
 def place_preprocessing(

@@ -23,6 +23,8 @@ class RequestField:
     is_required: bool
     is_by_position: bool
     """Whether Python takes it by position."""
+    is_shared: bool
+    """Whether several commands have it from a request in `jobs.command`."""
     default: Any
     """The default, or None if the field is required."""
 
@@ -68,6 +70,11 @@ def fields_of(request: type[Request]) -> list[RequestField]:
     """The fields in the order of help texts: positional, required, the command's own, those that commands share."""
     hints = typing.get_type_hints(request, include_extras=True)
     declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
+    # A request that declares a shared field again says something else about it.
+    declaring = {
+        name: parent for parent in reversed(request.__mro__) for name in vars(parent).get("__annotations__", {})
+    }
+    shared = {name for name, parent in declaring.items() if parent.__module__.startswith("jobs.command.")}
     # A field that a subclass declares again keeps its place.
     own_first = reversed(dict.fromkeys(reversed(declared)))
     fields = [
@@ -78,6 +85,7 @@ def fields_of(request: type[Request]) -> list[RequestField]:
             is_positional=(is_positional := _is_annotated(hints[name], Positional)),
             is_required=field.is_required(),
             is_by_position=is_positional or field.is_required() or _is_annotated(hints[name], ByPosition),
+            is_shared=name in shared,
             default=None if field.is_required() else field.default,
         )
         for name in own_first

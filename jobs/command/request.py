@@ -103,9 +103,9 @@ class RecipeRequest(Request):
     small_files: ClassVar[tuple[str, ...]] = ("recipe",)
 
     recipe: RecipeText
-    """Name of a shipped recipe (see `rayrec recipes`), or a YAML file."""
+    """Shipped recipe (see `rayrec recipes`) or YAML file."""
     set: Overrides = ()
-    """Override of the recipe; repeatable."""
+    """Override a key of the recipe; repeatable."""
 
     def load_recipe(self) -> Recipe:
         """The recipe with overrides applied. Raises ConfigError."""
@@ -140,11 +140,11 @@ class TrainingRecipeRequest(RecipeRequest):
     """A request with short options for the recipe's `train` section; they win over `set`."""
 
     workers: Annotated[int | str, AfterValidator(_number_or_range), Metavar("N|MIN:MAX")] | None = None
-    """Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically."""
+    """Number of worker processes (train.workers); MIN:MAX trains elastically."""
     device: Literal["auto", "cpu", "cuda"] | None = None
-    """Device to train on (train.device), by default as in the recipe."""
+    """Device to train on (train.device)."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
-    """Arithmetic of the dense network (train.precision), by default as in the recipe."""
+    """Arithmetic of the dense network (train.precision)."""
 
     @property
     def overrides(self) -> tuple[str, ...]:

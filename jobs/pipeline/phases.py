@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_result
+from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_outcome
 from jobs.command.execution import PlacedRequest, place_training
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
@@ -165,6 +165,8 @@ class TrainPhase(Phase):
         return self._places.run
 
     def finished(self) -> Result | None:
+        from rayrec.ingest.dataset import Dataset
+        from rayrec.inspection.baselines import baselines
         from rayrec.inspection.split_checks import class_warnings
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
@@ -179,8 +181,14 @@ class TrainPhase(Phase):
         if not is_whole:
             return None
         metrics = json.loads((self.folder / METRICS_FILE).read_text())
-        details = {"warnings": class_warnings(metrics)}
-        return Result(command="train", output=self.folder, metrics=metrics, execution=run.execution, details=details)
+        return Result(
+            command="train",
+            output=self.folder,
+            metrics=metrics,
+            baselines=baselines(run.recipe, Dataset.open(self._places.dataset), metrics),
+            execution=run.execution,
+            details={"warnings": class_warnings(metrics)},
+        )
 
     def run(self, progress: Progress) -> Result:
         from jobs.train import TrainRequest, run
@@ -319,5 +327,5 @@ def run_phases(
                 seconds[phase.name] = time.perf_counter() - started
                 results.append(result.model_copy(update={"seconds": seconds[phase.name]}))
                 progress.finish()
-                progress.message(describe_result(results[-1]))
+                progress.message(describe_outcome(results[-1]))
     return results, seconds

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs import COMMANDS, split_command
+from jobs import COMMANDS, GROUPS, split_command
 from rayrec.common.program import leave, run_program
 
 
@@ -27,11 +27,20 @@ class _Group(TyperGroup):
 
         return name, typer_command(load_command(name)), rest
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by group, each group with an example."""
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", listed.summary) for name, listed in commands.items()])
+                example = next(iter(commands.values())).example
+                formatter.write(f"{'':{formatter.current_indent}}$ {example}\n")
+
 
 app = typer.Typer(
     name="rayrec",
     cls=_Group,
-    help="From raw click logs to a served ranking model: Spark on Ray, Ray Data, Ray Train with TorchRec, Ray Serve.",
+    help="Turn raw click logs into a served ranking model. `rayrec COMMAND --help` shows the options of a command.",
     # Plain help: importing rich's renderers takes longer than all the rest together.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -66,5 +75,5 @@ def _root(
     pass
 
 
-for _name, _help in COMMANDS.items():
-    app.command(_name, help=_help)(lambda: None)
+for _name, _listed in COMMANDS.items():
+    app.command(_name, help=_listed.summary)(lambda: None)

@@ -1,6 +1,8 @@
 """The command line: every command parses, wrong usage exits with 2 in one line, nothing heavy is imported early."""
 
 import inspect
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 import rayrec
 from jobs import COMMANDS as SUMMARIES
+from jobs import GROUPS
+from jobs.command.command_line import parse_command
 from jobs.command.fields import fields_of
 from jobs.command.request import TrainingRecipeRequest
 from jobs.command.runner import Command, build_request, load_command
@@ -72,6 +76,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
      {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
     ("report", ["s3://b/run", "--output", "o", "--expect", "auc > 0.7", "--expect", "log_loss<1"],
      {"source": local_path("s3://b/run"), "output": Path("o"), "expect": ("auc > 0.7", "log_loss<1"), "data": None}),
+    ("runs", ["s3://b/runs"], {"folder": local_path("s3://b/runs")}),
     ("compare", ["a", "s3://b/run", "--output", "o"], {"run": ("a", "s3://b/run"), "output": Path("o")}),
     ("benchmark", ["train", "r", "--data", "d"], {"what": "train", "recipe": "r", "data": Path("d")}),
     ("benchmark serve", ["m", "--rows", "1", "--rows", "64", "--protocol", "arrow"],
@@ -163,12 +168,24 @@ def test_version(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.startswith("rayrec 0.")
 
 
+def test_the_help_lists_groups_that_fit_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    out = capfd.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for title, commands in GROUPS.items():
+        assert f"\n{title}:\n" in out
+        for name, listed in commands.items():
+            assert re.search(rf"\n  {name} +{re.escape(listed.summary)}\n", out), f"{name}: one line"
+
+
 def test_every_command_has_help(capfd: pytest.CaptureFixture[str]) -> None:
     for command, summary in SUMMARIES.items():
         assert cli.run([command, "--help"]) == 0
         out = capfd.readouterr().out
         assert f"Usage: rayrec {command}" in out
-        assert " ".join(out.split("\n\n")[1].split()) == summary
+        assert " ".join(out.split("\n\n")[1].split()) == summary.summary
+        assert out.rstrip().endswith(summary.example)
+        assert parse_command(shlex.split(summary.example)[1:])[0].name == command
         for field in fields_of(load_command(command).request):
             assert field.help, f"{command}: {field.name} has no docstring"
             assert field.option in out or field.is_positional

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.command.command_line import as_arguments, main
 from jobs.command.request import Request
-from jobs.command.result import Result
+from jobs.command.result import Result, text_table
 from jobs.command.runner import Command, build_request, execute, run_command
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
@@ -33,7 +33,9 @@ def command_that(act: Callable[[StubRequest], Any]) -> Command[StubRequest]:
 
     def run(request: StubRequest, progress: Progress) -> Result:
         act(request)
-        return Result(command="stub", output=request.output, rows=request.rows, metrics={"test": {"auc": 0.75}})
+        baselines = {"test": {"base rate": {"auc": 0.5}}}
+        metrics: dict[str, dict[str, float | None]] = {"test": {"auc": 0.75, "hr@10": None, "rows": 1_234.0}}
+        return Result(command="stub", output=request.output, rows=request.rows, metrics=metrics, baselines=baselines)
 
     return Command("stub", StubRequest, run)
 
@@ -53,8 +55,39 @@ def test_done_writes_result_and_prints_a_summary(tmp_path: Path, capfd: pytest.C
     saved = Result.load(tmp_path / "out")
     assert (code, err) == (0, "")
     assert out.splitlines()[0].startswith("stub: done in ") and "1,234 rows" in out
-    assert out.splitlines()[1] == "  test: auc 0.75"
-    assert (saved.status, saved.rows, saved.metrics) == ("done", 1234, {"test": {"auc": 0.75}})
+    assert out.splitlines()[1:] == ["  test: auc 0.750 (base rate 0.500), hr@10 -, rows 1,234"]
+    assert (saved.status, saved.rows, saved.metrics["test"]["auc"]) == ("done", 1234, 0.75)
+    assert saved.baselines == {"test": {"base rate": {"auc": 0.5}}}
+
+
+_WIDE = [
+    {"column": f"a column with a long name {number}", "kind": "numeric", "share": 0.123456, "unknown values": 1_234_567,
+     "why": "many words on what this column is and becomes " * 3}
+    for number in range(3)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("below", [None, "why"])
+@pytest.mark.parametrize("width", [24, 50, 80, 120, 400])
+def test_tables_fit_the_width_and_lose_nothing(width: int, below: str | None) -> None:
+    shown = text_table(_WIDE, below=below, width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    words = "".join(shown.split())
+    assert words.count("0.123") == 3 and words.count("1,234,567") == 3
+    for row in _WIDE:
+        assert all(word in shown for word in str(row["column"]).split())
+    assert shown.count("becomes") == 9
+
+
+def test_a_table_with_room_is_as_wide_as_its_texts() -> None:
+    rows = [{"name": "a", "share": "1.5%", "n": 3}, {"name": "bcd", "share": "12.5%", "n": None}]
+    assert text_table(rows, width=80) == "name  share  n\na      1.5%  3\nbcd   12.5%"
+
+
+def test_columns_that_do_not_fit_follow_below() -> None:
+    rows = [{"run": "r1", **{f"metric{number}": 0.5 for number in range(12)}}]
+    parts = text_table(rows, width=40).split("\n\n")
+    assert len(parts) > 1 and all(part.startswith("run") for part in parts)
 
 
 def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

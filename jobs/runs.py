@@ -1,0 +1,147 @@
+"""`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import TypeAdapter
+
+from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main, text_table
+from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress
+from rayrec.config.evaluate import higher_is_better
+from rayrec.storage.location import Folder, location
+
+if TYPE_CHECKING:
+    from rayrec.recipes import Recipe
+
+_Key = tuple[str, ...]
+_METRICS = TypeAdapter(dict[str, dict[str, float | None]])
+
+
+class RunsRequest(Request):
+    """List the runs below a folder, best metrics first."""
+
+    folder: Annotated[Folder, Positional("FOLDER|URI")]
+    """Folder with run folders anywhere below it, such as a search or several outputs of `rayrec run`."""
+
+
+def run(request: RunsRequest, progress: Progress) -> Result:
+    """List; `rows` is None, and `details.runs` has each run.
+
+    A run has `name` (its path below the folder), `when`, `status` (done, unfinished, failed, interrupted or broken),
+    `recipe`, `model`, `steps`, `rows`, `seconds` of training, `metrics` by split, and `settings`: its values of the
+    recipe's keys in which the runs differ. Raises UserError if there is no run.
+    """
+    found: list[dict[str, Any]] = []
+    recipes: list[dict[_Key, Any]] = []
+    for folder in _run_folders(request.folder):
+        name = str(folder.relative_to(request.folder)) if folder != request.folder else folder.absolute().name
+        summary, recipe = _summary(folder, name)
+        found.append(summary)
+        recipes.append({} if recipe is None else dict(_leaves(recipe.model_dump(mode="json"))))
+    if not found:
+        raise UserError(
+            f"{location(request.folder)}: no run below it; give a folder that holds outputs of `rayrec train`"
+        )
+    # A key that a recipe does not have counts as null there, as of a model of another kind.
+    keys = dict.fromkeys(key for leaves in recipes for key in leaves if key != ("name",))
+    different = [key for key in keys if len({json.dumps(leaves.get(key)) for leaves in recipes if leaves}) > 1]
+    names = _short_names(different)
+    for summary, leaves in zip(found, recipes, strict=True):
+        if leaves:
+            summary["settings"] = {names[key]: leaves.get(key) for key in different}
+    return Result(command="runs", details={"runs": sorted(found, key=_rank)})
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    from rayrec.training.run.folder import RUN_FILE
+
+    for path, folders, files in os.walk(folder):
+        if RUN_FILE in files:
+            yield Path(path)
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
+    """What a run folder tells, and its recipe; of one that cannot be read the error alone."""
+    from rayrec.inspection.run_facts import run_metrics
+    from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
+
+    when = datetime.fromtimestamp((folder / RUN_FILE).stat().st_mtime)
+    summary: dict[str, Any] = {"name": name, "when": when.isoformat(" ", "minutes")}
+    try:
+        run_folder = RunFolder.open(folder)
+        recipe, reached = run_folder.recipe, run_folder.progress()
+        metrics = _METRICS.validate_python(run_metrics(run_folder))
+        ended = Result.load(folder).status if (folder / RESULT_FILE).is_file() else "unfinished"
+        status = "done" if (folder / METRICS_FILE).is_file() else ended
+    except (OSError, ValueError, KeyError, TypeError) as error:  # whatever a damaged file makes of itself
+        line = " ".join(str(error).split()) or type(error).__name__
+        return {**summary, "status": "broken", "error": line}, None
+    summary |= {"status": status, "recipe": recipe.name, "model": recipe.model.kind}
+    if reached is not None:
+        rows = reached.step * recipe.train.global_batch_size
+        summary |= {"steps": reached.step, "rows": rows, "seconds": reached.seconds}
+    metric = recipe.train.checkpoint.keep_best or "auc"
+    return {**summary, "best_by": [recipe.train.evaluation_split, metric], "metrics": metrics}, recipe
+
+
+def _leaves(value: Any, key: _Key = ()) -> Iterator[tuple[_Key, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, (*key, name))
+    else:
+        yield key, value
+
+
+def _short_names(keys: Sequence[_Key]) -> dict[_Key, str]:
+    """Return the shortest ends of the keys that are all different, such as `lr` or `dense_optimizer.lr`."""
+    names = {}
+    for key in keys:
+        ends = [".".join(key[-length:]) for length in range(1, len(key) + 1)]
+        names[key] = next(end for end in ends if sum(f".{'.'.join(k)}".endswith(f".{end}") for k in keys) == 1)
+    return names
+
+
+def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
+    """Return a sort key: runs with the best metric first, those without metrics last."""
+    split, metric = summary.get("best_by", ("", "auc"))
+    splits = summary.get("metrics") or {}
+    value = splits.get(split, next(iter(splits.values()), {})).get(metric)
+    worth = 0.0 if value is None else value if higher_is_better(metric) else -value
+    return value is None, -worth, summary["name"]
+
+
+def describe(result: Result) -> str:
+    """Return a table of the runs, and a line for each that cannot be read."""
+    from rayrec.training.run.history import main_metrics
+
+    rows, lines = [], []
+    for run in result.details["runs"]:
+        row = {"run": run["name"], "status": run["status"]}
+        row |= {key: _text(value) for key, value in run.get("settings", {}).items()}
+        for split, metrics in run.get("metrics", {}).items():
+            row |= {f"{split} {name}": value for name, value in main_metrics(metrics).items()}
+        row |= {name: run.get(name) for name in ("rows", "seconds", "recipe")}
+        rows.append({**row, "when": run["when"]})
+        if "error" in run:
+            lines.append(f"{run['name']}: {run['error']}")
+    return "\n".join([text_table(rows), *([""] if lines else []), *lines])
+
+
+def _text(value: Any) -> str:
+    """Return a value of a recipe as a person would write it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+COMMAND = Command("runs", RunsRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))

@@ -1,0 +1,113 @@
+"""`rayrec runs`: whole, unfinished and broken runs below a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.command.result import Result
+from jobs.command.runner import run_command
+from jobs.runs import COMMAND
+from rayrec.recipes import dump_recipe
+from tests.training_runs import recipe
+
+
+def make_run(folder: Path, metrics: dict[str, Any] | None = None, **train: Any) -> None:
+    """A run folder as training leaves it, as far as the list reads it."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"dataset": "d", "manifest": null}')
+    (folder / "config.yaml").write_text(dump_recipe(recipe(**train)))
+    if metrics is not None:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        checkpoint = folder / "checkpoints" / "step-00000010"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "progress.json").write_text('{"step": 10, "seconds": 2.5}')
+
+
+def metrics(auc: float | None) -> dict[str, Any]:
+    return {"validation": {"auc": auc, "log_loss": 0.5, "rows": 9.0}, "test": {"auc": 0.6, "log_loss": 0.4}}
+
+
+def listed(folder: Path, capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert run_command(COMMAND, {"folder": folder}, json_output=True) == 0
+    return list(json.loads(capfd.readouterr().out)["details"]["runs"])
+
+
+def test_runs_come_by_their_metric_with_what_differs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "low", metrics(0.7), epochs=1)
+    make_run(tmp_path / "deep" / "er" / "high", metrics(0.8), epochs=2)
+    make_run(tmp_path / "undefined", metrics(None), epochs=2)
+    runs = listed(tmp_path, capfd)
+    assert [run["name"] for run in runs] == ["deep/er/high", "low", "undefined"]
+    assert runs[0]["settings"] == {"epochs": 2} and runs[1]["settings"] == {"epochs": 1}
+    expected = {"status": "done", "recipe": "test", "model": "dlrm", "steps": 10, "rows": 640, "seconds": 2.5}
+    assert expected.items() <= runs[0].items() and runs[0]["metrics"]["test"]["auc"] == 0.6
+    assert run_command(COMMAND, {"folder": tmp_path}) == 0
+    header, _, first, *_ = capfd.readouterr().out.splitlines()
+    assert header.split()[:3] == ["run", "status", "epochs"]
+    assert first.split()[:4] == ["deep/er/high", "done", "2", "0.800"]
+
+
+def test_losses_are_better_when_they_are_lower(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, loss in (("a", 0.6), ("b", 0.4)):
+        make_run(tmp_path / name, {"validation": {"log_loss": loss}}, checkpoint={"keep_best": "log_loss"})
+    assert [run["name"] for run in listed(tmp_path, capfd)] == ["b", "a"]
+
+
+def test_keys_have_the_shortest_names_that_are_different(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        kinds = {"kind": "sgd", "lr": float(number)}
+        make_run(tmp_path / str(number), metrics(0.5), embedding_optimizer=kinds, dense_optimizer=kinds, seed=number)
+    assert listed(tmp_path, capfd)[0]["settings"] == {
+        "dense_optimizer.lr": 1.0,
+        "embedding_optimizer.lr": 1.0,
+        "seed": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.yaml", "model: 3"),
+        ("config.yaml", "{"),
+        ("config.yaml", None),
+        ("metrics.json", "[1"),
+        ("metrics.json", "[]"),
+        ("metrics.json", '{"test": 3}'),
+        ("result.json", "{}"),
+        ("checkpoints/step-00000010/progress.json", "null"),
+    ],
+)
+def test_a_broken_run_has_one_line(
+    file: str, content: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "whole", metrics(0.7))
+    make_run(tmp_path / "broken", metrics(0.9))
+    if content is None:
+        (tmp_path / "broken" / file).unlink()
+    else:
+        (tmp_path / "broken" / file).write_text(content)
+    whole, broken = listed(tmp_path, capfd)
+    assert (whole["status"], broken["status"], broken["name"]) == ("done", "broken", "broken")
+    assert broken["error"] and "\n" not in broken["error"]
+    assert run_command(COMMAND, {"folder": tmp_path}) == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("broken: ")
+
+
+def test_runs_that_have_not_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "begun")
+    make_run(tmp_path / "stopped")
+    Result(command="train", status="interrupted", error="interrupted").save(tmp_path / "stopped")
+    assert [(run["name"], run["status"]) for run in listed(tmp_path, capfd)] == [
+        ("begun", "unfinished"),
+        ("stopped", "interrupted"),
+    ]
+    # The folder of a run is a list of one.
+    assert [run["name"] for run in listed(tmp_path / "begun", capfd)] == ["begun"]
+
+
+def test_no_run_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert run_command(COMMAND, {"folder": folder}) == 1
+        assert capfd.readouterr().err.startswith(f"error: {folder}: no run")
