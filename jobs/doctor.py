@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.java import provide_java
 from cluster.machine_limits import Status, machine_limits
-from jobs.command import Command, Request, Result, main
+from jobs.command import Command, Request, Result, main, text_table
 from rayrec.common.cpus import cpu_limits
 from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress
@@ -234,14 +234,12 @@ def check_haproxy() -> Check:
 def describe(result: Result) -> str:
     """A line for each check, and below it the fix of what is wrong."""
     checks = [Check.model_validate(check) for check in result.details["checks"]]
-    width = max(len(check.name) for check in checks)
-    lines = []
+    rows = []
     for check in checks:
-        lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
-        lines += [f"{'':4}  {'':{width}}  fix: {check.fix}"] if check.fix else []
+        rows.append({"": check.status, "check": check.name, "found": check.found})
+        rows += [{"": "", "check": "", "found": f"fix: {check.fix}"}] if check.fix else []
     wrong = {status: sum(check.status == status for check in checks) for status in ("warn", "fail")}
-    lines.append(f"{len(checks)} checks, {wrong['warn']} warnings, {wrong['fail']} failures")
-    return "\n".join(lines)
+    return f"{text_table(rows)}\n\n{len(checks)} checks, {wrong['warn']} warnings, {wrong['fail']} failures"
 
 
 def _installed(name: str) -> str | None:

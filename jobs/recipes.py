@@ -1,6 +1,6 @@
 """`rayrec recipes`: lists the shipped recipes, or prints one with every default filled in."""
 
-from jobs.command import Command, RecipeText, Request, Result, main
+from jobs.command import Command, RecipeText, Request, Result, main, text_table
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 
@@ -26,9 +26,7 @@ def describe(result: Result) -> str:
     """The recipe as YAML, or a line for each recipe."""
     if "recipe" in result.details:
         return dump_recipe(Recipe.model_validate(result.details["recipe"])).rstrip()
-    recipes: dict[str, str] = result.details["recipes"]
-    width = max(map(len, recipes))
-    return "\n".join(f"{name:{width}}  {description}".rstrip() for name, description in recipes.items())
+    return text_table([{"recipe": name, "for": text} for name, text in result.details["recipes"].items()])
 
 
 COMMAND = Command("recipes", RecipesRequest, run, describe)

@@ -16,8 +16,9 @@ from rayrec.storage.location import Folder, location
 
 RESULT_FILE = "result.json"
 _COUNTS = {"rows", "positives", "groups"}
-_LEAST_TEXT, _LEAST_BESIDE = 12, 40
-"""Columns that a text needs at least, and a long one if it stands beside the others, not below them."""
+_LEAST_TEXT, _LEAST_BESIDE, _LONGEST_WORD = 12, 40, 24
+"""Columns that a text needs at least, a long one if it stands beside the others, not below them, and the longest word
+that is not broken."""
 _INDENT = "    "
 
 
@@ -77,7 +78,9 @@ def describe_result(result: Result) -> str:
     lines = [describe_outcome(result)]
     for split, metrics in result.metrics.items():
         text = ", ".join(describe_metrics(metrics, result.baselines.get(split, {})))
-        lines += textwrap.wrap(f"{split}: {text}", terminal_width(), initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(
+            f"{split}: {text}", terminal_width(), initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
     for rule, dropped in result.details.get("dropped", {}).items():
         users = f"{dropped['users']:,} of {dropped['of_users']:,} users, " if dropped["users"] else ""
         items = f"{dropped['items']:,} items, " if dropped["items"] else ""
@@ -117,14 +120,14 @@ def text_table(rows: Sequence[Mapping[str, Any]], *, below: str | None = None, w
     cells = {column: [column, *(_cell(row.get(column)) for row in rows)] for column in columns}
     texts = {column for column in columns if any(isinstance(row.get(column), str) for row in rows)}
     left = {column for column in texts if not all(re.fullmatch(r"[-\d.,%]*", text) for text in cells[column][1:])}
-    # No column becomes narrower than its numbers, the words of its header and a few words of a text.
-    least = {
-        column: max(
-            max(map(len, column.split()), default=0),
-            min(_LEAST_TEXT, _longest(cells[column])) if column in texts else _longest(cells[column][1:]),
-        )
-        for column in columns
-    }
+    # No column becomes narrower than its numbers, the words of its header, and short words or a few words of a text.
+    least = {}
+    for column in columns:
+        found = cells[column][1:]
+        longest = _longest(found)
+        if column in texts:
+            longest = max(min(longest, _LEAST_TEXT), min(_longest(w for t in found for w in t.split()), _LONGEST_WORD))
+        least[column] = max(longest, _longest(column.split()))
     least = {column: min(size, width) for column, size in least.items()}
     if below in columns and sum(least.values()) - least[below] + 2 * len(columns) + _LEAST_BESIDE > width:
         columns.remove(below)
@@ -160,7 +163,9 @@ def _part(
         widths[widest] -= 1
     lines = []
     for number in range(len(next(iter(cells.values()), ()))):
-        wrapped = [textwrap.wrap(cells[column][number], widths[column]) or [""] for column in columns]
+        wrapped = [
+            textwrap.wrap(cells[column][number], widths[column], break_on_hyphens=False) or [""] for column in columns
+        ]
         for row in zip_longest(*wrapped, fillvalue=""):
             aligned = [
                 text.ljust(widths[column]) if column in left else text.rjust(widths[column])

@@ -5,6 +5,7 @@ from typing import Any
 
 from rayrec.common.progress import NO_FACTS, Progress
 from rayrec.training.run.display import HistoryDisplay
+from tests import training_panel
 from tests.training_runs import recipe
 
 EPOCH = {
@@ -142,3 +143,7 @@ def test_progressive_metrics_are_those_of_new_rows() -> None:
     told = _show({"step": 0, **EPOCH}, {"step": 1, "event": "progressive", "auc": 0.7, "log_loss": None, "sums": {}})
     assert told.notes[-1][1]["auc"] == "0.700 on new rows"
     assert "log_loss" not in told.notes[-1][1]
+
+
+def test_the_picture_in_the_documentation_is_what_is_shown() -> None:
+    assert training_panel.DOCUMENT.read_text() == training_panel.document()
