@@ -133,17 +133,20 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
 def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
     """What a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import class_warnings
-    from rayrec.training.run.folder import METRICS_FILE
+    from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
-    rows = sum(split.rows for split in Dataset.open(places.dataset).manifest.splits.values())
+    dataset = Dataset.open(places.dataset)
+    rows = sum(split.rows for split in dataset.manifest.splits.values())
     metrics = json.loads((places.run / METRICS_FILE).read_text())
     number = 0 if places.before is None else int(places.folder.name)
     details: dict[str, Any] = {"day": number, "version": version, "phases": seconds}
     details["warnings"] = class_warnings(metrics)
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
-    return Result(command="run", output=output, rows=rows, metrics=metrics, details=details)
+    simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
+    return Result(command="run", output=output, rows=rows, metrics=metrics, baselines=simpler, details=details)
 
 
 def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
