@@ -138,24 +138,28 @@ class _PlainProgress(Progress):
         self.finish()
         self._name, self._total, self._done, self._note, self._facts = name, total, 0, "", NO_FACTS
         self._started = self._printed = time.perf_counter()
-        # Says what a log waits for if the stage is long and counts nothing.
-        self._reminder = threading.Timer(_PLAIN_SECONDS, self.message, [f"{name} ..."])
+        # Says what a log waits for, if the stage is long and counts nothing.
+        self._reminder = threading.Timer(_PLAIN_SECONDS, self._say)
         self._reminder.daemon = True
         self._reminder.start()
 
     def advance(self, rows: int) -> None:
         self._done += rows
-        now = time.perf_counter()
-        if now - self._printed >= _PLAIN_SECONDS:
-            self._printed = now
-            seconds = now - self._started
-            if self._facts:
-                doing = [self._note] if self._note != self._name else []
-                facts = [f"{name} {value}" for name, value in self._facts.items()][: 1 if doing else _PLAIN_FACTS]
-                shown = [*doing, *facts, *_time_left(self._done, self._total, seconds)]
-            else:
-                shown = [_count(self._done, self._total, seconds), *([self._note] if self._note else [])]
-            self.message(f"{self._name}: {', '.join(shown)}")
+        if time.perf_counter() - self._printed >= _PLAIN_SECONDS:
+            self._say()
+
+    def _say(self) -> None:
+        """Print the state of the stage."""
+        self._printed = time.perf_counter()
+        seconds = self._printed - self._started
+        if self._facts:
+            doing = [self._note] if self._note != self._name else []
+            facts = [f"{name} {value}" for name, value in self._facts.items()][: 1 if doing else _PLAIN_FACTS]
+            shown = [*doing, *facts, *_time_left(self._done, self._total, seconds)]
+        else:
+            count = [_count(self._done, self._total, seconds)] if self._done else []
+            shown = [*count, *([self._note] if self._note else [])]
+        self.message(f"{self._name}: {', '.join(shown)}" if shown else f"{self._name} ...")
 
     def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
         self._note, self._facts = text, facts

@@ -14,6 +14,7 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.common.units import format_number
 
 TOKEN = "fedcba9876543210"
 RECIPE: dict[str, Any] = {
@@ -78,7 +79,7 @@ def test_the_metrics_are_those_of_the_dataset(made: Path, url: str, options: dic
     details = result.details
     assert details["versions"] == {"1": 3_500} and details["rows_per_second"] > 0
     assert set(details["latency_ms"]) == {"p50", "p95", "p99"}
-    assert f"{details['rows_per_second']:,} rows/s" in describe_result(result)
+    assert f"{format_number(details['rows_per_second'])} rows/s" in describe_result(result)
 
 
 def test_the_address_may_name_the_model(made: Path, url: str) -> None:

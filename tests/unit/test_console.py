@@ -29,7 +29,7 @@ with console_progress() as progress:
 
 
 def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 2.0, 4.0, 4.0, 20.0, 24.0])
+    clock = iter([0.0, 2.0, 4.0, 4.0, 20.0, 20.0, 24.0])
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
     with console_progress() as progress:
         progress.stage("parse")
@@ -160,7 +160,7 @@ def test_a_stage_is_done_when_it_is_said_to_be() -> None:
 def test_a_log_has_the_first_facts_again_and_again(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 11.0, 19.0, 32.0, 43.0, 50.0])
+    clock = iter([0.0, 11.0, 11.0, 19.0, 32.0, 32.0, 43.0, 43.0, 50.0])
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
     with console_progress() as progress:
         progress.stage("training", 2_000)
