@@ -28,10 +28,14 @@ class _HelpBySections(TyperCommand):
         """Write the sections."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], _SHARED: []}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                is_shared = parameter.name == "help" or getattr(parameter, "rich_help_panel", None) == _SHARED
-                title = _SHARED if is_shared else "Options"
-                sections["Arguments" if parameter.param_type_name == "argument" else title].append(record)
+            if (record := parameter.get_help_record(ctx)) is None:
+                continue
+            if parameter.param_type_name == "argument":
+                # Typer adds the type in Python, such as `<list[str]>`.
+                sections["Arguments"].append((record[0].partition(" <")[0], record[1]))
+                continue
+            is_shared = parameter.name == "help" or getattr(parameter, "rich_help_panel", None) == _SHARED
+            sections[_SHARED if is_shared else "Options"].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -60,7 +60,7 @@ def test_done_writes_result_and_prints_a_summary(tmp_path: Path, capfd: pytest.C
     assert saved.baselines == {"test": {"base rate": {"auc": 0.5}}}
 
 
-_WIDE = [
+_WIDE: list[dict[str, Any]] = [
     {"column": f"a column with a long name {number}", "kind": "numeric", "share": 0.123456, "unknown values": 1_234_567,
      "why": "many words on what this column is and becomes " * 3}
     for number in range(3)
