@@ -1,13 +1,17 @@
 """What simpler models reach on the held-out splits, so that the metrics of a model mean something."""
 
+import logging
 import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
+
+_log = logging.getLogger(__name__)
 
 Baselines = dict[str, dict[str, dict[str, float]]]
 _MOST_ROWS = 20_000_000
@@ -21,10 +25,15 @@ def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[st
     in `train`; the others are those of the recipe (`evaluate.baselines`).
     """
     found: Baselines = {}
-    for split in metrics.keys() & set(dataset.evaluation_splits):
+    for split in (name for name in metrics if name in dataset.evaluation_splits):
+        try:
+            popularity = _popularity(recipe, dataset, split)
+        except (OSError, UserError) as error:  # a bucket that fails now must not fail a model that is trained
+            _log.warning("no baseline 'popularity' for %s: %s", split, error)
+            popularity = {}
         simpler = {
             "base rate": {} if dataset.schema.interactions else _base_rate(dataset, split),
-            "popularity": _popularity(recipe, dataset, split),
+            "popularity": popularity,
             **recipe.evaluate.baselines,
         }
         measured = {name for name, value in metrics[split].items() if value is not None}
