@@ -100,7 +100,7 @@ RECIPES = [
     _recipe(
         "list where a scalar belongs",
         "source.label=[click, rating]",
-        "mine.yaml: source.label: Input should be a valid string (got ['click', 'rating'])",
+        "mine.yaml: source.label: must be a text or a section of keys and values (got ['click', 'rating'])",
     ),
     _recipe(
         "misspelt condition of the label",
@@ -168,8 +168,7 @@ RECIPES = [
     _recipe(
         "cardinality that is no number",
         _rules("{columns: '*', kind: categorical, cardinality: many}"),
-        "mine.yaml: source.features.0.cardinality: Input should be a valid integer, unable to parse string as"
-        " an integer (got 'many')",
+        "mine.yaml: source.features.0.cardinality: must be a whole number an integer (got 'many')",
     ),
     _recipe(
         "ranges that do not ascend",
@@ -502,7 +501,7 @@ INSPECT = [
         "nowhere.csv: no such file, and no files in it; give a file, a folder, a glob or a URI",
         1,
     ),
-    _inspect("no rows", "clicks.csv --label click --rows 0", "rows: Input should be greater than 0 (got '0')"),
+    _inspect("no rows", "clicks.csv --label click --rows 0", "rows: must be above 0 (got '0')"),
     _inspect("header alone", "header.csv --label click", "header.csv: no rows; give files with rows", 1),
     _inspect(
         "label that is not there", "clicks.csv --label clik", "--label clik: no column 'clik'; did you mean 'click'?"

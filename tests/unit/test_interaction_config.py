@@ -76,7 +76,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
         ),
         (
             ["preprocess.split={kind: leave_one_out, negatives: 0}"],
-            "preprocess.split.negatives: Input should be greater than 0 (got 0)",
+            "preprocess.split.negatives: must be above 0 (got 0)",
         ),
         (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'interactions', whose is"),
         (
@@ -87,7 +87,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             ["source.kind=criteo", "preprocess.split={kind: files, negatives: 5}"],
             "unknown key 'preprocess.split.negatives'; known keys: kind",
         ),
-        (["source.layout=tsv"], "source.layout: Input should be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
+        (["source.layout=tsv"], "source.layout: must be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
         (["source.kind=movies"], "source.kind: no such kind 'movies'; use "),
         (["source.users=u"], "unknown key 'source.users'; did you mean 'user'?"),
     ],
