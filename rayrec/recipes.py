@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.common.files import write_atomically, write_json
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import (
     Config,
@@ -28,11 +29,16 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.json_schema import JsonSchema, chosen_by, json_schema
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
 """The file of a run folder and of a model folder that has the recipe with every default filled in."""
+SCHEMA_FILE = "rayrec-recipe.schema.json"
+"""The JSON Schema of recipes, beside the recipes that a command writes and in this package for the shipped ones."""
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+"""The first line of a written recipe: editors complete and check it by that file. A recipe works without the file."""
 
 if TYPE_CHECKING:
     Source = SourceConfig
@@ -123,6 +129,28 @@ def shipped_recipes() -> dict[str, str]:
     return {name: text for kind in MODELS.packages for name, text in MODELS.texts(kind, ".yaml", "recipes").items()}
 
 
+def recipe_schema() -> JsonSchema:
+    """Return the JSON Schema of a recipe, with the sources and models that are installed."""
+    schema = json_schema(Recipe)
+    # The reader fills in the name.
+    schema["required"].remove("name")
+    # The kind of `preprocess` may be left out, as it follows from the source.
+    rules: list[JsonSchema] = schema["properties"]["preprocess"].pop("allOf")
+    sections = {rule["if"]["properties"]["kind"]["const"]: rule["then"] for rule in rules}
+    by_source = {
+        kind: {"properties": {"preprocess": sections[_preprocess_kind(SOURCES.load(kind, "config").CONFIG)]}}
+        for kind in SOURCES.packages
+    }
+    del schema["properties"]["preprocess"]["required"]
+    return {**schema, "allOf": chosen_by("kind", by_source, within="source")}
+
+
+def write_recipe_file(path: Path, text: str) -> None:
+    """Write a recipe, and beside it the JSON Schema that its first line names for editors."""
+    write_atomically(path, SCHEMA_LINE + text)
+    write_json(path.with_name(SCHEMA_FILE), recipe_schema())
+
+
 def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Load a shipped recipe by name, or one from a YAML file, and apply `section.key=value` overrides.
 
@@ -210,6 +238,10 @@ def _put(content: dict[str, Any], key: str, value: Any, origin: str) -> None:
         if child is None:
             child = node[section] = {}
         if not isinstance(child, dict):
+            if isinstance(child, list):
+                raise ConfigError(
+                    f"{origin}: '{section}' is a list, which is set as a whole; or edit the recipe's file"
+                )
             raise ConfigError(f"{origin}: '{section}' is a value, not a section")
         node = child
     node[last] = value

@@ -1,6 +1,7 @@
 """docs/recipe.md: every key of a recipe with its type, default and meaning, as the configs have them.
 
-`python -m tests.recipe_reference` writes it. Sources and models are those that the registries find.
+`python -m tests.recipe_reference` writes it, and the JSON Schema of the shipped recipes. Sources and models are those
+that the registries find.
 """
 
 import inspect
@@ -11,10 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rayrec.common.files import as_json
 from rayrec.config import Config
-from rayrec.recipes import Recipe
+from rayrec.recipes import SCHEMA_FILE, Recipe, recipe_schema
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "recipe.md"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = _REPOSITORY / "docs" / "recipe.md"
+SCHEMA = _REPOSITORY / "rayrec" / SCHEMA_FILE
 _INTRODUCTION = """\
 # The keys of a recipe
 
@@ -203,3 +207,4 @@ def document() -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(document())
+    SCHEMA.write_text(as_json(recipe_schema()))

@@ -3,14 +3,14 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema
 
 from rayrec.config.base import Config
 
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """Arithmetic of the dense network where a model scores; `auto` is what the hardware does well."""
 _HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
-_RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9]\d*")
+_RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9][0-9]*")
 
 
 def ranking_metric(metric: str, k: int) -> str:
@@ -34,7 +34,13 @@ def _known(name: str) -> str:
     return name
 
 
-MetricName = Annotated[str, AfterValidator(_known)]
+MetricName = Annotated[
+    str,
+    AfterValidator(_known),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(_HIGHER_IS_BETTER)}, {"type": "string", "pattern": f"^{_RANKING.pattern}$"}]}
+    ),
+]
 """A metric that training can choose checkpoints by or stop at."""
 
 

@@ -3,27 +3,34 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, WithJsonSchema, model_validator
 
 from rayrec.config.base import Config
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+_DURATION = r"^[0-9]+[smhdw]$"
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def _is_span(value: float | str) -> float | str:
-    is_good = re.fullmatch(r"[0-9]+[smhdw]", value) if isinstance(value, str) else 0.0 <= value < 1.0
+    is_good = re.match(_DURATION, value) if isinstance(value, str) else 0.0 <= value < 1.0
     if not is_good:
-        raise ValueError("give a share from 0 to 1 or a duration such as 12h or 1d (s, m, h, d or w)")
+        raise ValueError("give a fraction from 0 to 1 or a duration such as 12h or 1d (s, m, h, d or w)")
     return value
 
 
-Span = Annotated[float | str, AfterValidator(_is_span)]
-"""A share, or a number of seconds, minutes, hours, days or weeks such as `12h`."""
+Span = Annotated[
+    float | str,
+    AfterValidator(_is_span),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}, {"type": "string", "pattern": _DURATION}]}
+    ),
+]
+"""A fraction, or a number of seconds, minutes, hours, days or weeks such as `12h`."""
 
 
 def _texts(given: Any) -> Any:
-    """One value or a list of them as a tuple of texts; YAML reads `1` and `true` as other types."""
+    """Return one value or a list of them as a tuple of texts; YAML reads `1` and `true` as other types."""
 
     def text(value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int) else value
@@ -31,8 +38,11 @@ def _texts(given: Any) -> Any:
     return tuple(map(text, given)) if isinstance(given, (list, tuple)) else (text(given),)
 
 
+_Word = str | int | bool
 Names = Annotated[
-    tuple[str, ...], BeforeValidator(_texts, json_schema_input_type=str | tuple[str, ...]), Field(min_length=1)
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(_texts, json_schema_input_type=_Word | Annotated[tuple[_Word, ...], Field(min_length=1)]),
 ]
 """One name or value, or several."""
 
@@ -147,7 +157,7 @@ class SparkConfig(Config):
     """Number of executors."""
     executor_cores: PositiveInt | None = None
     """Tasks that an executor runs at once."""
-    executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$")
+    executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$", examples=["4g"])
     """JVM heap of one executor, as Spark writes it: `4g`."""
     shuffle_partitions: PositiveInt | None = None
     """Parts of a shuffle; by default four for each core."""
@@ -186,7 +196,7 @@ class VocabularyPreprocessConfig(PreprocessConfig):
 
     broadcast_limit: PositiveInt = 2_000_000
     """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
-    expire_after: str | None = Field(None, pattern=r"^[0-9]+[smhdw]$")
+    expire_after: str | None = Field(None, pattern=_DURATION, examples=["30d"])
     """A value that did not occur for this long, such as `30d`, leaves its vocabulary when the dataset is extended.
     Where rows have no times, an extension is a day."""
 

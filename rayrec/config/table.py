@@ -47,10 +47,9 @@ def _named(given: Any) -> Any:
     return {"op": given} if isinstance(given, str) else given
 
 
-NumericStep = Annotated[
-    Annotated[Log | Log2 | Clip | FitFill | FitStandardize | FitMinMax | FitQuantile, Field(discriminator="op")],
-    BeforeValidator(_named),
-]
+_Step = Annotated[Log | Log2 | Clip | FitFill | FitStandardize | FitMinMax | FitQuantile, Field(discriminator="op")]
+_StepName = Literal["clip", "fill", "log", "log2", "min_max", "quantile", "standardize"]
+NumericStep = Annotated[_Step, BeforeValidator(_named, json_schema_input_type=_StepName | _Step)]
 
 
 class _Rule(Config):
@@ -235,7 +234,7 @@ class FileFormat(Config):
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
     """`auto` recognises it by the name: .parquet, .parq, .pq, .jsonl, .ndjson, .json; all else is delimited text.
     Text may be packed by gzip or zstd."""
-    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$")
+    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$", examples=[","])
     """What separates fields of delimited text, one ASCII character; None takes a tab if the first line has one,
     otherwise a comma."""
     quote: bool = True

@@ -186,7 +186,7 @@ class ShardingConfig(Config):
     """`auto`: TorchRec's planner chooses."""
     tables: dict[str, Sharding] = {}
     """Shardings of single tables instead of the default, by table; `rayrec plan` shows the names."""
-    memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
+    memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$", examples=["80GB"])
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
     wire: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format in which pooled embeddings and their gradients travel between workers in training: half the bytes
