@@ -110,7 +110,7 @@ RECIPES = [
     _recipe(
         "condition of the label without a value",
         "source.label={column: rating}",
-        "mine.yaml: source.label: give at_least or equals, one of the two",
+        "mine.yaml: source.label: give either at_least or equals",
     ),
     _recipe(
         "label that is not there",
@@ -178,7 +178,7 @@ RECIPES = [
     _recipe(
         "ranges without boundaries",
         _rules("{columns: price, kind: buckets}"),
-        "mine.yaml: source.features.0: give boundaries or quantiles, one of the two",
+        "mine.yaml: source.features.0: give either boundaries or quantiles",
     ),
     _recipe(
         "clip with bounds the wrong way",
@@ -304,7 +304,7 @@ RECIPES = [
     _recipe(
         "model of users and items alone",
         "model.kind=neumf",
-        "mine.yaml: model.kind: 'neumf' reads a user and an item alone, which source.kind 'table' does not name; use "
+        "mine.yaml: model.kind: 'neumf' needs a user and an item, which source.kind 'table' does not have; use "
         "dcnv2, dlrm, wide_deep, or source.kind interactions",
     ),
     _recipe(

@@ -153,7 +153,7 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ("train.dense_optimizer={kind: ftrl, weight_decay: 0.1}", "weight_decay is not available for 'ftrl' here"),
         (
             "train.embedding_optimizer={kind: adagrad, weight_decay: 0.1}",
-            "embedding_optimizer.weight_decay under 'adagrad' needs sharding.default: data_parallel",
+            "embedding_optimizer.weight_decay of 'adagrad' needs sharding.default: data_parallel",
         ),
         ("train.workers=3", "train: global_batch_size (64) must be a multiple of workers (3)"),
         (

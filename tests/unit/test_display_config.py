@@ -45,7 +45,10 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path) -> None:
         ("preprocess.split.held_out_share=1", "preprocess.split.held_out_share: must be below 1 (got 1)"),
         ("preprocess.rates.folds=1", "preprocess.rates.folds: must be 2 or more (got 1)"),
         ("preprocess.rates.smothing=1", "unknown key 'preprocess.rates.smothing'; did you mean 'smoothing'?"),
-        ("preprocess.kind=rows", "preprocess.kind: 'rows' does not suit source.kind 'outbrain', whose is 'displays'"),
+        (
+            "preprocess.kind=rows",
+            "preprocess.kind: 'rows' does not suit source.kind 'outbrain', which needs 'displays'",
+        ),
     ],
 )
 def test_settings_of_other_sources_are_refused(override: str, message: str, recipe: Path) -> None:
