@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from rayrec.common.errors import ConfigError, did_you_mean
 
-_NAME = "NAME"
-"""Stands for a name of the user's own in the path of a key."""
+_NAME, _NUMBER = "NAME", "N"
+"""Stand for a name of the user's own, and for a place in a list, in the path of a key."""
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
 _SCALAR = re.compile(r"(constrained-)?(str|int|float|bool)$|(literal|function-\w+|tuple|list|dict|nullable)\[")
@@ -90,7 +90,7 @@ def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:
     place = [*path.split("."), key] if path else [key]
     beside = sorted({name for config in configs for name in config.model_fields})
     paths = [found for found in _all_keys(root) if len(found) > 1 and found[-1] not in _TAGS]
-    if place in paths:
+    if any(len(found) == len(place) == _common(found, place) for found in paths):
         paths = []  # another kind has this key
 
     def likeness(name: str) -> float:
@@ -100,19 +100,24 @@ def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:
     # A name beside the key that is nearly as much like it is the more likely one.
     if nearest and likeness(nearest) >= max(0.8, 0.2 + max(map(likeness, beside), default=0.0)):
         # Paths that begin as the given one come first, then short ones.
-        def common(found: list[str]) -> int:
-            steps = zip(found, place[:-1], strict=False)
-            return sum(1 for _ in takewhile(lambda step: step[0] in (step[1], _NAME), steps))
-
         meant = [found for found in paths if found[-1] == nearest]
-        best = min((-common(found), len(found)) for found in meant)
-        meant = [found for found in meant if (-common(found), len(found)) == best]
-        written = dict.fromkeys(".".join([*place[: -best[0]], *found[-best[0] :]]) for found in meant)
+        ranks = [(-_common(found, place[:-1]), len(found)) for found in meant]
+        shared = -min(ranks)[0]
+        nearby = [found for found, rank in zip(meant, ranks, strict=True) if rank == min(ranks)]
+        written = dict.fromkeys(".".join([*place[:shared], *found[shared:]]) for found in nearby)
         names = " or ".join(list(written)[:_MOST_PATHS])
         if len(place) == 1 and nearest == key:
             return f"unknown key '{key}'; write it with its section: {names}"
         return f"unknown key '{'.'.join(place)}'; did you mean {names}?"
     return f"unknown key '{'.'.join(place)}'; {did_you_mean(key, beside, 'known keys:')}"
+
+
+def _common(path: list[str], place: list[str]) -> int:
+    """Return the number of steps that a path of `_all_keys` and the place of a key begin with alike."""
+    alike = (
+        step in (part, _NAME) or (step == _NUMBER and part.isdigit()) for step, part in zip(path, place, strict=False)
+    )
+    return sum(1 for _ in takewhile(bool, alike))
 
 
 def _all_keys(config: type[BaseModel], within: tuple[str, ...] = ()) -> Iterator[list[str]]:
@@ -161,7 +166,7 @@ def _configs_in(annotation: Any, step: tuple[str, ...] = ()) -> Iterator[tuple[t
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, step
     origin = typing.get_origin(annotation)
-    inner = (*step, "N") if origin in (tuple, list) else (*step, _NAME) if origin is dict else step
+    inner = (*step, _NUMBER) if origin in (tuple, list) else (*step, _NAME) if origin is dict else step
     for argument in typing.get_args(annotation):
         yield from _configs_in(argument, inner)
 

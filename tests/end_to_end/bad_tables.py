@@ -168,7 +168,7 @@ RECIPES = [
     _recipe(
         "cardinality that is no number",
         _rules("{columns: '*', kind: categorical, cardinality: many}"),
-        "mine.yaml: source.features.0.cardinality: must be a whole number an integer (got 'many')",
+        "mine.yaml: source.features.0.cardinality: must be a whole number or 'auto' (got 'many')",
     ),
     _recipe(
         "ranges that do not ascend",
@@ -288,7 +288,7 @@ RECIPES = [
     _recipe(
         "duration in words",
         "preprocess.split={kind: time, test: 1 day}",
-        "mine.yaml: preprocess.split.test: give a share from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
+        "mine.yaml: preprocess.split.test: give a fraction from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
         " d or w) (got '1 day')",
     ),
     _recipe(
