@@ -1,4 +1,4 @@
-"""How a model is evaluated, and the names of metrics."""
+"""The section `evaluate` of a recipe, and the names of metrics."""
 
 import re
 from typing import Annotated, Literal
@@ -14,17 +14,17 @@ _RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9][0-9]*")
 
 
 def ranking_metric(metric: str, k: int) -> str:
-    """The name of a ranking metric cut at rank k."""
+    """Return the name of a ranking metric cut at rank k."""
     return f"{metric}@{k}"
 
 
 def is_ranking_metric(name: str) -> bool:
-    """Whether `name` is a ranking metric with its cut, such as `ndcg@10`."""
+    """Tell whether `name` is a ranking metric with its cut, such as `ndcg@10`."""
     return _RANKING.fullmatch(name) is not None
 
 
 def higher_is_better(name: str) -> bool:
-    """Whether higher values of a metric are better: true for all but losses."""
+    """Tell whether higher values of a metric are better: true for all but losses."""
     return is_ranking_metric(name) or _HIGHER_IS_BETTER[name]
 
 

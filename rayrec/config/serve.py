@@ -1,4 +1,4 @@
-"""How a model answers HTTP."""
+"""The section `serve` of a recipe: how a model answers requests."""
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 

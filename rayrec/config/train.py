@@ -1,4 +1,4 @@
-"""How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
+"""The section `train` of a recipe: order of the data, sharding, optimizers, precision, checkpoints."""
 
 import math
 from collections.abc import Mapping
