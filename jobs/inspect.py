@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main, text_table
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import require_absent, write_atomically
+from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_number
@@ -71,6 +71,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     if request.against is not None:
         return _compare(request, request.against, progress)
     from rayrec.inspection.table import inspect_table
+    from rayrec.recipes import write_recipe_file
 
     if request.output is not None:
         require_absent(request.output)
@@ -95,7 +96,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "next": _next_command(request) if found.can_run else None,
     }
     if request.output is not None:
-        write_atomically(request.output, found.recipe)
+        write_recipe_file(request.output, found.recipe)
     else:
         progress.message(_overview(details))
     return Result(command="inspect", output=request.output, rows=found.sample.rows.num_rows, details=details)

@@ -8,9 +8,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main, text_table
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
-from rayrec.recipes import Recipe, RecipeContent, dump_recipe
+from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.storage.location import Folder, location
 from tune.check import check_space, require_comparable, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings, owned_folder
@@ -123,7 +122,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     best = _tuned_recipe(settings, outcomes, found)
     confirmed = confirmation_table(settings, found) if found else []
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
-    write_atomically(request.output / BEST_FILE, best)
+    write_recipe_file(request.output / BEST_FILE, best)
     figures = sweep_figures(settings, outcomes, confirmed, best)
     write_page(request.output, sweep_page(figures), figures)
     split = recipe.resolve().train.evaluation_split

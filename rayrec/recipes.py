@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that describes a whole run, from source to serving; the shipped ones lie beside their models.
+"""A recipe: a YAML file with the settings of a pipeline, from raw files to serving; models ship theirs.
 
 Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
 """
@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.common.files import write_atomically, write_json
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import (
     Config,
@@ -28,11 +29,16 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.json_schema import JsonSchema, chosen_by, json_schema
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
 """The file of a run folder and of a model folder that has the recipe with every default filled in."""
+SCHEMA_FILE = "rayrec-recipe.schema.json"
+"""The JSON Schema of recipes, beside the recipes that a command writes and in this package for the shipped ones."""
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+"""The first line of a written recipe: editors complete and check it by that file. A recipe works without the file."""
 
 if TYPE_CHECKING:
     Source = SourceConfig
@@ -50,16 +56,16 @@ else:
 
 
 class Recipe(Config):
-    """Everything that a command needs to know besides the paths."""
+    """The settings of a pipeline, from raw files to serving."""
 
     name: str
-    """What runs are listed as; the reader fills in the name of the file, without `.yaml`."""
+    """Name that runs are listed under; by default that of the file."""
     description: str = ""
-    """What it is for, in a line; `rayrec recipes` shows it."""
+    """Purpose in a line, which `rayrec recipes` shows."""
     source: Source
     """The raw files and their columns."""
     preprocess: Preprocess = Field(default_factory=PreprocessConfig, validate_default=False)
-    """The class of this section follows from the source, so that a recipe can leave its kind out."""
+    """How raw files become a dataset. The kind follows from the source and may be left out."""
     model: Model
     """The network and its tables."""
     train: TrainConfig = TrainConfig()
@@ -69,7 +75,7 @@ class Recipe(Config):
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:
-        """Raw columns, or patterns of them, that scoring does not need: label, roles, the split's, ignored ones."""
+        """Return raw columns, or patterns, that scoring does not need: label, roles, the split's, ignored ones."""
         split = getattr(self.preprocess, "split", None)
         column = split.column if isinstance(split, ColumnSplitConfig | HashSplitConfig) else None
         return (*self.source.unneeded_columns, *([] if column is None else [column]))
@@ -90,15 +96,15 @@ class Recipe(Config):
         kind = _preprocess_kind(type(self.source))
         if self.preprocess.kind != kind:
             raise ValueError(
-                f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', whose is "
-                f"'{kind}'; leave it out"
+                f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', which "
+                f"needs '{kind}'; leave preprocess.kind out"
             )
         if self.model.needs_interactions and not self.source.gives_interactions:
             sources = [name for name in SOURCES.packages if SOURCES.load(name, "config").CONFIG.gives_interactions]
             models = [name for name in MODELS.packages if not MODELS.load(name, "config").CONFIG.needs_interactions]
             raise ValueError(
-                f"model.kind: '{self.model.kind}' reads a user and an item alone, which source.kind "
-                f"'{self.source.kind}' does not name; use {', '.join(models)}, or source.kind {', '.join(sources)}"
+                f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
+                f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
             )
         measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
         stop = self.train.early_stop
@@ -109,7 +115,9 @@ class Recipe(Config):
         for field, name in chosen.items():
             if name is not None and is_ranking_metric(name) and name not in measured:
                 known = ", ".join(measured) or "no metric"
-                raise ValueError(f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}")
+                raise ValueError(
+                    f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}, so add it there"
+                )
         return self
 
 
@@ -119,8 +127,30 @@ def _preprocess_kind(source: type[SourceConfig]) -> str:
 
 
 def shipped_recipes() -> dict[str, str]:
-    """The YAML text of every shipped recipe, by name."""
+    """Return the YAML text of every shipped recipe, by name."""
     return {name: text for kind in MODELS.packages for name, text in MODELS.texts(kind, ".yaml", "recipes").items()}
+
+
+def recipe_schema() -> JsonSchema:
+    """Return the JSON Schema of a recipe, with the sources and models that are installed."""
+    schema = json_schema(Recipe)
+    # The reader fills in the name.
+    schema["required"].remove("name")
+    # The kind of `preprocess` may be left out, as it follows from the source.
+    rules: list[JsonSchema] = schema["properties"]["preprocess"].pop("allOf")
+    sections = {rule["if"]["properties"]["kind"]["const"]: rule["then"] for rule in rules}
+    by_source = {
+        kind: {"properties": {"preprocess": sections[_preprocess_kind(SOURCES.load(kind, "config").CONFIG)]}}
+        for kind in SOURCES.packages
+    }
+    del schema["properties"]["preprocess"]["required"]
+    return {**schema, "allOf": chosen_by("kind", by_source, within="source")}
+
+
+def write_recipe_file(path: Path, text: str) -> None:
+    """Write a recipe, and beside it the JSON Schema that its first line names for editors."""
+    write_atomically(path, SCHEMA_LINE + text)
+    write_json(path.with_name(SCHEMA_FILE), recipe_schema())
 
 
 def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -140,14 +170,14 @@ class RecipeContent:
     content: dict[str, Any]
 
     def with_values(self, values: Mapping[str, Any]) -> "RecipeContent":
-        """The same content with `values`, given by dotted key, in place of its own. Raises ConfigError."""
+        """Return the same content with `values`, given by dotted key, in place of its own. Raises ConfigError."""
         content = copy.deepcopy(self.content)
         for key, value in values.items():
             _put(content, key, value, f"{self.origin}: {key}")
         return RecipeContent(self.origin, content)
 
     def resolve(self) -> Recipe:
-        """The recipe. Raises ConfigError naming it and the key."""
+        """Return the recipe. Raises ConfigError naming it and the key."""
         try:
             return Recipe.model_validate(self.content)
         except ValidationError as error:
@@ -173,7 +203,7 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
+    """Return the resolved recipe as YAML; `load_recipe` of it gives an equal one."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False)
 
 
@@ -210,6 +240,10 @@ def _put(content: dict[str, Any], key: str, value: Any, origin: str) -> None:
         if child is None:
             child = node[section] = {}
         if not isinstance(child, dict):
+            if isinstance(child, list):
+                raise ConfigError(
+                    f"{origin}: '{section}' is a list, which is set as a whole; or edit the recipe's file"
+                )
             raise ConfigError(f"{origin}: '{section}' is a value, not a section")
         node = child
     node[last] = value

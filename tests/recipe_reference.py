@@ -1,6 +1,7 @@
 """docs/recipe.md: every key of a recipe with its type, default and meaning, as the configs have them.
 
-`python -m tests.recipe_reference` writes it. Sources and models are those that the registries find.
+`python -m tests.recipe_reference` writes it, and the JSON Schema of the shipped recipes. Sources and models are those
+that the registries find.
 """
 
 import inspect
@@ -11,20 +12,28 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rayrec.common.files import as_json
 from rayrec.config import Config
-from rayrec.recipes import Recipe
+from rayrec.recipes import SCHEMA_FILE, Recipe, recipe_schema
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "recipe.md"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = _REPOSITORY / "docs" / "recipe.md"
+SCHEMA = _REPOSITORY / "rayrec" / SCHEMA_FILE
 _INTRODUCTION = """\
 # The keys of a recipe
 
-A recipe is a YAML file with the sections {sections}. Only keys
-whose default is "required" must be there; `rayrec recipes NAME` prints a recipe with every default filled in, and
-`--set section.key=value` replaces a value on the command line. A key that is not on this page is an error, which names
-the nearest one that is. `None` in a text is `null` in YAML.
+A recipe is a YAML file with the sections {sections}. Keys
+stand here as a recipe writes them, with their defaults; those marked "required" have none. A count is an integer above
+0, a fraction a number from 0 to 1. An unknown key is an error that names the nearest known one.
 
-This page is written by `python -m tests.recipe_reference` from the classes in `rayrec/config/`, of the sources and of
-the models."""
+- `rayrec recipes NAME` prints a recipe with every default; `--output mine.yaml` writes it to a file.
+- `--set section.key=value` replaces a value on the command line.
+- `rayrec recipes --schema` prints a JSON Schema of recipes, installed plug-ins included. `inspect`, `tune` and
+  `recipes --output` write it beside the recipe, whose first line names it for editors with a YAML language server.
+  rayrec does not need the file.
+
+`python -m tests.recipe_reference` writes this page."""
+_LONG_LIST = 8
 Schema = dict[str, Any]
 """JSON schema, as pydantic makes it of a class or of a key."""
 
@@ -47,13 +56,16 @@ class _Page:
         self.classes: dict[str, Schema] = self.recipe["$defs"]
         self.headings: dict[str, str] = {}
         """By class, in the order of the page: the first key whose value may have the class gives it its heading."""
+        self.told: dict[tuple[str, str], tuple[str, str]] = {}
+        """By key and meaning, the first class that has it and what the page says there."""
+        self.unions: set[str] = set()
 
     def text(self) -> str:
         keys = self.recipe["properties"]
         whole = {key: node for key, node in keys.items() if not any(self.uses(node))}
         *sections, last = (f"[`{key}`](#{key})" for key in keys if key not in whole)
         introduction = _INTRODUCTION.format(sections=f"{', '.join(sections)} and {last}")
-        parts = [introduction, "## The recipe as a whole", self.table("Recipe", whole)]
+        parts = [introduction, "## The recipe as a whole", *self.keys("Recipe", whole)]
         for key, node in keys.items():
             if key not in whole:
                 parts += self.section(key, node)
@@ -64,17 +76,21 @@ class _Page:
         self.name_classes(key, node)
         yield f"## `{key}`"
         if any(use.tag for use in self.uses(node)):
-            yield self.meaning("Recipe", key, node)
-            yield f"It is chosen {self.type(node)}."
+            yield f"{self.meaning('Recipe', key, node)} Chosen {self.type(node)}."
         for name in list(self.headings)[known:]:
             if self.headings[name] != f"`{key}`":
                 yield f"### {self.headings[name]}"
             yield inspect.cleandoc(self.classes[name]["description"])
-            yield self.table(name, {k: v for k, v in self.classes[name]["properties"].items() if "const" not in v})
+            yield from self.keys(name, {k: v for k, v in self.classes[name]["properties"].items() if "const" not in v})
 
     def name_classes(self, path: str, node: Schema, within: str = "") -> None:
         """Give the classes of a key, and of the keys in them, their headings; `within` is the kind that has the key."""
-        for use in self.uses(node):
+
+        # A class that changes what it inherits comes after those that it refers to; the largest one of a section first.
+        def place(use: _Use) -> tuple[int, int]:
+            return self.changed(use.name), 0 if "." in path else -len(self.classes[use.name]["properties"])
+
+        for use in sorted(self.uses(node), key=place):
             if use.name not in self.headings:
                 heading = f"`{path}{use.place}`" + (f": `{use.tag}: {use.value}`" if use.tag else "")
                 if heading in self.headings.values():
@@ -82,6 +98,16 @@ class _Page:
                 self.headings[use.name] = heading
                 for key, inner in self.classes[use.name]["properties"].items():
                     self.name_classes(f"{path}{use.place}.{key}", inner, use.value or within)
+
+    def changed(self, name: str) -> int:
+        """Count the keys that a class has otherwise than its base."""
+        config = next(config for config in _subclasses(Config) if config.__name__ == name)
+        inherited = getattr(config.__base__, "model_fields", {})
+        return sum(
+            field.default != inherited[key].default
+            for key, field in config.model_fields.items()
+            if key in inherited and key not in ("kind", "op")
+        )
 
     def uses(self, node: Schema, place: str = "") -> Iterator[_Use]:
         """Yield the classes that the value of a key may have."""
@@ -98,66 +124,104 @@ class _Page:
         if isinstance(node.get("additionalProperties"), dict):
             yield from self.uses(node["additionalProperties"], f"{place}.NAME")
 
-    def table(self, name: str, keys: dict[str, Schema]) -> str:
-        if not keys:
-            return "It has no settings."
+    def keys(self, name: str, keys: dict[str, Schema]) -> Iterator[str]:
+        """Yield the keys of a class as a list. What an earlier class said of a key of its own is not said again."""
         required = [] if name == "Recipe" else self.classes[name].get("required", [])
-        rows = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+        lines: list[str] = []
+        told: dict[str, list[str]] = {}
         for key, node in keys.items():
-            default = "required" if key in required else self.default(node)
-            cells = (f"`{key}`", self.type(node), default, self.meaning(name, key, node))
-            rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        return "\n".join(rows)
+            written, meaning = self.written(key, node), self.meaning(name, key, node)
+            example = f"such as `{node['examples'][0]}`" if "examples" in node else ""
+            words = " ".join(filter(None, (self.type(node), example)))
+            words = ", ".join(filter(None, (words, "required" if key in required else "")))
+            line = f"- {written}{f' ({words})' if words else ''}"
+            line += "" if self.is_told_below(node, meaning) else f": {meaning}"
+            place, before = self.told.setdefault((key, f"{self.bases_with(name, key)[-1]}: {meaning}"), (name, line))
+            if place == name:
+                lines.append(line)
+            else:
+                told.setdefault(place, []).append(f"`{key}`" if line == before else written)
+        for place, again in told.items():
+            heading = self.headings[place]
+            shown = re.sub(r"^.*`\w+: (\w+)`$", r"`\1`", heading)
+            lines.append(f"- {', '.join(again)}: as in [{shown}](#{_anchor(heading)})")
+        if lines:
+            yield "\n".join(lines)
+
+    def is_told_below(self, node: Schema, meaning: str) -> bool:
+        """Whether a key has no docstring but that of its section."""
+        return any(
+            " ".join(self.classes[use.name]["description"].split()).startswith(meaning) for use in self.uses(node)
+        )
+
+    def written(self, key: str, node: Schema) -> str:
+        """The key as a recipe has it, with its default."""
+        if "$ref" in node or "default" not in node:
+            (use,) = self.uses(node) if "$ref" in node else (None,)
+            return f"`{key}`" if use is None else f"[`{key}`](#{_anchor(self.headings[use.name])})"
+        return f"`{key}: {_flow(self.without_defaults(node['default'], node))}`"
 
     def meaning(self, name: str, key: str, node: Schema) -> str:
         """The docstring of a key: its own, that of the class which it is overridden from, or that of its value's."""
-        config = next(config for config in _subclasses(Config) if config.__name__ == name)
-        fields = (base.model_fields[key] for base in config.__mro__ if key in getattr(base, "model_fields", {}))
+        fields = (base.model_fields[key] for base in self.bases_with(name, key))
         own = (field.description for field in fields if field.description)
         of_value = (self.classes[use.name]["description"].partition("\n\n")[0] for use in self.uses(node))
         text = next(chain(own, of_value), None)
         assert text is not None, f"{name}.{key}: has no docstring"
         return " ".join(text.split())
 
+    def bases_with(self, name: str, key: str) -> list[type[Config]]:
+        """The class of that name and those of its bases that have the key, the one that declares it last."""
+        config = next(config for config in _subclasses(Config) if config.__name__ == name)
+        return [base for base in config.__mro__ if key in getattr(base, "model_fields", {})]
+
     def type(self, node: Schema) -> str:
-        """The values that a key may have, in words."""
+        """The values that a key may have, in words; nothing for a section, to which the key is a link."""
         if "$ref" in node:
-            return self.link(*self.uses(node))
+            return ""
         if "discriminator" in node:
-            return f"by `{node['discriminator']['propertyName']}`: {_either(map(self.link, self.uses(node)))}"
+            tag = f"by `{node['discriminator']['propertyName']}`"
+            members = _either(map(self.link, self.uses(node)))
+            # The members stand where the union comes first.
+            is_known = members in self.unions
+            self.unions.add(members)
+            return tag if is_known else f"{tag}: {members}"
         if "anyOf" in node or "enum" in node:
             return _either(self.alternatives(node))
         if node.get("type") == "array":
             if "prefixItems" in node:
                 return f"list of {', '.join(map(self.type, node['prefixItems']))}"
             least = f" (at least {node['minItems']})" if node.get("minItems", 0) > 1 else ""
-            of = ", each " if "discriminator" in node["items"] else " of "
-            return f"list{of}{self.type(node['items'])}{least}"
+            items = _either(self.alternatives(node["items"]))
+            return f"list{', each ' if items.startswith('by ') else ' of '}{items}{least}"
         if node.get("type") == "object":
             values = node["additionalProperties"]
             names = self.type(node["propertyNames"]) if "propertyNames" in node else "name"
-            return f"by {names}: {self.type(values) if isinstance(values, dict) else 'any value'}"
-        return _scalar(node)
+            return f"by {names}: {_either(self.alternatives(values)) if isinstance(values, dict) else 'any value'}"
+        # Of truth values and texts, the default tells the type.
+        return "" if node["type"] in ("boolean", "string") and "default" in node else _scalar(node)
 
     def alternatives(self, node: Schema) -> Iterator[str]:
+        """Yield the values of a union; a default of null shows that null is one."""
         if "enum" in node or "const" in node:
             yield from (f"`{value}`" for value in node.get("enum", [node.get("const")]))
+        elif "$ref" in node:
+            yield from map(self.link, self.uses(node))
         elif "anyOf" in node:
-            for inner in node["anyOf"]:
-                yield from self.alternatives(inner)
+            members = node["anyOf"]
+            kinds = [inner.get("type") for inner in members]
+            tagged = {value for inner in members for value in inner.get("discriminator", {}).get("mapping", ())}
+            for inner, kind in zip(members, kinds, strict=True):
+                # YAML reads some texts as other types, and a section without settings may be its tag alone.
+                is_text = kind in ("integer", "boolean") and {"string", "integer", "boolean"} <= set(kinds)
+                if kind != "null" and not is_text and not (tagged and tagged >= set(inner.get("enum", [None]))):
+                    yield from self.alternatives(inner)
         else:
             yield self.type(node)
 
     def link(self, use: _Use) -> str:
         heading = self.headings[use.name]
-        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        return f"[{f'`{use.value}`' if use.value else heading}](#{anchor})"
-
-    def default(self, node: Schema) -> str:
-        if "default" not in node:
-            return ""
-        value = self.without_defaults(node["default"], node)
-        return "" if value == {} and "$ref" in node else f"`{json.dumps(value, ensure_ascii=False)}`"
+        return f"[{f'`{use.value}`' if use.value else heading}](#{_anchor(heading)})"
 
     def without_defaults(self, value: Any, node: Schema) -> Any:
         """A default without what the classes in it have by default themselves."""
@@ -184,16 +248,35 @@ def _either(texts: Iterable[str]) -> str:
     return f"{', '.join(before)} or {last}" if before else last
 
 
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line; long lists are cut."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        shown = [*map(_flow, value)]
+        return f"[{', '.join([*shown[:2], '...', shown[-1]] if len(shown) > _LONG_LIST else shown)}]"
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.]*", value)
+    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
+
+
 def _scalar(node: Schema) -> str:
     """A text, number or truth value, with its bounds."""
-    name = {"string": "text", "boolean": "`true` or `false`", "null": "`null`"}.get(node["type"], node["type"])
+    name = {"string": "text", "boolean": "`true` or `false`"}.get(node["type"], node["type"])
     name = node.get("format", name)
-    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     if "minimum" in node:
-        words.pop("exclusiveMinimum")
-    limits = [f"{word} {node[bound]:g}" for bound, word in words.items() if bound in node]
-    pattern = [f"that matches `{node['pattern']}`"] if "pattern" in node else []
-    return " ".join([name, *limits, *pattern])
+        signs.pop("exclusiveMinimum")
+    if name == "integer" and "exclusiveMinimum" in signs and node.get("exclusiveMinimum") == 0:
+        return "count"
+    if name == "number" and {"maximum", "exclusiveMaximum"} & set(node):
+        return "fraction"
+    limits = ", ".join(f"{sign} {node[bound]:g}" for bound, sign in signs.items() if bound in node)
+    example = f"such as `{node['examples'][0]}`" if "examples" in node else ""
+    return " ".join(filter(None, [name, limits, example]))
 
 
 def document() -> str:
@@ -203,3 +286,4 @@ def document() -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(document())
+    SCHEMA.write_text(as_json(recipe_schema()))

@@ -11,20 +11,20 @@ SPARK, TRAIN, DATA, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Serve"
 
 
 class Execution(Config):
-    """Where a command's work was done, by what, and on how much."""
+    """Where a command's work was done, by which engine, on how many CPUs."""
 
     on: Place
-    """In the command's own process, or by processes of Ray."""
+    """Place: the command's own process, or processes of Ray."""
     engine: str
-    """What did the work: `threads`, or an engine on Ray."""
+    """Engine: `threads`, or one on Ray."""
     reads: Literal["threads", "Ray Data"] | None = None
-    """What read the dataset for workers that trained or evaluated."""
+    """Reader of the dataset for workers that trained or evaluated."""
     workers: int
-    """Threads, tasks that run at once, actors, or ranks of a training."""
+    """Number of threads, tasks at once, actors, or ranks of a training."""
     nodes: int = 1
-    """Nodes with CPUs in the Ray session."""
+    """Number of nodes with CPUs in the Ray session."""
     cpus: int
-    """CPUs that this process may use, or that the nodes of the Ray session have."""
+    """Number of CPUs that this process may use, or that the nodes of the Ray session have."""
 
     @classmethod
     def here(cls, workers: int | None = None) -> Self:

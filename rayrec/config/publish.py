@@ -6,20 +6,17 @@ from rayrec.config.base import Config
 
 
 class PublishConfig(Config):
-    """What a new model must reach on the held-out rows of its day, and how it is written."""
+    """Conditions for publishing the model of a new day, measured on held-out rows, and how it is written."""
 
     max_loss_increase: NonNegativeFloat = 0.01
-    """The share by which the new model's log loss may exceed that of the serving model; what two standard errors of the
-    difference explain counts as no excess."""
+    """Largest relative increase of log loss over the serving model's, beyond two standard errors."""
     max_miscalibration: NonNegativeFloat = 0.25
-    """The factor, less 1, by which the sum of the new model's probabilities may differ from the number of positives,
-    beyond what two standard errors explain. Models of interactions are not asked, as their negatives are drawn."""
+    """Largest relative difference between predicted and actual positives, beyond two standard errors. Not applied to
+    models of interactions, whose negatives are drawn."""
     max_drift: NonNegativeFloat | None = 5.0
-    """The stability index that a feature of the new day may have against the day before, beyond what chance explains.
-    One whose values are suddenly missing, or written otherwise, has 8 and more; one whose values come and go, such as
-    users, may have 3. None looks at no feature."""
+    """Largest stability index of a feature against the day before, beyond chance. A column that goes missing has 8 or
+    more; users that come and go may have 3. `null`: no check."""
     full_every: PositiveInt = 20
-    """Each version that is a multiple of this is written in full, the others as what differs from the one before."""
+    """Write every so many versions in full, the others as differences from the version before."""
     keep_days: PositiveInt = 30
-    """The latest days whose dataset and run are kept, and whose versions can be gone back to; of older ones the figures
-    stay."""
+    """Number of latest days whose datasets, runs and versions are kept; of older days only figures are."""

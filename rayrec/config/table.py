@@ -15,31 +15,31 @@ from rayrec.config.transforms import Clip, Log, Log2
 
 
 class FitFill(Config):
-    """A constant for missing values: a number, or the mean or median of the values in `train`."""
+    """Replace missing values by a number, or by the mean or median of `train`."""
 
     op: Literal["fill"] = "fill"
     value: float | Literal["mean", "median"] = 0.0
-    """What a missing value becomes."""
+    """Value for missing ones."""
 
 
 class FitStandardize(Config):
-    """(x - mean) / deviation, both of `train`."""
+    """Return (x - mean) / deviation, with the mean and deviation of `train`."""
 
     op: Literal["standardize"] = "standardize"
 
 
 class FitMinMax(Config):
-    """(x - min) / (max - min), both of `train`; values outside of the range become 0 or 1."""
+    """Return (x - min) / (max - min) with the bounds of `train`; values outside become 0 or 1."""
 
     op: Literal["min_max"] = "min_max"
 
 
 class FitQuantile(Config):
-    """The share of the values in `train` that lie below x."""
+    """Return the fraction of the values in `train` that lie below x."""
 
     op: Literal["quantile"] = "quantile"
     count: PositiveInt = 100
-    """Number of quantiles, at equal shares."""
+    """Number of quantiles."""
 
 
 def _named(given: Any) -> Any:
@@ -47,17 +47,16 @@ def _named(given: Any) -> Any:
     return {"op": given} if isinstance(given, str) else given
 
 
-NumericStep = Annotated[
-    Annotated[Log | Log2 | Clip | FitFill | FitStandardize | FitMinMax | FitQuantile, Field(discriminator="op")],
-    BeforeValidator(_named),
-]
+_Step = Annotated[Log | Log2 | Clip | FitFill | FitStandardize | FitMinMax | FitQuantile, Field(discriminator="op")]
+_StepName = Literal["clip", "fill", "log", "log2", "min_max", "quantile", "standardize"]
+NumericStep = Annotated[_Step, BeforeValidator(_named, json_schema_input_type=_StepName | _Step)]
 
 
 class _Rule(Config):
     columns: Names
     """Names of columns, or patterns with `*` and `?`."""
     name: str | None = None
-    """The name of a further feature, from the one column named; other rules may still match this column."""
+    """Name of the feature, for a single column. Other rules may still match that column."""
 
 
 class NumericRule(_Rule):
@@ -65,25 +64,24 @@ class NumericRule(_Rule):
 
     kind: Literal["numeric"] = "numeric"
     transforms: tuple[NumericStep, ...] = ()
-    """Steps in order, each `fill`, `clip`, `log`, `log2`, `standardize`, `min_max` or `quantile`, by name or with
-    settings (`{op: log, offset: 1}`). What is missing after the last one is 0."""
+    """Steps in order, by name or with settings: `{op: log, offset: 1}`. Values still missing afterwards are 0."""
 
 
 class _CategoricalRule(_Rule):
     min_count: PositiveInt | None = None
-    """A value that occurs less often in `train` is unlisted; None takes `preprocess.frequency_limit`."""
+    """Times that a value must occur in `train` to be listed; `null`: `preprocess.frequency_limit`."""
     max_size: PositiveInt | None = None
-    """The most values that are listed, the most frequent ones."""
+    """Most values listed; the most frequent ones stay."""
     unlisted_buckets: PositiveInt | None = None
-    """Table rows that unlisted values share by hashing; without them they share row 0 with missing values."""
+    """Number of table rows that unlisted values share by hashing; `null`: row 0, with missing values."""
     hash_buckets: Annotated[int, Field(ge=2)] | None = None
-    """Hash all values to this many table rows; no value is listed."""
+    """Number of table rows to hash all values to, instead of listing them."""
     values: Names | None = None
-    """The values that are listed, in order of id, instead of those found in `train`."""
+    """Values to list, in the order of their ids, instead of those found in `train`."""
     share: str | None = None
-    """The feature whose vocabulary and table it shares; that feature's rule says how values are listed."""
+    """Name of the feature whose vocabulary and table this one shares."""
     cardinality: PositiveInt | Literal["auto"] | None = None
-    """Values are ids already, integers below this; `auto` takes the largest one in `train`."""
+    """Number of ids, if values are integer ids from 0 already; `auto`: from the largest one in `train`."""
 
     @model_validator(mode="after")
     def _one_way_to_ids(self) -> "_CategoricalRule":
@@ -104,69 +102,68 @@ class _CategoricalRule(_Rule):
 
 
 class CategoricalRule(_CategoricalRule):
-    """Values that are looked up in a table."""
+    """Values that have a row each in an embedding table."""
 
     kind: Literal["categorical"] = "categorical"
 
 
 class ListRule(_CategoricalRule):
-    """Lists of values, pooled after the look-up."""
+    """Lists of values, whose embeddings are pooled."""
 
     kind: Literal["list"] = "list"
     separator: str | None = None
-    """What separates values in a text; lists of Parquet and JSON need none."""
+    """Text between values; lists of Parquet and JSON need none."""
     weights: str | None = None
-    """The column of the values' weights: as many numbers from 0 on as there are values, in a text with the same
-    separator or in a list. In a row without any, all weights are 1."""
+    """Column with a weight of 0 or more for each value, written as the list is; where empty, all are 1."""
     max_length: PositiveInt = 16
-    """Longer lists are cut."""
+    """Most values of a list; others are cut off."""
     pooling: Literal["sum", "mean"] = "mean"
-    """Weights multiply the embeddings; `mean` divides by their sum."""
+    """Weighted sum of the embeddings, or weighted mean."""
 
 
 class TimestampRule(_Rule):
-    """Times, of which features are derived: NAME_hour, NAME_weekday, NAME_day, NAME_month and NAME_age."""
+    """Times, from which features NAME_hour, NAME_weekday, NAME_day, NAME_month and NAME_age are derived."""
 
     kind: Literal["timestamp"] = "timestamp"
     derive: Annotated[tuple[Literal["hour", "weekday", "day", "month", "age"], ...], Field(min_length=1)] = (
         "hour",
         "weekday",
     )
-    """`age`: days from this time to that of `source.time`."""
+    """Features to derive. `age`: days until the time in `source.time`."""
     format: TimeFormat = "iso"
-    """`iso`, `s`, `ms` or `us` since 1970, or a format of strptime, such as `%y%m%d%H`."""
+    """`iso`; `s`, `ms` or `us` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
     zone: Zone = "UTC"
-    """The IANA time zone of times that do not name one, and of the parts."""
+    """IANA time zone of times that name none, and of the derived features."""
 
 
 class BucketsRule(_Rule):
-    """Numbers, each replaced by the range that it lies in, as a category."""
+    """Numbers, each replaced by its range as a category."""
 
     kind: Literal["buckets"] = "buckets"
     boundaries: tuple[float, ...] | None = None
-    """Where ranges begin, ascending; give these or `quantiles`."""
+    """Ascending starts of the ranges; give these or `quantiles`."""
     quantiles: Annotated[int, Field(ge=2)] | None = None
-    """Number of ranges of about as many rows of `train` each."""
+    """Number of ranges with about equally many rows of `train`."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "BucketsRule":
         if (self.boundaries is None) == (self.quantiles is None):
-            raise ValueError("give boundaries or quantiles, one of the two")
+            raise ValueError("give either boundaries or quantiles")
         if self.boundaries is not None and sorted(set(self.boundaries)) != list(self.boundaries):
             raise ValueError("boundaries must ascend, each once")
         return self
 
 
 class CrossRule(Config):
-    """The combination of several categorical features as one more, hashed."""
+    """Combinations of the values of several categorical features, hashed."""
 
     kind: Literal["cross"] = "cross"
     of: Annotated[tuple[str, ...], Field(min_length=2)]
-    """Names of features."""
+    """Names of the features."""
     buckets: Annotated[int, Field(ge=2)] = 100_000
-    """Rows of its table, which the combinations share by hashing."""
+    """Number of table rows that the combinations share by hashing."""
     name: str | None = None
-    """The name of the feature; None joins the names of the others by `_x_`."""
+    """Name of the feature; `null`: the features' names, joined by `_x_`."""
 
 
 class VectorRule(_Rule):
@@ -174,11 +171,11 @@ class VectorRule(_Rule):
 
     kind: Literal["vector"] = "vector"
     size: PositiveInt
-    """Numbers of each list; a row with another number of them is set aside."""
+    """Numbers in each list; rows with another number are rejected."""
     separator: str | None = None
-    """What separates numbers in a text; lists of Parquet and JSON need none."""
+    """Text between numbers; lists of Parquet and JSON need none."""
     normalize: bool = False
-    """Divide by the Euclidean length."""
+    """Divide each list by its Euclidean length."""
 
 
 Rule = Annotated[
@@ -188,34 +185,34 @@ Rule = Annotated[
 
 
 class LabelCondition(Config):
-    """A label that a column's value decides: 1 if the condition holds, otherwise 0; without one, the value itself."""
+    """A condition on a column: the label is 1 where it holds, else 0. With `missing` alone, the value is the label."""
 
     column: str
-    """The column that decides."""
+    """Column to check."""
     at_least: float | None = None
-    """The label is 1 where the number of the column is this or more."""
+    """Least number with label 1."""
     equals: Names | None = None
-    """The label is 1 where the value of the column is one of these."""
+    """Values with label 1."""
     missing: Annotated[int, Field(ge=0, le=1)] | None = None
-    """The label of a row that has no value in the column; None leaves such rows out."""
+    """Label of rows without a value; `null` drops these rows."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "LabelCondition":
         is_given = self.at_least is not None, self.equals is not None
         if all(is_given) or not (any(is_given) or self.missing is not None):
-            raise ValueError("give at_least or equals, one of the two")
+            raise ValueError("give either at_least or equals")
         return self
 
 
 class TimeColumn(Config):
-    """The column of a row's time."""
+    """The column with a row's time."""
 
     column: str
-    """The name of the column."""
+    """Name of the column."""
     format: TimeFormat = "iso"
-    """`iso`, `s`, `ms` or `us` since 1970, or a format of strptime, such as `%y%m%d%H`."""
+    """`iso`; `s`, `ms` or `us` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
     zone: Zone = "UTC"
-    """The IANA time zone of times that do not name one."""
+    """IANA time zone of times that name none."""
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -233,45 +230,44 @@ class FileFormat(Config):
     """How files hold rows."""
 
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
-    """`auto` recognises it by the name: .parquet, .parq, .pq, .jsonl, .ndjson, .json; all else is delimited text.
-    Text may be packed by gzip or zstd."""
-    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$")
-    """What separates fields of delimited text, one ASCII character; None takes a tab if the first line has one,
-    otherwise a comma."""
+    """`auto` goes by the ending: .parquet, .parq, .pq, .jsonl, .ndjson, .json, else delimited text. Text may be
+    compressed by gzip or zstd."""
+    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$", examples=[","])
+    """ASCII character between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
     quote: bool = True
-    """Whether double quotes enclose fields of delimited text; otherwise they are characters as others."""
+    """Read double quotes around a field as quotes."""
     header: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
-    """The names of the columns of delimited text without a header; None reads them from the first line."""
+    """Names of the columns if delimited text has no header."""
     null_values: tuple[str, ...] = ("",)
-    """Texts of delimited files that stand for a missing value."""
+    """Texts that mean "missing" in delimited files."""
 
     @model_validator(mode="after")
     def _separator_separates(self) -> "FileFormat":
         if self.separator in ("\n", "\r", '"'):
-            raise ValueError("separator: not a quote or the end of a line")
+            raise ValueError("separator: must not be a quote or a line break")
         return self
 
 
 class SideTableConfig(FileFormat):
-    """A table whose columns are joined to the rows; column x of table `users` becomes `users_x`."""
+    """A table to join to the rows; column x of table `users` becomes `users_x`."""
 
     path: str
     """File, folder, glob or URI."""
     key: str
-    """The column whose values are unique in the side table; rows of the log have the value in `on`."""
+    """Column with unique values to join by."""
     on: str | None = None
-    """The column of the log; None has the name of `key`."""
+    """Column of the rows to join by; `null`: named as `key`."""
 
 
 class RateConfig(Config):
-    """The smoothed rate of the label by one or more columns, a numeric feature `rate_KEY`; out of fold in `train`."""
+    """A numeric feature `rate_KEY`: the smoothed mean label of rows with the same key."""
 
     keys: Names
-    """Columns of the log."""
+    """Columns of the key."""
     smoothing: NonNegativeFloat = 20.0
-    """Rows of the mean rate that are added to each key's."""
+    """Number of rows with the mean label that are added to each key."""
     transforms: tuple[NumericStep, ...] = (FitStandardize(),)
-    """Steps that the rate passes, as those of a numeric rule."""
+    """Steps as in a numeric rule."""
 
 
 class TableSourceConfig(SourceConfig, FileFormat):
@@ -279,25 +275,25 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     label: str | LabelCondition
-    """The column of the label, 0 or 1 (or false and true, no and yes), or a condition on a column."""
+    """Column with the label (0 or 1, false or true, no or yes), or a condition on a column."""
     weight: str | None = None
-    """The column of the rows' weights, in loss and metrics."""
+    """Column with the rows' weights in loss and metrics."""
     group: str | None = None
-    """The column whose equal values make a list: for ranking metrics and listwise loss."""
+    """Column whose equal values make a list of candidates, for ranking metrics and listwise loss."""
     candidate: str | None = None
-    """The column that names what a group's rows offer, so that `:rank` takes its values alone."""
+    """Column with the id of a list's candidate, which `:rank` takes."""
     time: str | TimeColumn | None = None
-    """The column of the rows' times."""
+    """Column with the rows' times."""
     ignore: tuple[str, ...] = ()
-    """Columns, or patterns of them, that become no features; a rule with a `name` may still read one of them."""
+    """Columns, or patterns, that become no features; a rule with a `name` may still read them."""
     features: tuple[Rule, ...]
-    """Rules; the first one that names or matches a column decides what it becomes."""
+    """Rules for columns; the first rule that matches a column applies."""
     tables: dict[str, SideTableConfig] = {}
     """Side tables by name."""
     rates: tuple[RateConfig, ...] = ()
-    """Smoothed rates of the label as features."""
+    """Mean labels by key, as features."""
     rate_folds: Annotated[int, Field(ge=2)] = 5
-    """Parts of `train`; a row has the rates of the other parts, so that it does not see its own label."""
+    """Number of folds of `train` for `rates`; a row gets the other folds' rate, without its own label."""
 
     @property
     def label_column(self) -> str:

@@ -1,4 +1,4 @@
-"""How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
+"""The section `train` of a recipe: order of the data, sharding, optimizers, precision, checkpoints."""
 
 import math
 from collections.abc import Mapping
@@ -26,25 +26,23 @@ class OptimizerConfig(Config):
     lr: PositiveFloat = 24.0
     """Learning rate, before the factor of the schedule."""
     eps: PositiveFloat = 1e-8
-    """The constant that keeps adaptive kinds from dividing by 0."""
+    """Constant that keeps adaptive kinds from dividing by 0."""
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """The share that `rmsprop` keeps of the mean of squared gradients in a step, in every row of a table."""
+    """Decay of the mean of squared gradients in `rmsprop`."""
     initial_accumulator: NonNegativeFloat = 0.0
-    """The value at which `adagrad`, `rowwise_adagrad` and `ftrl` start the sum of squared gradients; TensorFlow has
-    0.1."""
+    """Start of the sum of squared gradients in `adagrad`, `rowwise_adagrad` and `ftrl`; TensorFlow has 0.1."""
     weight_decay: NonNegativeFloat = 0.0
-    """The weight of |w|^2 / 2 in the objective, whose gradient joins that of each step. Decoupled from the gradient
-    (AdamW) in `adamw`, and in `adam` of tables, as in FBGEMM and in Apex's FusedAdam."""
+    """Weight of |w|^2 / 2 in the objective. Decoupled in `adamw`, and in `adam` of tables."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Shares that `adam` and `adamw` keep, in a step, of the mean of gradients and of that of their squares."""
+    """Decays of the means of gradients and of their squares in `adam` and `adamw`."""
     lr_power: Annotated[float, Field(le=0)] = -0.5
-    """The exponent that `ftrl` gives the sum of squared gradients in the learning rate of a coordinate."""
+    """Exponent of the sum of squared gradients in `ftrl`."""
     l1: NonNegativeFloat = 0.0
-    """The weight of |w| in the objective of `ftrl`."""
+    """Weight of |w| in `ftrl`."""
     l2: NonNegativeFloat = 0.0
-    """The weight of w^2 in the objective of `ftrl`, as TensorFlow's; McMahan's lambda_2 is twice that."""
+    """Weight of w^2 in `ftrl`, as in TensorFlow; half of McMahan's lambda_2."""
     beta: NonNegativeFloat = 0.0
-    """A constant that `ftrl` adds to the root of the sum of squared gradients."""
+    """Constant added to the root of the sum of squared gradients in `ftrl`."""
 
     @model_validator(mode="after")
     def _decays_weights_where_it_can(self) -> Self:
@@ -56,44 +54,41 @@ class OptimizerConfig(Config):
 class EmbeddingOptimizerConfig(OptimizerConfig):
     """The optimizer of embedding tables.
 
-    It runs inside their backward pass (fused) where FBGEMM has a kernel; data-parallel tables, and all under `rmsprop`
-    and `ftrl`, get a dense gradient and torch's optimizer, which is the same rule. `adam` on a CPU needs
-    `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch, as
-    the published NCF does; fused, it updates the batch's rows alone. `weight_decay` of `sgd` and `adagrad` needs it
-    too, as it holds back every row at every step: a rare value more than a frequent one, as in ridge regression. `ftrl`
-    is FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches"): see
-    `rayrec.training.optimizers.ftrl`.
+    It runs inside the backward pass where FBGEMM has a kernel. Data-parallel tables, and all under `rmsprop` and
+    `ftrl`, get dense gradients and torch's optimizer with the same rule. `adam` on a CPU needs `sharding.default:
+    data_parallel` and is then dense: it also moves rows that the batch does not use, as in the published NCF; fused, it
+    updates the batch's rows only. `weight_decay` of `sgd` and `adagrad` needs `data_parallel` too, as it shrinks every
+    row at every step. `ftrl` is FTRL-proximal (McMahan et al. 2013).
     """
 
     _without_weight_decay: ClassVar[frozenset[str]] = frozenset({"rowwise_adagrad", "ftrl"})
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "ftrl"] = "sgd"
-    """The rule; `rowwise_adagrad` keeps one sum for each row of a table."""
+    """Update rule; `rowwise_adagrad` keeps one sum for each row of a table."""
 
 
 class DenseOptimizerConfig(OptimizerConfig):
     """The optimizer of everything but the embedding tables."""
 
     kind: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "ftrl"] = "sgd"
-    """The rule."""
+    """Update rule."""
     momentum: NonNegativeFloat = 0.0
-    """The momentum of `sgd` and `rmsprop`."""
+    """Momentum of `sgd` and `rmsprop`."""
 
 
 class LossConfig(Config):
-    """What is minimised; equations in `rayrec.training.loop.loss`."""
+    """The loss; equations in `rayrec.training.loop.loss`."""
 
     listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the softmax cross-entropy of each positive among the rows of its group (a display); the rest is the
-    binary cross-entropy of each row. Above 0, batches hold whole groups; at 1 the scores rank within a group, but are
-    no probabilities."""
+    """Fraction of the loss that is softmax cross-entropy of each positive within its group; the rest is binary
+    cross-entropy of rows. Above 0, batches hold whole groups; at 1, scores are no probabilities."""
 
 
 class LearningRatePiece(Config):
     """A factor on learning rates from some epoch on."""
 
     from_epoch: NonNegativeFloat
-    """Epochs done when it begins; 6.5 is in the middle of the seventh."""
+    """Epochs done when it begins; 6.5 is the middle of the seventh."""
     factor: NonNegativeFloat
     """Factor from then on."""
 
@@ -101,24 +96,23 @@ class LearningRatePiece(Config):
 class ScheduleConfig(Config):
     """Factor on learning rates: linear warm-up from 0, then pieces times polynomial decay.
 
-    At step s (from 1), with n steps an epoch: s/w up to w = warmup_steps or warmup_epochs * n. After that the product
-    of the last piece that began (steps beyond from_epoch * n; 1 before the first) and, from decay_start on,
-    ((decay_start + decay_steps - s)/decay_steps)^decay_power, which is never below end_factor. With decay_share d, N
-    steps in all and d * (N - w) for decay_steps, the decay reaches 0 at N.
+    At step s of N, with n steps an epoch and w = warmup_steps or warmup_epochs * n: s/w up to w. Then the factor of the
+    last piece that began (1 before the first) times, from decay_start on, max(((decay_start + decay_steps - s) /
+    decay_steps)^decay_power, end_factor). With decay_share d, decay_steps is d * (N - w), and the decay reaches 0 at N.
     """
 
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the factor rises to 1."""
+    """Steps until the factor is 1."""
     warmup_epochs: NonNegativeFloat = 0.0
-    """Instead of warmup_steps."""
+    """Epochs until the factor is 1, instead of `warmup_steps`."""
     pieces: tuple[LearningRatePiece, ...] = ()
     """Factors by epoch, in order."""
     decay_start: PositiveInt | None = None
-    """The step at which the rate begins to fall; None if it stays."""
+    """Step at which the decay begins; `null`: no decay."""
     decay_steps: PositiveInt = 24_000
-    """Steps from `decay_start` until the decay would reach 0."""
+    """Steps from `decay_start` until 0."""
     decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Instead of `decay_start` and `decay_steps`: the last part of the steps after the warm-up, 1 for all of them."""
+    """Fraction of the steps after the warm-up that decay, instead of `decay_start` and `decay_steps`."""
     decay_power: PositiveFloat = 2.0
     """Exponent of the decay; 1 is linear."""
     end_factor: NonNegativeFloat = 0.0
@@ -165,55 +159,54 @@ class LearningRates(NamedTuple):
 
 
 class PartConfig(Config):
-    """How the parameters of one part of a model move."""
+    """How a part of the model is trained."""
 
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
-    """The optimizer of the embedding tables."""
+    """Optimizer of the embedding tables."""
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    """The optimizer of everything else."""
+    """Optimizer of everything else."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """The factor on the learning rates of both optimizers."""
+    """Factor on the learning rates of both optimizers."""
     embedding_l2: NonNegativeFloat = 0.0
-    """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
-    are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
-    optimizer; an optimizer's weight_decay holds all back alike."""
+    """L2 penalty on each row's pooled embeddings e: embedding_l2 / 2 * |e|^2 joins its loss. It shrinks table rows in
+    proportion to their frequency (Rendle et al. 2020, arXiv:2005.09683)."""
 
 
 class ShardingConfig(Config):
     """How embedding tables are spread over the workers."""
 
     default: Literal["auto"] | Sharding = "auto"
-    """`auto`: TorchRec's planner chooses."""
+    """Sharding of all tables; `auto`: TorchRec's planner chooses. On several nodes, `table_row_wise` splits rows over
+    the workers of one node, `grid_shard` columns over nodes and rows over their workers."""
     tables: dict[str, Sharding] = {}
-    """Shardings of single tables instead of the default, by table; `rayrec plan` shows the names."""
-    memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
-    """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
+    """Shardings of single tables, by table; `rayrec plan` shows their names."""
+    memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$", examples=["80GB"])
+    """Memory for tables and optimizer state on a worker; `null`: that of the device."""
     wire: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format in which pooled embeddings and their gradients travel between workers in training: half the bytes
-    in `bf16`; GPUs that train in bf16 then also look them up and join them in it. `auto`: bf16 where GPUs train in
-    bf16, else fp32. There is no fp16, in which the gradients of large batches would vanish."""
+    """Format of pooled embeddings and gradients between workers. bf16 halves the bytes, and GPUs that train in bf16
+    also look up in it. `auto`: bf16 there, else fp32."""
 
 
 class CheckpointConfig(Config):
-    """When the state of training is saved, and which of these checkpoints are kept."""
+    """When training is saved, and which checkpoints are kept."""
 
     every_steps: PositiveInt | None = None
-    """Save after so many steps."""
+    """Steps between checkpoints."""
     every_minutes: PositiveFloat | None = 15.0
-    """Save after so many minutes."""
+    """Minutes between checkpoints."""
     keep_last: PositiveInt = 2
-    """Latest checkpoints that are kept."""
+    """Number of latest checkpoints to keep."""
     keep_best: MetricName | None = "auc"
-    """Also keep the checkpoint with the best value of this metric on the evaluated split."""
+    """Metric on the evaluated split; its best checkpoint is kept too."""
 
 
 class EarlyStopConfig(Config):
     """Stop as soon as an evaluation reaches the target."""
 
     metric: MetricName = "auc"
-    """The metric that is watched, on `evaluation_split`."""
+    """Metric on `evaluation_split`."""
     target: float
-    """The value that is good enough."""
+    """Value that is good enough."""
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
         """True if the metrics of an evaluation have the target's metric and it is good enough."""
@@ -225,61 +218,57 @@ class IngestConfig(Config):
     """How batches reach the model."""
 
     shuffle: Literal["none", "row_groups", "rows"] = "rows"
-    """`row_groups` permutes whole row groups each epoch, `rows` also the rows inside each. `none` with one read stream
-    is the order of the files."""
+    """`row_groups` permutes row groups each epoch, `rows` also the rows inside them. `none` with one read stream keeps
+    the order of the files."""
     read_streams: PositiveInt = 16
-    """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
+    """Row groups that a global batch mixes, which the workers hold in memory."""
     drop_last: bool | None = None
-    """Leave out the last rows of an epoch of `train` if they fill no batch; otherwise they are a smaller batch, whose
-    step is smaller by as much. Unset: they are left out, but not in a warm start, which sees its rows once."""
+    """Drop the last rows of an epoch if they fill no batch; else they make a smaller step. `null`: drop, except in a
+    warm start."""
     prefetch_batches: PositiveInt = 4
-    """Batches that are ready before the model asks for them."""
+    """Batches prepared ahead."""
     in_memory: bool = False
-    """Read the split into memory once instead of streaming it each epoch, and onto a GPU that has room for it; the
-    batches are the same."""
+    """Read the split into memory once, and onto a GPU with room for it; batches are the same."""
     task_cpus: Literal[0, 1] | None = None
-    """CPUs that a task which reads asks Ray for. By default 1 where the cluster has two beside each worker's, else 0: a
-    task that waits for a CPU which a worker holds would wait for ever."""
+    """CPUs that a reading task asks of Ray. `null`: 1 where the cluster has two beside each worker's, else 0."""
 
 
 class NegativesConfig(Config):
-    """Samples from a dataset of interactions: each row of `train` is a positive, negatives are drawn each epoch.
-
-    The positives are held on every worker's device.
-    """
+    """Draw negatives each epoch for a dataset of interactions; the rows of `train` are positives, held on every
+    worker's device."""
 
     per_positive: PositiveInt = 4
-    """Negatives of each positive."""
+    """Negatives for each positive."""
     check: Literal["exact", "unchecked"] = "exact"
-    """`exact` never draws an item that the user has in `train`; `unchecked` draws from all items."""
+    """`exact` never draws an item that the user has in `train`; `unchecked` may."""
     popularity_exponent: NonNegativeFloat = 0.0
-    """Items are drawn in proportion to (rows of the item in `train`)^exponent; 0 draws all alike."""
+    """Exponent of the number of rows in the chance of an item; 0: all alike."""
 
 
 class RecencyConfig(Config):
-    """Draw a user's late positives more often than early ones, as what comes next resembles what came last.
+    """Draw a user's late positives more often than early ones.
 
-    The positive that has k later ones of its user weighs floor + 2^(-k / half_life), so that long histories weigh less
-    in all. An epoch has as many samples as without.
+    A positive with k later ones of its user has the weight floor + 2^(-k / half_life). The number of samples in an
+    epoch stays.
     """
 
     half_life: PositiveFloat
-    """Interactions of the user after which the weight that exceeds `floor` has halved."""
+    """Interactions until the weight above `floor` has halved."""
     floor: NonNegativeFloat = 0.1
-    """Weight of the oldest."""
+    """Weight of the oldest positives."""
 
 
 class MLflowConfig(Config):
     """The MLflow server that a run is logged to."""
 
     tracking_uri: str
-    """Address of the MLflow server, or a folder."""
+    """Address of the server, or a folder."""
     experiment: str = "rayrec"
-    """Name of the experiment that runs are listed under."""
+    """Experiment that lists the runs."""
 
 
 class TrackingConfig(Config):
-    """Where metrics of training go besides the run folder's `history.jsonl`."""
+    """Where metrics go besides the run folder's `history.jsonl`."""
 
     tensorboard: bool = True
     """Write event files of TensorBoard into the run folder."""
@@ -288,98 +277,89 @@ class TrackingConfig(Config):
 
 
 class InitialWeightsConfig(Config):
-    """The sources of a new run's weights; the model's README says which sources and options it has."""
+    """Where a new run's weights come from; the model's README lists sources and options."""
 
     sources: dict[str, Folder] = Field(min_length=1)
-    """Run or model folders, by the names that the model gives them."""
+    """Run or model folders, by the names that the model has for them."""
     options: dict[str, Any] = {}
-    """Settings that the model has for it."""
+    """Settings of the model for it."""
 
 
 class WarmStartConfig(Config):
-    """What a run that goes on from another one (`rayrec train --warm-start`) has instead of the fields of `train`.
-
-    By default one pass over `train` in the order of its rows, which is that of time where a dataset holds a new day.
-    """
+    """What `rayrec train --warm-start` uses instead of fields of `train`: by default one pass in the order of the
+    rows."""
 
     epochs: PositiveInt = 1
     """Instead of `train.epochs`."""
     shuffle: Literal["none", "row_groups", "rows"] = "none"
-    """Instead of `train.ingest.shuffle`; with `none`, `train.ingest.read_streams` is 1."""
+    """Instead of `train.ingest.shuffle`; with `none`, one read stream."""
 
 
 class TrainConfig(PartConfig):
-    """How a model is trained: the order of its data, optimizers, precision, tables over workers, checkpoints."""
+    """How a model is trained: order of the data, optimizers, precision, sharding, checkpoints."""
 
     global_batch_size: PositiveInt = 65_536
-    """Rows of one optimizer step over all workers."""
+    """Rows of an optimizer step over all workers."""
     epochs: PositiveInt = 1
-    """Passes over `train`."""
+    """Number of passes over `train`."""
     rows: PositiveInt | None = None
-    """Train on the first rows of `train` alone, so many of them, in their order in the dataset; unset: on all."""
+    """Number of first rows of `train` to train on; `null`: all."""
     max_steps: PositiveInt | None = None
-    """Stop after this many steps, whatever the number of epochs."""
+    """Most steps, whatever the epochs."""
     seed: int = 12345
-    """Seed of the order of the rows, the initial weights, and what is drawn in training."""
+    """Seed of row order, initial weights and drawn samples."""
     workers: PositiveInt = 1
-    """Processes that train together, each with its share of the batch and of the tables; with GPUs, one for each."""
+    """Number of processes that share each batch and the tables; on GPUs, one for each."""
     min_workers: PositiveInt | None = None
-    """Train elastically: begin with as many workers as there is room for, from this number to `workers`, and go on from
-    the last checkpoint with fewer where some are lost, with more where there is room again."""
+    """Fewest workers of elastic training, which goes on from the last checkpoint as nodes leave and come."""
     elastic_interval_seconds: PositiveFloat = 60.0
-    """How often elastic training looks for room for more workers; taking them repeats the steps since the last
-    checkpoint."""
+    """Time between looks for more workers; taking them repeats the steps since the last checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: GPUs where there are any, else the CPU."""
+    """`auto`: GPUs if there are any, else the CPU."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of the dense network; tables stay float32. `auto`: bf16 where the hardware is fast at it, else fp16 on
-    GPUs that are fast at that, else fp32."""
+    GPUs fast at that, else fp32."""
     loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
-    """Factor on the loss in fp16, whose small gradients would vanish. `dynamic`: 65536 at first, half after a step that
-    overflows, double after 2,000 that do not. A number stays as it is. A step that overflows changes nothing either
-    way."""
+    """Factor on the loss in fp16. `dynamic`: 65536, halved after a step that overflows (which changes nothing), doubled
+    after 2,000 that do not."""
     loss: LossConfig = LossConfig()
     parts: dict[str, PartConfig] = {}
-    """Parts of the model that are trained otherwise than the rest, by the names that the model gives them. A part takes
-    what it leaves out from the fields above; a part that is not named here is trained with the rest."""
+    """Settings of single parts of the model, by the model's names; what a part leaves out is as above."""
     threads: PositiveInt | None = None
-    """Threads of a worker on a CPU. Unset: the CPUs that it may use, shared with the machine's other workers. The model
-    is the same."""
+    """Threads of a worker on a CPU; `null`: its share of the machine's CPUs. The model does not depend on it."""
     gradient_accumulation: PositiveInt = 1
-    """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
+    """Number of pieces in which a worker's share of the batch passes the dense network."""
     initial_weights: InitialWeightsConfig | None = None
-    """Weights of other runs that a new run begins with, instead of random ones."""
+    """Weights of other runs to begin with."""
     warm_start: WarmStartConfig = WarmStartConfig()
-    """What a warm start has instead of some of these."""
+    """What a warm start changes here."""
     freeze: tuple[str, ...] = ()
-    """Parts that keep their initial (or loaded) values: `embeddings`, `dense_network`, or a parameter-name prefix."""
+    """Parts that are not trained: `embeddings`, `dense_network`, or prefixes of parameter names."""
     sharding: ShardingConfig = ShardingConfig()
     ingest: IngestConfig = IngestConfig()
     negatives: NegativesConfig | None = None
-    """How datasets of interactions get negatives; unset, the rows of `train` are the samples."""
+    """How negatives are drawn for interactions; `null`: the rows of `train` are the samples."""
     recency: RecencyConfig | None = None
-    """How often each positive comes in an epoch with `negatives`; unset, all come once."""
+    """How often each positive comes up with `negatives`; `null`: once an epoch."""
     evaluation_split: str = "validation"
-    """Split of the evaluations during training; `test` where the dataset has no such split."""
+    """Split to evaluate; `test` where the dataset lacks it."""
     evaluations_per_epoch: NonNegativeFloat = 1
-    """Evaluations during an epoch, at equal distances: 2 is one every half epoch, 0.5 one every second epoch. If it is
-    not 0, the last one is at the end of training, wherever that is."""
+    """Evaluations in an epoch, evenly spaced: 0.5 is one every second epoch. Unless 0, the last one is at the end of
+    training."""
     evaluate_after_epochs: NonNegativeFloat = 0.0
-    """Epochs before the first evaluation; 0.25 is a quarter of one."""
+    """Epochs before the first evaluation; may be a fraction."""
     progressive: bool = False
-    """Measure the model in the first epoch on each batch before it is trained on it; a warm start sets it."""
+    """Measure the model on each batch of the first epoch before training on it; a warm start does."""
     early_stop: EarlyStopConfig | None = None
     """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     compile: bool | Literal["auto"] = "auto"
-    """Let torch.compile make fewer and larger kernels of the dense network; a GPU runs them as a CUDA graph, which
-    costs the processor one call. The first steps take up to a minute longer. Batches of another size than the usual
-    one, and lists of rows, are computed as without it; parts of batches without a graph. `auto`: on GPUs where Triton
-    works."""
+    """Compile the dense network with torch.compile, as CUDA graphs on a GPU; the first steps take up to a minute
+    longer. Lists of rows run uncompiled, and so do odd batch sizes. `auto`: on GPUs where Triton works."""
     max_failures: NonNegativeInt = 3
-    """Times a dead worker restarts the run from its last checkpoint."""
+    """Times that a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100
-    """Steps between two lines of the history."""
+    """Steps between lines of the history."""
     tracking: TrackingConfig = TrackingConfig()
 
     @property
@@ -475,22 +455,22 @@ class TrainConfig(PartConfig):
         if self.early_stop is not None and self.evaluations_per_epoch == 0:
             raise ValueError("early_stop needs evaluations_per_epoch above 0")
         if self.recency is not None and self.negatives is None:
-            raise ValueError("recency: only drawn samples can be weighed by it; set train.negatives, or unset it")
+            raise ValueError("recency needs train.negatives, whose samples it weighs; set negatives, or unset recency")
         if self.loss.listwise and self.negatives is not None:
             raise ValueError(
-                "loss.listwise: samples drawn by train.negatives are in no groups; set it to 0, or unset negatives"
+                "loss.listwise needs groups, which drawn negatives are not in; set it to 0, or unset train.negatives"
             )
         if self._has_adam_tables and "data_parallel" in self._shardings and not self.has_dense_adam_tables:
             raise ValueError(
-                "sharding: under embedding_optimizer 'adam' either all tables are data_parallel or none: it updates "
-                "data-parallel tables by another rule"
+                "sharding: with embedding_optimizer 'adam', either all tables are data_parallel or none, as it "
+                "updates data-parallel tables by another rule"
             )
         if self._shardings != {"data_parallel"}:
             for part in self.by_part.values():
                 optimizer = part.embedding_optimizer
                 if optimizer.weight_decay and optimizer.kind in {"sgd", "adagrad"}:
                     raise ValueError(
-                        f"embedding_optimizer.weight_decay under '{optimizer.kind}' needs sharding.default: "
+                        f"embedding_optimizer.weight_decay of '{optimizer.kind}' needs sharding.default: "
                         "data_parallel, as it changes every row of a table at every step"
                     )
         return self

@@ -14,19 +14,19 @@ from rayrec.config.times import Zone
 
 
 class Log(Config):
-    """ln(x + offset), computed in float64; undefined (x + offset <= 0) becomes missing."""
+    """Return ln(x + offset); missing where that is undefined."""
 
     op: Literal["log"] = "log"
     offset: float = 3.0
-    """What is added to x."""
+    """Number added to x."""
 
 
 class Log2(Config):
-    """log2(1 + scale * x), computed in float64; undefined (1 + scale * x <= 0) becomes missing."""
+    """Return log2(1 + scale * x); missing where that is undefined."""
 
     op: Literal["log2"] = "log2"
     scale: float = 1.0
-    """What x is multiplied by."""
+    """Factor of x."""
 
 
 class MinMax(Config):
@@ -48,13 +48,13 @@ class Standardize(Config):
 
 
 class Clip(Config):
-    """min(max(x, min), max); a bound that is None does not act."""
+    """Return min(max(x, min), max)."""
 
     op: Literal["clip"] = "clip"
     min: float | None = None
-    """The least value."""
+    """Least value."""
     max: float | None = None
-    """The largest value."""
+    """Largest value."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Clip":

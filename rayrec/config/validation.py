@@ -1,8 +1,10 @@
 """Values and YAML files that people write: reading them, and one line on what is wrong with them."""
 
+import difflib
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +13,42 @@ from pydantic import BaseModel, ValidationError
 
 from rayrec.common.errors import ConfigError, did_you_mean
 
+_NAME, _NUMBER = "NAME", "N"
+"""Stand for a name of the user's own, and for a place in a list, in the path of a key."""
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
 _SCALAR = re.compile(r"(constrained-)?(str|int|float|bool)$|(literal|function-\w+|tuple|list|dict|nullable)\[")
 """The names that pydantic gives to members of unions that are no configs."""
-_PLAIN = {
-    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a section of keys and values"),
+_TYPES = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a section of keys and values"),
+    "string_type": "a text",
+    "path_type": "a path",
+    "literal_error": "{expected}",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
 }
-"""Messages on errors that pydantic describes in terms of Python."""
+"""What a value must be, by pydantic's type of the error."""
+_MOST_PATHS = 3
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 """The user and the password in a URI, which must not be shown again."""
 
 
 def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> str:
-    """One line on the first problem of `error`, with the nearest known key if a key is unknown."""
-    found = _one_for_each_place(error, root)
+    """Return one line on the first problem of `error`, which says what to write instead."""
+    found = _by_place(error, root)
     # A missing key may be there under a wrong name; that error says more.
-    location, first = min(found, key=lambda problem: problem[1]["type"] == "missing")
+    location, problems = min(found, key=lambda item: item[1][0]["type"] == "missing")
+    first = problems[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     if first["type"] == "extra_forbidden":
-        *parents, key = first["loc"]
-        _, configs = _locate(root, parents)
-        known = sorted({name for c in configs for name in c.model_fields})
-        return f"unknown key '{location}'; {did_you_mean(str(key), known, 'known keys:')}{more}"
+        return f"{_unknown_key(root, first['loc'])}{more}"
     if first["type"] == "union_tag_not_found":
         tag = first["ctx"]["discriminator"].strip("'")
         return f"{location}: say which {tag} it is (key '{tag}'){more}"
@@ -47,23 +60,86 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
         return f"{location}: missing; it is required{more}"
     if first["type"] == "json_invalid":
         return "damaged, not whole JSON; make it again"
-    message = _PLAIN.get(first["type"], first["msg"].removeprefix("Value error, "))
     is_section = isinstance(first["input"], (dict, BaseModel))
     shown = "" if is_section else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
-    return f"{f'{location}: ' if location else ''}{message}{shown}{more}"
+    return f"{f'{location}: ' if location else ''}{_advice(problems, root)}{shown}{more}"
 
 
-def _one_for_each_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, Any]]:
-    """The problems of `error` with the places that they are at, where pydantic has one for each member of a union."""
-    found: dict[str, Any] = {}
+def _advice(problems: list[Any], root: type[BaseModel]) -> str:
+    """Say what a value must be; several problems at one place are those of the members of a union."""
+    if all(problem["type"] in _TYPES for problem in problems):
+        return f"must be {' or '.join(dict.fromkeys(_TYPES[p['type']].format(**p.get('ctx', {})) for p in problems))}"
+    problem = next((p for p in problems if p["type"] not in _TYPES), problems[0])
+    if problem["type"] in ("too_short", "too_long"):
+        least, most = problem["ctx"].get("min_length"), problem["ctx"].get("max_length")
+        count, word = (least, "at least") if least is not None else (most, "at most")
+        return f"give {word} {count} {'entry' if count == 1 else 'entries'}"
+    if problem["type"] == "string_pattern_mismatch":
+        *parents, key = problem["loc"]
+        fields = (c.model_fields[key] for c in _locate(root, parents)[1] if key in c.model_fields)
+        examples = [example for field in fields for example in field.examples or ()]
+        return f"write it as in '{examples[0]}'" if examples else f"must match {problem['ctx']['pattern']}"
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:
+    """Say what an unknown key may have been meant as: a key beside it, or one of another section."""
+    *parents, key = map(str, location)
+    path, configs = _locate(root, parents)
+    place = [*path.split("."), key] if path else [key]
+    beside = sorted({name for config in configs for name in config.model_fields})
+    paths = [found for found in _all_keys(root) if len(found) > 1 and found[-1] not in _TAGS]
+    if any(len(found) == len(place) == _common(found, place) for found in paths):
+        paths = []  # another kind has this key
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(None, key[:100], name).ratio()
+
+    nearest = max((found[-1] for found in paths), key=likeness, default="")
+    # A name beside the key that is nearly as much like it is the more likely one.
+    if nearest and likeness(nearest) >= max(0.8, 0.2 + max(map(likeness, beside), default=0.0)):
+        # Paths that begin as the given one come first, then short ones.
+        meant = [found for found in paths if found[-1] == nearest]
+        ranks = [(-_common(found, place[:-1]), len(found)) for found in meant]
+        shared = -min(ranks)[0]
+        nearby = [found for found, rank in zip(meant, ranks, strict=True) if rank == min(ranks)]
+        written = dict.fromkeys(".".join([*place[:shared], *found[shared:]]) for found in nearby)
+        names = " or ".join(list(written)[:_MOST_PATHS])
+        if len(place) == 1 and nearest == key:
+            return f"unknown key '{key}'; write it with its section: {names}"
+        return f"unknown key '{'.'.join(place)}'; did you mean {names}?"
+    return f"unknown key '{'.'.join(place)}'; {did_you_mean(key, beside, 'known keys:')}"
+
+
+def _common(path: list[str], place: list[str]) -> int:
+    """Return the number of steps that a path of `_all_keys` and the place of a key begin with alike."""
+    alike = (
+        step in (part, _NAME) or (step == _NUMBER and part.isdigit()) for step, part in zip(path, place, strict=False)
+    )
+    return sum(1 for _ in takewhile(bool, alike))
+
+
+def _all_keys(config: type[BaseModel], within: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """Yield the path of each key in a config and in the configs that it holds, whatever their kinds."""
+    for key, field in config.model_fields.items():
+        yield [*within, key]
+        for inner, step in _configs_in(field.annotation):
+            yield from _all_keys(inner, (*within, key, *step))
+
+
+def _by_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, list[Any]]]:
+    """Return the problems of `error` by the place that they are at: pydantic has one for each member of a union."""
+    found: dict[str, list[Any]] = {}
     for problem in error.errors():
         place = _locate(root, problem["loc"])[0]
+        before = found.get(place, [])
         # That a section is no scalar, where both may stand, says less than what is wrong with it.
-        if place not in found or (isinstance(problem["input"], dict) and found[place]["type"] != "value_error"):
-            found[place] = problem
-    sections = {place for place, problem in found.items() if isinstance(problem["input"], dict)}
+        is_better = isinstance(problem["input"], dict) and before and before[0]["type"] != "value_error"
+        found[place] = [problem] if is_better else [*before, problem]
+    sections = {place for place, problems in found.items() if isinstance(problems[0]["input"], dict)}
     inner = {place for place in sections for other in found if other.startswith(f"{place}.")}
-    return [(place, problem) for place, problem in found.items() if place not in inner]
+    return [(place, problems) for place, problems in found.items() if place not in inner]
 
 
 def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, list[type[BaseModel]]]:
@@ -79,15 +155,20 @@ def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, 
         if _SCALAR.match(str(part)) or part in {c.__name__ for c in configs}:
             continue
         path.append(str(part))
-        inner = [m for c in configs if part in c.model_fields for m in _configs_in(c.model_fields[part].annotation)]
+        fields = [c.model_fields[part] for c in configs if part in c.model_fields]
+        inner = [config for field in fields for config, _ in _configs_in(field.annotation)]
         configs = inner or configs
     return ".".join(path), configs
 
 
-def _configs_in(annotation: Any) -> list[type[BaseModel]]:
+def _configs_in(annotation: Any, step: tuple[str, ...] = ()) -> Iterator[tuple[type[BaseModel], tuple[str, ...]]]:
+    """Yield the configs that a value may be or hold, each with the number or name that leads to it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for argument in typing.get_args(annotation) for m in _configs_in(argument)]
+        yield annotation, step
+    origin = typing.get_origin(annotation)
+    inner = (*step, _NUMBER) if origin in (tuple, list) else (*step, _NAME) if origin is dict else step
+    for argument in typing.get_args(annotation):
+        yield from _configs_in(argument, inner)
 
 
 def is_yaml_file(name: str | Path) -> bool:
@@ -96,7 +177,7 @@ def is_yaml_file(name: str | Path) -> bool:
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file; `what` it should be. Raises ConfigError."""
+    """Return the text of a file; `what` it should be. Raises ConfigError."""
     try:
         return path.read_text()
     except OSError as error:
@@ -117,12 +198,12 @@ _Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|Fals
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text, in which `on`, `yes` and `NO` are texts, as in YAML 1.2. Raises yaml.YAMLError."""
+    """Return the value of a YAML text. `on`, `yes` and `NO` are texts, as in YAML 1.2. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
 
 
 def parse_mapping(origin: str, text: str, what: str) -> dict[str, Any]:
-    """The mapping that a YAML text holds; `what` it is, as an error says it. Raises ConfigError."""
+    """Return the mapping that a YAML text holds. Raises ConfigError, with `what` it must be."""
     try:
         content = parse_yaml(text)
     except yaml.YAMLError as error:

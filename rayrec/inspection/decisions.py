@@ -15,7 +15,7 @@ from rayrec.preprocessing.rows.columns import can_name_a_table
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
 LEAK_AUC = 0.95
-"""A column that ranks the rows so well alone is more likely to know the label than to foretell it."""
+"""AUC from which on a column is more likely derived from the label than a predictor of it."""
 _GROUP_NAMES = (
     "displayid", "requestid", "sessionid", "impressionid", "queryid", "searchid", "listid", "groupid", "qid", "display",
     "request", "session", "impression", "query", "group", "reqid", "sid", "pageviewid", "auctionid", "slateid",
@@ -99,10 +99,10 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
     group = next((c for c in sorted(others, key=_group_place) if _is_group(c, label)), None)
     if group is not None:
         rows = group.present / group.distinct
-        reasons[group.name] = f"lists of {rows:.1f} rows on average, by its name; their rows stay in one split"
+        reasons[group.name] = f"lists, by its name, of {rows:.1f} rows on average; a list stays in one split"
     weight = next((c for c in others if squeezed(c.name) in _WEIGHT_NAMES and _is_weight(c)), None)
     if weight is not None:
-        reasons[weight.name] = "the weight of a row in loss and metrics, by its name"
+        reasons[weight.name] = "weights of rows in loss and metrics, by its name"
     times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
     time = max(times, key=lambda c: ("timestamp" in name_words(c.name), c.distinct), default=None)
     if time is not None:
@@ -269,7 +269,7 @@ def _decide(
 def _says_nothing(column: Column, total_rows: int) -> str | None:
     """Why a column cannot help a model; None if it can."""
     if column.form == "nested":
-        return f"holds {column.type}, which no feature can be made of"
+        return f"holds {column.type}, which cannot become a feature"
     if column.present == 0:
         return "no row has a value"
     if column.form in ("list", "vector"):
@@ -311,16 +311,16 @@ def _lists(column: Column) -> Decision:
     longest, mean = int(filled.max()), filled.mean()
     kept = max(1, min(int(np.quantile(filled, 0.99)), 64))
     rule = {"kind": "list", **_separator(column), "max_length": kept, "pooling": "mean"}
-    how = f"'{column.separator}' between" if column.separator is not None else "lists of"
-    cut = "" if kept >= longest else f"; the longest has {longest}, few more than {kept}"
-    return Decision(column, "feature", f"{how} {column.items:,} different items, {mean:.1f} a row{cut}", (rule,))
+    how = f"lists separated by '{column.separator}'" if column.separator is not None else "lists"
+    cut = "" if kept >= longest else f"; cut to {kept}, as few of up to {longest} are longer"
+    return Decision(column, "feature", f"{how}: {column.items:,} different values, {mean:.1f} a row{cut}", (rule,))
 
 
 def _text_reason(column: Column) -> str:
     if column.form != "text":
-        return f"{column.distinct:,} {column.form}s that name what a list offers"
+        return f"{column.distinct:,} {column.form}s that identify the candidates of lists"
     note = f" ({'; '.join(column.notes)})" if column.notes else ""
-    once = f", {1 - column.repeated_share:.0%} of them once" if column.repeated_share < 0.9 else ""
+    once = f", {1 - column.repeated_share:.0%} of them occur once" if column.repeated_share < 0.9 else ""
     return f"text{note}, {column.distinct:,} values{once}"
 
 
@@ -334,14 +334,14 @@ def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[n
     is_row_time = column.name == roles.time
     if not is_row_time and row_time is not None:
         parts.append("age")
-    written = {"iso": "as ISO 8601 writes them", "s": "seconds since 1970", "ms": "milliseconds since 1970",
+    written = {"iso": "in ISO 8601", "s": "seconds since 1970", "ms": "milliseconds since 1970",
                "us": "microseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
     notes = "".join(f"; {note}" for note in column.notes)
     spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
     reason = f"times {written}, {spans}{notes}"
     role: Role = "time" if is_row_time else "feature"
     if not parts:
-        return Decision(column, "time" if is_row_time else "ignored", f"{reason}: too short for an hour or a weekday")
+        return Decision(column, "time" if is_row_time else "ignored", f"{reason}; too short for hours or weekdays")
     readings = {"number": evidence.as_bins(seconds, _RANGES)} if evidence.is_possible else {}
     return Decision(
         column, role, reason, ({"kind": "timestamp", "derive": parts, **time_settings(column)},), auc=readings
@@ -349,7 +349,7 @@ def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[n
 
 
 def _numbers(column: Column, evidence: Evidence) -> Decision:
-    """A column of numbers: a number, a category or both, by what foretells the label and else by name and values."""
+    """A column of numbers: a number, a category or both, by what predicts the label, else by name and values."""
     readings = {}
     if evidence.is_possible:
         readings = {
@@ -401,11 +401,11 @@ def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple
     if known and (known[-1] in _ID_WORDS | _AMOUNT_WORDS or not _falls_from_the_first(column)):
         return known[-1] in _CATEGORY_WORDS, f"'{known[-1]}' in its name"
     if _looks_like_counts(column):
-        return False, "small ones are frequent, as in counts"
+        return False, "small values are the most frequent, as in counts"
     if column.distinct <= min(_FEW_KINDS, column.present / 5):
         return True, "few values"
     if readings and column.distinct <= _MANY_KINDS and readings["category"].is_clear and not number.is_clear:
-        return True, "foretells as category alone"
+        return True, "predicts only as category"
     return False, "many values"
 
 
@@ -458,21 +458,19 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
             clip["max"] = _yaml_number(body[-1])
     if clip:
         steps.insert(0, {"op": "clip", **clip})
-        reason += "; clipped to where nearly all values lie"
+        reason += "; outliers are clipped"
     share = float(np.isin(numbers, sentinels).mean())
     if len(sentinels):
-        reason += (
-            f"; {', '.join(map(_shown, sentinels))} ({share:.1%} of the values) looks like a word for something else"
-        )
+        reason += f"; {', '.join(map(_shown, sentinels))} ({share:.1%} of the values) looks like a code, not an amount"
     is_fine = "fine_ranges" in readings and readings["fine_ranges"].is_better_than(readings["ranges"])
     curve = readings["fine_ranges" if is_fine else "ranges"] if readings else None
     further = ""
     if column.missing_share > 0.01:
-        further = f"{column.missing_share:.0%} of the rows have no value, which a range tells apart"
+        further = f"{column.missing_share:.0%} of the rows have no value, which is a range of its own"
     elif share > _SENTINEL_SHARE:
-        further = "a value that is no amount has a range of its own"
+        further = "the code has a range of its own"
     elif curve is not None and curve.is_better_than(readings["number"]):
-        further = "a curve that rises and falls foretells better than a line"
+        further = "ranges predict better than a straight line"
     rules: tuple[dict[str, Any], ...] = ({"kind": "numeric", "transforms": steps},)
     if further:
         quantiles = _FINE_RANGES if is_fine else _RANGES
@@ -531,7 +529,7 @@ def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64
     elif (present != positive).all():
         why = "is missing exactly where the label is 1"
     elif best > LEAK_AUC:
-        why = f"ranks the rows with an AUC of {best:.3f} all alone"
+        why = f"alone ranks the rows with an AUC of {best:.3f}"
     elif squeezed(column.name) in LABEL_NAMES and column.distinct <= 2:
         why = "has the name of a label"
     elif column.form == "time" and row_time is not None:

@@ -38,7 +38,7 @@ class FileForm:
         """The same form of files in which `words` stand for missing values."""
         if not words:
             return self
-        reasons = {**self.reasons, "null_values": "they stand among numbers, times or labels"}
+        reasons = {**self.reasons, "null_values": "found among numbers, times or labels"}
         return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
 
 
@@ -54,13 +54,13 @@ def recognize(file: InputFile, label: str | None = None) -> FileForm:
     reasons: dict[str, str] = {}
     separator = _separator(lines)
     if separator != ("\t" if "\t" in lines[0] else ","):
-        settings["separator"], reasons["separator"] = separator, "as often in every line"
+        settings["separator"], reasons["separator"] = separator, "occurs equally often in every line"
     if _has_loose_quotes(lines, separator):
-        settings["quote"], reasons["quote"] = False, "double quotes enclose no fields here, they are characters"
+        settings["quote"], reasons["quote"] = False, "double quotes do not enclose fields here"
     rows = [_fields(line, separator, quote="quote" not in settings) for line in lines]
     if not _is_header(rows[0], rows[1:], label):
         settings["header"] = tuple(f"c{number}" for number in range(1, len(rows[0]) + 1))
-        reasons["header"] = "the first line looks like data, so columns are numbered; rename them as you like"
+        reasons["header"] = "the first line looks like data, so columns are numbered; rename them"
     return FileForm(FileFormat.model_validate(settings), True, reasons)
 
 

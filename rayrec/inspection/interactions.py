@@ -136,7 +136,7 @@ def inspect_interactions(
     bad = float(is_bad.mean())
     warnings = []
     if bad:
-        warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing sets them aside")
+        warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing rejects them")
     if time is None:
         warnings.append("no column has times: a person's last row in the file is taken for the latest choice")
     decisions = [
@@ -152,7 +152,7 @@ def inspect_interactions(
     if label is not None:
         condition = label.condition or LabelCondition(column=label.column, equals=("1", "true"))
         settings["choices"] = condition.model_dump(exclude_none=True)
-        why = f"the others, {1 - is_choice.mean():.0%} of the rows, are known and neither learnt nor recommended"
+        why = f"other rows ({1 - is_choice.mean():.0%}) are neither learnt nor recommended"
     for column in (*([found.rating] if found.rating is not None else []), *found.others):
         if label is not None and column.name == label.column:
             decisions.append(Decision(column, "label", f"says which rows are choices; {why}"))
@@ -167,10 +167,10 @@ def inspect_interactions(
     decisions.sort(key=lambda decision: sample.rows.column_names.index(decision.column.name))
     facts = f"{total:,} interactions of {users:,} people with {items:,} items"
     candidates = min(99, max(1, items // 2))
-    test = f"each person's last choice among {candidates} other items; a person with too few rows has none held out"
+    test = f"each person's last choice is ranked among {candidates} other items, unless the person has too few rows"
     lines = [
         f"# Written by `{command}`: {'' if sample.is_whole else 'about '}{facts}.",
-        "# Sizes, epochs and penalty follow from these numbers. Edit what you know better.",
+        "# Sizes, epochs and penalty follow from these numbers. Change what you know better.",
         "",
         "source:",
         textwrap.indent(
@@ -187,7 +187,7 @@ def inspect_interactions(
         "  split:",
         "    kind: leave_one_out",
         line("    min_interactions: 0", f"nobody is dropped; a person has {a_person:.1f} rows on average"),
-        line(f"    validation: {str(has_validation).lower()}", "the choice before: it tells which epoch is best"),
+        line(f"    validation: {str(has_validation).lower()}", "the choice before the last, to choose the epoch"),
         line(f"    negatives: {candidates}", test),
         "",
         Template(starting_point(model, total, 0, values=2)).substitute(

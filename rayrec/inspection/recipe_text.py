@@ -1,4 +1,4 @@
-"""Writes the recipe for a table, with the reason of every line beside it."""
+"""Writes the recipe for a table, with the evidence for each line beside it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ _MOST_IN_MEMORY = 2**30
 _LEAST_TIMES = 20
 _PRIOR_VARIANCE = 3.0
 _RATED_VALUES = 50
-"""Values from which on many of a category are so rare that a smoothed rate says more than a weight for each."""
+"""Number of values from which on a smoothed rate predicts better than a weight for each, as many are rare."""
 
 
 def write_recipe(
@@ -55,8 +55,8 @@ def write_recipe(
     point = starting_point(model, total, sum(len(decision.rules) for decision in decisions), values)
     lines = [
         f"# Written by `{command}`, which read {read}.",
-        "# Each line says why. AUC: how well the column alone ranks rows by their label, out of fold; 0.5 is chance.",
-        "# Edit what you know better; docs/own-data.md has every kind and setting.",
+        "# Comments give the evidence. AUC: how well a column alone ranks held-out rows by their label; 0.5 is chance.",
+        "# Change what you know better; docs/recipe.md lists all keys.",
         "",
         "source:",
         "  kind: table",
@@ -121,14 +121,14 @@ def _format_lines(form: FileForm) -> list[str]:
 
 
 def _role_lines(label: Label, roles: Roles) -> list[str]:
-    rate = f"{label.rate:.1%} of the rows are 1"
+    rate = f"{label.rate:.1%} of the rows have label 1"
     value: Any = label.column
     if isinstance(label.condition, LabelCondition):
         value = label.condition.model_dump(exclude_none=True)
     lines = [_line(f"  label: {_flow(value)}", f"{label.reason}; {rate}")]
     for key, column in (("weight", roles.weight), ("group", roles.group), ("candidate", roles.candidate)):
         if column is not None:
-            default = "what a list offers: `:rank` takes these alone"
+            default = "the candidates of a list, which `:rank` takes"
             lines.append(_line(f"  {key}: {_scalar(column)}", roles.reasons.get(column, default)))
     if roles.time is not None:
         form = {"column": roles.time, **roles.time_settings}
@@ -140,7 +140,7 @@ def _role_lines(label: Label, roles: Roles) -> list[str]:
 
 def _ignored_lines(decisions: Sequence[Decision]) -> list[str]:
     ignored = {d.column.name: d.reason for d in decisions if d.role == "ignored"}
-    ignored |= {d.column.name: "its feature has another name, below" for d in decisions if d.is_renamed}
+    ignored |= {d.column.name: "the feature below has another name" for d in decisions if d.is_renamed}
     return ["  ignore:", *(_line(f"    - {_scalar(n)}", why) for n, why in ignored.items())] if ignored else []
 
 
@@ -156,14 +156,14 @@ def _feature_lines(decisions: Sequence[Decision]) -> list[str]:
 
 
 def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
-    """Rates of what lists offer: where a list has one positive row, a rate foretells better than a weight alone."""
+    """Write rates of candidates: where a list has one positive row, a rate predicts better than a weight alone."""
     lines = []
     for decision in decisions if roles.group is not None else ():
         reading, column = decision.auc.get("category"), decision.column
         is_rated = decision.kind == "categorical" and column.distinct >= _RATED_VALUES
         is_free = all(other.column.name != f"rate_{column.name}" for other in decisions)
         if is_rated and is_free and reading is not None and reading.is_clear:
-            why = f"how often rows of the same value are positive, in other lists; AUC {reading.auc:.3f}"
+            why = f"mean label of the same value in other lists; AUC {reading.auc:.3f}"
             lines.append(_line(f"    - {_flow({'keys': column.name})}", why))
     return ["  rates:", *lines] if lines else []
 
@@ -174,25 +174,23 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
     split: dict[str, Any] = {"test": share} if is_ridge else {"validation": share, "test": share}
     times = next((d.column for d in decisions if d.column.name == roles.time), None)
     if times is not None and times.distinct >= _LEAST_TIMES and times.counts.max() < 0.1 * times.present:
-        split, why = {"kind": "time", **split}, "the latest rows measure the model, as it will be used"
+        split, why = {"kind": "time", **split}, "the latest rows are held out, as the model will score later rows"
     elif roles.group is not None:
-        split, why = {"kind": "hash", "column": roles.group, **split}, "by the group, so that lists stay whole"
+        split, why = {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"
     else:
-        split, why = {"kind": "hash", **split}, "at random: no column has times that differ enough"
+        split, why = {"kind": "hash", **split}, "at random: no column has enough different times"
     limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
-    reason = f"a category seen fewer times in {total:,} rows says too little"
+    reason = f"values that occur less often in {total:,} rows are too rare to learn"
     most = max((int(d.column.counts.max()) for d in decisions if d.kind in ("categorical", "list")), default=limit * 3)
     if most < limit * 3:
-        limit, reason = 1, "no value is frequent"
+        limit, reason = 1, "no value occurs often"
     lines = [
         _line(f"  split: {_flow(split)}", why),
-        _line(f"  frequency_limit: {limit}", "weight_decay holds rare categories back" if is_ridge else reason),
+        _line(f"  frequency_limit: {limit}", "weight_decay shrinks the weights of rare values" if is_ridge else reason),
     ]
     if total < _MEDIUM:
         lines.append(
-            _line(
-                "  layout: {rows_per_row_group: 1024}", "few rows still fill several row groups, the unit of shuffling"
-            )
+            _line("  layout: {rows_per_row_group: 1024}", "several row groups to shuffle, though there are few rows")
         )
     return lines
 
@@ -206,8 +204,8 @@ def starting_point(model: str, total: int, features: int, values: float) -> str:
     """
     size = 4 * total * values
     ingest = (
-        f"{{in_memory: {str(size <= _MOST_IN_MEMORY).lower()}}} # {format_bytes(size)} of encoded rows; up to "
-        f"{format_bytes(_MOST_IN_MEMORY)} are held in memory, more are streamed"
+        f"{{in_memory: {str(size <= _MOST_IN_MEMORY).lower()}}} # {format_bytes(size)} of encoded rows; more than "
+        f"{format_bytes(_MOST_IN_MEMORY)} would be streamed"
     )
     points = MODELS.texts(model, ".yaml", STARTING_POINTS)
     digits = {name: re.sub(r"\D", "", name) for name in points}
@@ -222,7 +220,7 @@ def starting_point(model: str, total: int, features: int, values: float) -> str:
 
 def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision], baseline: float | None) -> list[str]:
     batch = 4_096 if total < _MEDIUM else 65_536
-    lines = [_line(f"  global_batch_size: {batch}", "rows at a time; metrics do not depend on it")]
+    lines = [_line(f"  global_batch_size: {batch}", "rows of a step; metrics do not depend on it")]
     if baseline is not None:
         lines.append(_line(
             f"  baselines: {{logistic regression: {{auc: {baseline:.4f}}}}}",
@@ -234,6 +232,6 @@ def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision], bas
         ranks = [k for k in (1, 3, 5, 10, 20, 50) if k < longest][-2:] or [1]
         lines.append(_line(
             f"  ranking: {_flow({'k': ranks, 'metrics': ['map', 'ndcg']})}",
-            f"metrics of ranked lists; most have up to {longest} rows",
+            f"metrics of ranked lists; 95% of the lists have up to {longest} rows",
         ))  # fmt: skip
     return lines

@@ -44,7 +44,7 @@ USAGE = [
         "unknown precision",
         f"{TRAIN} --precision fp8",
         2,
-        "precision: Input should be 'auto', 'fp32', 'tf32', 'bf16' or 'fp16' (got 'fp8')",
+        "precision: must be 'auto', 'fp32', 'tf32', 'bf16' or 'fp16' (got 'fp8')",
     ),
     BadInput(
         "unknown source",
@@ -56,7 +56,7 @@ USAGE = [
         "port out of range",
         "serve full --port 99999",
         2,
-        "port: Input should be less than or equal to 65535 (got '99999')",
+        "port: must be at most 65535 (got '99999')",
     ),
     BadInput(
         "gRPC without leave to listen everywhere",
@@ -68,7 +68,7 @@ USAGE = [
         "unknown precision of tables",
         "export full --output model --tables int4",
         2,
-        "tables: Input should be 'fp32', 'fp16' or 'int8' (got 'int4')",
+        "tables: must be 'fp32', 'fp16' or 'int8' (got 'int4')",
     ),
     BadInput(
         "URI without a bucket",
@@ -93,7 +93,7 @@ USAGE = [
         "number that is none",
         "generate criteo --rows many --output raw",
         2,
-        "rows: Input should be a valid integer, unable to parse string as an integer (got 'many')",
+        "rows: must be a whole number (got 'many')",
     ),
     BadInput(
         "expectation that is no comparison",
@@ -119,8 +119,7 @@ USAGE = [
         "submitted command that is wrong itself",
         f"submit {TRAIN} --set train.epochs=many",
         2,
-        "dlrm-criteo-debug: train.epochs: Input should be a valid integer, unable to parse string as an integer "
-        "(got 'many')",
+        "dlrm-criteo-debug: train.epochs: must be a whole number (got 'many')",
     ),
 ]
 CONFIG = [
@@ -164,8 +163,7 @@ CONFIG = [
         "override of a wrong type",
         f"{TRAIN} --set train.epochs=many",
         2,
-        "dlrm-criteo-debug: train.epochs: Input should be a valid integer, unable to parse string as an integer "
-        "(got 'many')",
+        "dlrm-criteo-debug: train.epochs: must be a whole number (got 'many')",
     ),
     BadInput(
         "search space missing",

@@ -100,7 +100,7 @@ RECIPES = [
     _recipe(
         "list where a scalar belongs",
         "source.label=[click, rating]",
-        "mine.yaml: source.label: Input should be a valid string (got ['click', 'rating'])",
+        "mine.yaml: source.label: must be a text or a section of keys and values (got ['click', 'rating'])",
     ),
     _recipe(
         "misspelt condition of the label",
@@ -110,7 +110,7 @@ RECIPES = [
     _recipe(
         "condition of the label without a value",
         "source.label={column: rating}",
-        "mine.yaml: source.label: give at_least or equals, one of the two",
+        "mine.yaml: source.label: give either at_least or equals",
     ),
     _recipe(
         "label that is not there",
@@ -168,8 +168,7 @@ RECIPES = [
     _recipe(
         "cardinality that is no number",
         _rules("{columns: '*', kind: categorical, cardinality: many}"),
-        "mine.yaml: source.features.0.cardinality: Input should be a valid integer, unable to parse string as"
-        " an integer (got 'many')",
+        "mine.yaml: source.features.0.cardinality: must be a whole number or 'auto' (got 'many')",
     ),
     _recipe(
         "ranges that do not ascend",
@@ -179,7 +178,7 @@ RECIPES = [
     _recipe(
         "ranges without boundaries",
         _rules("{columns: price, kind: buckets}"),
-        "mine.yaml: source.features.0: give boundaries or quantiles, one of the two",
+        "mine.yaml: source.features.0: give either boundaries or quantiles",
     ),
     _recipe(
         "clip with bounds the wrong way",
@@ -289,7 +288,7 @@ RECIPES = [
     _recipe(
         "duration in words",
         "preprocess.split={kind: time, test: 1 day}",
-        "mine.yaml: preprocess.split.test: give a share from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
+        "mine.yaml: preprocess.split.test: give a fraction from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
         " d or w) (got '1 day')",
     ),
     _recipe(
@@ -305,7 +304,7 @@ RECIPES = [
     _recipe(
         "model of users and items alone",
         "model.kind=neumf",
-        "mine.yaml: model.kind: 'neumf' reads a user and an item alone, which source.kind 'table' does not name; use "
+        "mine.yaml: model.kind: 'neumf' needs a user and an item, which source.kind 'table' does not have; use "
         "dcnv2, dlrm, wide_deep, or source.kind interactions",
     ),
     _recipe(
@@ -502,7 +501,7 @@ INSPECT = [
         "nowhere.csv: no such file, and no files in it; give a file, a folder, a glob or a URI",
         1,
     ),
-    _inspect("no rows", "clicks.csv --label click --rows 0", "rows: Input should be greater than 0 (got '0')"),
+    _inspect("no rows", "clicks.csv --label click --rows 0", "rows: must be above 0 (got '0')"),
     _inspect("header alone", "header.csv --label click", "header.csv: no rows; give files with rows", 1),
     _inspect(
         "label that is not there", "clicks.csv --label clik", "--label clik: no column 'clik'; did you mean 'click'?"

@@ -120,11 +120,11 @@ def test_commands_make_the_request(
         (["trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
         (["train"], "error: Missing argument 'RECIPE'; see `rayrec train --help`"),
         (["train", "r", "--xyz"], "error: No such option: --xyz; see `rayrec train --help`"),
-        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: Input should be a valid integer"),
-        (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
+        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: must be a whole number"),
+        (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: must be above 0"),
         (
             ["generate", "criteo", "--rows", "1", "--output", "o", "--seed", "-1"],
-            "error: seed: Input should be greater than or equal to 0",
+            "error: seed: must be 0 or more",
         ),
         (
             ["generate", "movies", "--rows", "1", "--output", "o"],
@@ -140,7 +140,7 @@ def test_commands_make_the_request(
         ),
         (
             ["generate", "criteo", "--rows", "9", "--output", "o", "--days", "3", "--drift", "11"],
-            "error: drift: Input should be less than or equal to 10",
+            "error: drift: must be at most 10",
         ),
         (["submit", "trian"], "error: no command 'trian'; did you mean 'train'?"),
         (["submit"], "error: Missing argument 'COMMAND'; see `rayrec submit --help`"),

@@ -40,12 +40,15 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path) -> None:
     [
         ("preprocess.frequency_limit=3", "unknown key 'preprocess.frequency_limit'; known keys: feature_set, kind,"),
         ("preprocess.broadcast_limit=3", "unknown key 'preprocess.broadcast_limit'; known keys: feature_set, kind,"),
-        ("preprocess.feature_set=54", "preprocess.feature_set: Input should be 'full' or 'lean' (got 54)"),
-        ("preprocess.split={kind: hash}", "preprocess.split.kind: Input should be 'displays' (got 'hash')"),
-        ("preprocess.split.held_out_share=1", "preprocess.split.held_out_share: Input should be less than 1 (got 1)"),
-        ("preprocess.rates.folds=1", "preprocess.rates.folds: Input should be greater than or equal to 2 (got 1)"),
+        ("preprocess.feature_set=54", "preprocess.feature_set: must be 'full' or 'lean' (got 54)"),
+        ("preprocess.split={kind: hash}", "preprocess.split.kind: must be 'displays' (got 'hash')"),
+        ("preprocess.split.held_out_share=1", "preprocess.split.held_out_share: must be below 1 (got 1)"),
+        ("preprocess.rates.folds=1", "preprocess.rates.folds: must be 2 or more (got 1)"),
         ("preprocess.rates.smothing=1", "unknown key 'preprocess.rates.smothing'; did you mean 'smoothing'?"),
-        ("preprocess.kind=rows", "preprocess.kind: 'rows' does not suit source.kind 'outbrain', whose is 'displays'"),
+        (
+            "preprocess.kind=rows",
+            "preprocess.kind: 'rows' does not suit source.kind 'outbrain', which needs 'displays'",
+        ),
     ],
 )
 def test_settings_of_other_sources_are_refused(override: str, message: str, recipe: Path) -> None:

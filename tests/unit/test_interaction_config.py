@@ -37,7 +37,7 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Pa
 def test_a_model_of_users_and_items_needs_a_source_that_names_them(recipe: Path, source: str) -> None:
     kind = re.findall(r"kind: (\w+)", source)[0]
     message = (
-        f"{recipe}: model.kind: 'neumf' reads a user and an item alone, which source.kind '{kind}' does not name; use "
+        f"{recipe}: model.kind: 'neumf' needs a user and an item, which source.kind '{kind}' does not have; use "
         "dcnv2, dlrm, wide_deep, or source.kind interactions"
     )
     with pytest.raises(ConfigError) as caught:
@@ -76,9 +76,9 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
         ),
         (
             ["preprocess.split={kind: leave_one_out, negatives: 0}"],
-            "preprocess.split.negatives: Input should be greater than 0 (got 0)",
+            "preprocess.split.negatives: must be above 0 (got 0)",
         ),
-        (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'interactions', whose is"),
+        (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'interactions', which needs"),
         (
             ["source.kind=criteo", "preprocess.split={kind: leave_one_out}"],
             "preprocess.split.kind: no such kind 'leave_one_out'; use ",
@@ -87,7 +87,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             ["source.kind=criteo", "preprocess.split={kind: files, negatives: 5}"],
             "unknown key 'preprocess.split.negatives'; known keys: kind",
         ),
-        (["source.layout=tsv"], "source.layout: Input should be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
+        (["source.layout=tsv"], "source.layout: must be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
         (["source.kind=movies"], "source.kind: no such kind 'movies'; use "),
         (["source.users=u"], "unknown key 'source.users'; did you mean 'user'?"),
     ],

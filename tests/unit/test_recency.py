@@ -69,5 +69,5 @@ def test_rows_in_no_order_of_time_are_refused():
 
 
 def test_it_needs_drawn_samples():
-    with pytest.raises(ConfigError, match=r"recency: only drawn samples"):
+    with pytest.raises(ConfigError, match=r"recency needs train.negatives"):
         load_recipe("dlrm-criteo-debug", ["train.recency={half_life: 5}"])

@@ -171,7 +171,7 @@ def test_a_failure_before_there_is_a_folder_makes_none(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({}, "output: missing; it is required"),
-        ({"output": "o", "rows": "x"}, "rows: Input should be a valid integer"),
+        ({"output": "o", "rows": "x"}, "rows: must be a whole number"),
         ({"output": "o", "row": 1}, "unknown key 'row'; did you mean 'rows'?"),
     ],
 )

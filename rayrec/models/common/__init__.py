@@ -1,1 +1,1 @@
-"""What the models share: the batch, the embeddings, dense layers, initialisation."""
+"""What the models share: the batch, the embeddings, dense layers, initialization."""

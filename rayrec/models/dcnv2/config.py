@@ -12,17 +12,17 @@ class DCNv2Config(ModelConfig):
 
     kind: Literal["dcnv2"] = "dcnv2"
     embedding_dim: PositiveInt = 128
-    """Width of every embedding table."""
+    """Width of the embedding tables."""
     embedding_dims: dict[str, PositiveInt] = {}
-    """Widths by feature that differ from `embedding_dim`."""
+    """Widths of single features."""
     bottom_mlp: Widths = (512, 256, 128)
-    """Widths of the layers that numeric features pass."""
+    """Widths of the layers for numeric features."""
     cross_layers: PositiveInt = 3
     """Number of cross layers."""
     cross_rank: PositiveInt = 512
     """Rank of the cross layers' matrices."""
     top_mlp: Widths = (1024, 1024, 512, 256)
-    """Hidden widths; the last layer to one logit is added."""
+    """Widths of the hidden layers before the logit."""
 
 
 CONFIG = DCNv2Config

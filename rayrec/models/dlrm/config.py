@@ -12,17 +12,17 @@ class DLRMConfig(ModelConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     embedding_dim: PositiveInt = 128
-    """Width of every embedding table; with `dot` the bottom MLP ends in the same width."""
+    """Width of the embedding tables; with `dot` also the last width of `bottom_mlp`."""
     embedding_dims: dict[str, PositiveInt] = {}
-    """Widths by feature that differ from `embedding_dim`; `interaction: cat` only."""
+    """Widths of single features; `interaction: cat` only."""
     bottom_mlp: Widths = (512, 256, 128)
-    """Widths of the layers that numeric features pass."""
+    """Widths of the layers for numeric features."""
     top_mlp: Widths = (1024, 1024, 512, 256)
-    """Hidden widths; the last layer to one logit is added."""
+    """Widths of the hidden layers before the logit."""
     interaction: Literal["dot", "cat"] = "dot"
-    """`dot`: dot products of all pairs of vectors; `cat`: the vectors side by side."""
+    """`dot`: dot products of all pairs of vectors; `cat`: concatenation."""
     self_interaction: bool = False
-    """With `dot`, also the dot product of every vector with itself: its squared length."""
+    """With `dot`, also each vector's squared length."""
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "DLRMConfig":

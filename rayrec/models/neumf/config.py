@@ -8,22 +8,21 @@ from rayrec.config.base import ModelConfig, Widths
 
 
 class NeuMFConfig(ModelConfig):
-    """NeuMF and its two parts GMF and MLP (He et al. 2017, arXiv:1708.05031), as NVIDIA published it."""
+    """NeuMF and its parts GMF and MLP (He et al. 2017, arXiv:1708.05031), as NVIDIA published it."""
 
     needs_interactions: ClassVar[bool] = True
     kind: Literal["neumf"] = "neumf"
     parts: Annotated[tuple[Literal["gmf", "mlp"], ...], Field(min_length=1)] = ("gmf", "mlp")
-    """Both are NeuMF; one alone is GMF or MLP."""
+    """Both parts make NeuMF; one alone is GMF or MLP."""
     factors: PositiveInt = 64
-    """Width of GMF's user and item embeddings."""
+    """Width of GMF's embeddings."""
     gmf_output: Literal["learned", "dot"] = "learned"
-    """How GMF's product of embeddings becomes a logit: `learned` weighs its columns, as published; `dot` adds them up,
-    which is matrix factorization (Rendle et al. 2020, arXiv:2005.09683). Learned weights grow as the embeddings shrink,
-    and so escape `train.embedding_l2`."""
+    """Logit of GMF's product of embeddings. `learned`: a weight for each column, as published; they grow as embeddings
+    shrink, which defeats `train.embedding_l2`. `dot`: the sum, which is matrix factorization."""
     mlp: Widths = (256, 256, 128, 64)
-    """The first is the width of MLP's user and item embeddings side by side (half each), the others are its layers."""
+    """Widths: MLP's user and item embeddings together (half each), then its layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """After each of MLP's layers, in training."""
+    """Dropout after each layer of MLP."""
 
     @model_validator(mode="after")
     def _parts_make_a_model(self) -> "NeuMFConfig":

@@ -14,18 +14,17 @@ class WideDeepConfig(ModelConfig):
     part: Literal["wide", "deep", "wide_deep"] = "wide_deep"
     """One part alone, or the sum of both logits."""
     embedding_dim: PositiveInt = 64
-    """Width of a table of the deep part; those of the wide part have one column."""
+    """Width of the tables of the deep part; those of the wide part have one column."""
     embedding_dims: dict[str, PositiveInt] = {}
-    """Widths by feature that differ from `embedding_dim`."""
+    """Widths of single features."""
     embedding_init: Literal["truncated_normal", "glorot_normal"] = "truncated_normal"
-    """Initial values of the deep tables: standard deviation 1/sqrt(width), or sqrt(2/(rows + width))."""
+    """Initial values of the deep tables, with deviation 1/sqrt(width) or sqrt(2/(rows + width))."""
     combiner: Literal["mean", "sum"] | None = None
-    """How the deep part pools the ids of a multi-hot feature; unset: as the dataset's schema says. The wide part sums
-    them."""
+    """Pooling of multi-hot features in the deep part; `null`: as in the dataset's schema. The wide part sums."""
     mlp: Widths = (1024, 1024, 1024, 1024, 1024)
-    """Hidden widths of the deep part; the last layer to one logit is added."""
+    """Widths of the hidden layers before the logit of the deep part."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """After each hidden layer, in training."""
+    """Dropout after each hidden layer."""
 
 
 CONFIG = WideDeepConfig

@@ -8,10 +8,10 @@ from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 
 
 class CriteoSourceConfig(TableSourceConfig):
-    """Criteo's display-ads logs: tab separated, no header: label, 13 integers, 26 hexadecimal categories.
+    """Criteo's display-ads logs, one file (Kaggle) or `day_0` to `day_23` (Terabyte): a table whose columns and rules
+    have defaults.
 
-    One file (Kaggle) or `day_0` ... `day_23` (Terabyte); an empty field is a missing value. It is a table whose columns
-    and rules have defaults.
+    Tab-separated without a header: label, 13 integers, 26 hexadecimal categories; an empty field is missing.
     """
 
     kind: Literal["criteo"] = "criteo"

@@ -11,30 +11,26 @@ from rayrec.config.table import LabelCondition
 
 class _HeldOutItems(Config):
     validation: bool = False
-    """Also hold out the interaction before, as the `validation` split."""
+    """Also hold out the user's interaction before, as `validation`."""
     negatives: PositiveInt = 100
-    """Items that each held-out one is ranked among."""
+    """Number of negatives that each held-out item is ranked among."""
     sampling: Literal["distinct", "with_replacement"] = "distinct"
-    """`distinct`: no item twice in a list, and none that the user is known to have chosen in any split.
-    `with_replacement`: as the original draws, for comparison with published figures: items may repeat, and only the
-    user's items in train are left out, so the held-out item itself may be drawn."""
+    """`distinct`: different items that the user chose in no split. `with_replacement`, as published: items may repeat,
+    and only the user's items in `train` are left out."""
 
 
 class LeaveOneOutSplitConfig(_HeldOutItems):
-    """The last interaction of each user is `test`, each with drawn negatives."""
+    """Hold out each user's last interaction as `test`, with drawn negatives."""
 
     kind: Literal["leave_one_out"] = "leave_one_out"
     test: bool = True
-    """false holds no `test` out: with `validation` the last interaction is that split, without it all are `train`."""
+    """Hold out `test`; if false, the last interaction is `validation`, or all are `train`."""
     min_interactions: NonNegativeInt = 20
-    """Users with fewer rows, repeated ones counted, are dropped; 0 keeps all."""
+    """Fewest rows of a user, repeated ones included; users with fewer are dropped."""
 
 
 class InteractionFilesSplitConfig(_HeldOutItems):
-    """Splits come as files, as for the NCF paper: interactions for `train`, lists of candidates for `test`.
-
-    `validation` cuts the last interaction of each user from train, with drawn negatives.
-    """
+    """Split by files, as in the NCF paper: interactions for `train`, lists of candidates for `test`."""
 
     kind: Literal["files"] = "files"
 
@@ -43,11 +39,11 @@ InteractionSplitConfig = Annotated[LeaveOneOutSplitConfig | InteractionFilesSpli
 
 
 class InteractionPreprocessConfig(VocabularyPreprocessConfig):
-    """How interactions of users with items become a dataset."""
+    """Preprocessing of interactions of users with items."""
 
     kind: Literal["interactions"] = "interactions"
     split: InteractionSplitConfig = LeaveOneOutSplitConfig()
-    """How interactions are cut into splits."""
+    """How interactions are split."""
 
     @property
     def reads_splits_from_files(self) -> bool:
@@ -65,27 +61,26 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
 
 
 class InteractionSourceConfig(SourceConfig):
-    """Who chose what, and when: MovieLens' ratings, any CSV or Parquet of the same, and the files of the NCF paper.
+    """Interactions of users with items: MovieLens' ratings, CSV or Parquet of the same form, the NCF paper's files.
 
-    Every row counts as a positive interaction of its user with its item, whatever the rating, unless `choices` says
-    which ones do.
+    Every row is a positive, whatever the rating, unless `choices` is set.
     """
 
     preprocess: ClassVar[type[PreprocessConfig]] = InteractionPreprocessConfig
     gives_interactions: ClassVar[bool] = True
     kind: Literal["interactions"] = "interactions"
     layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
-    """`tab`: u.data, *.rating (user, item, or user, item, rating, timestamp); `double_colon`: ratings.dat; `csv`: with
-    a header. `auto` recognises it from the beginning of each file."""
+    """`tab`: u.data, *.rating (user, item, perhaps rating, timestamp); `double_colon`: ratings.dat; `csv`: with a
+    header; `auto`: by the start of each file."""
     user: str | None = None
-    """Column of the user in files that name their columns; None finds the usual names (userId, user_id, user)."""
+    """Column with the user; `null`: userId, user_id or user."""
     item: str | None = None
-    """Column of the item; None finds movieId, movie_id, itemId, item_id, item, movie."""
+    """Column with the item; `null`: movieId, movie_id, itemId, item_id, item or movie."""
     timestamp: str | None = None
-    """Column of the time, integers or ISO 8601; None takes `timestamp` if a file has it."""
+    """Column with the time, integers or ISO 8601; `null`: `timestamp` if there."""
     choices: LabelCondition | None = None
-    """The rows that are choices, such as `{column: rating, at_least: 4}`; None takes all. The item of another row is
-    known to its user: it is neither learnt, nor drawn as a negative, nor recommended."""
+    """Condition for positives, such as `{column: rating, at_least: 4}`. Items of other rows are known to their user:
+    never learnt, drawn as negatives or recommended."""
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:

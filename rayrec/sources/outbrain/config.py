@@ -9,39 +9,39 @@ from rayrec.config.preprocess import Fraction, PreprocessConfig, SourceConfig
 
 
 class DisplaySplitConfig(Config):
-    """Whole displays go to `validation`: all of the last days, and a share of those of the days before."""
+    """Put whole displays into `validation`: all of the last days, and a fraction of earlier ones."""
 
     kind: Literal["displays"] = "displays"
     held_out_from_day: NonNegativeInt = 11
-    """Days count from the first millisecond of the data."""
+    """First held-out day, counted from the first millisecond of the data."""
     held_out_share: Fraction = 0.2
-    """Share of the displays of earlier days in `validation`."""
+    """Fraction of the displays of earlier days in `validation`."""
 
 
 class RatesConfig(Config):
-    """Rates of clicks as features; the rate of a row leaves its own click out (docs/outbrain.md)."""
+    """Click-through rates as features; a row's rate leaves out its own click (docs/outbrain.md)."""
 
     folds: int = Field(5, ge=2)
-    """Parts of `train`; a row has the rates of the other folds."""
+    """Number of folds of `train`; a row gets the rates of the other folds."""
     smoothing: NonNegativeFloat = 20.0
-    """Number of views with the mean rate of `train` that are added to those of each key."""
+    """Number of views with the mean rate that are added to each key."""
 
 
 class DisplayPreprocessConfig(PreprocessConfig):
-    """Settings for displays of ads, whose features are joined from tables and fitted to `train`."""
+    """Preprocessing of displays of ads: features are joined from tables and fitted to `train`."""
 
     kind: Literal["displays"] = "displays"
-    """Implied by the source; a recipe may leave it out."""
+    """Kind of preprocessing, which the source decides."""
     feature_set: Literal["full", "lean"] = "full"
-    """`full`: the 54 features of NVIDIA's first version, with users' profiles; `lean`: the 29 of the newest."""
+    """`full`: the 54 features of NVIDIA's first version, with user profiles; `lean`: the 29 of the newest."""
     split: DisplaySplitConfig = DisplaySplitConfig()
     rates: RatesConfig = RatesConfig()
 
 
 class OutbrainSourceConfig(SourceConfig):
-    """Outbrain's click prediction data: nine tables as CSV files with a header, each plain, gzip or zip.
+    """Outbrain's click prediction data: nine CSV files with a header, plain, gzip or zip.
 
-    `\\N` and the empty field are missing values. An example is a line of clicks_train with what the others say of it.
+    An example is a line of clicks_train with the joined columns of the others; `\\N` and empty fields are missing.
     """
 
     preprocess: ClassVar[type[PreprocessConfig]] = DisplayPreprocessConfig

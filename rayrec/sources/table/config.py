@@ -6,7 +6,7 @@ from rayrec.config.table import TableSourceConfig
 
 
 class TableConfig(TableSourceConfig):
-    """Files of rows with named columns, one example each: delimited text, JSON lines or Parquet."""
+    """Files of rows with named columns: delimited text, JSON lines or Parquet."""
 
     kind: Literal["table"] = "table"
 
