@@ -93,7 +93,7 @@ def test_rows_have_the_models_features(described: dict[str, Any], models: Served
     row = described["components"]["schemas"]["dlrm.Row"]
     Draft202012Validator.check_schema(row)
     assert list(row["properties"]) == [feature.name for feature in version.predictor.schema.features]
-    assert row["properties"]["C2"]["examples"] == ["C2-0", "C2-1", "C2-2"]
+    assert row["properties"]["C2"]["examples"][:3] == ["C2-0", "C2-1", "C2-2"]
     assert row["properties"]["C2"]["description"].startswith("33 values are known")
     assert row["properties"]["M1"]["type"] == ["array", "null"]
     for example in row["examples"]:
