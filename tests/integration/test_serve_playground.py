@@ -141,7 +141,7 @@ def test_the_playground(page: Page, folders: dict[str, Path]) -> None:
 
     page.get_by_label("Model").select_option("neumf")
     page.get_by_text("A made-up row").wait_for()
-    page.get_by_role("textbox", name="User", exact=True).fill("u-17")
+    page.get_by_label("User", exact=True).fill("u-17")
     page.get_by_role("button", name="Recommend").click()
     page.locator("#items tr").nth(5).wait_for()
     best = load_recommender(folders["neumf"]).recommend("u-17", 5)
