@@ -193,9 +193,9 @@ def test_the_dashboard(page: Page, url: str, folders: dict[str, Path]) -> None:
         page.get_by_role("link", name="Dashboard").click()
         _figure(model, "Score drift").filter(has_text="A large change since export").wait_for()
         assert float(_value(model, "Score drift")) == pytest.approx(0.3 * np.log(4), rel=0.01)
-        share = _figure(model, "Missing or unknown values")
+        share = _figure(model, "Unknown or missing")
         share.filter(has_text="Furthest above export: C2, 20.0 % instead of 3.00 %").wait_for()
-        shown = [float(text) for text in re.findall(r"([\d.]+) %", _value(model, "Missing or unknown values"))]
+        shown = [float(text) for text in re.findall(r"([\d.]+) %", _value(model, "Unknown or missing"))]
         assert shown == pytest.approx([100 * unknown / ids, 3.0], abs=0.01)
         assert float(_value(model, "Requests per second")) == pytest.approx(rate, rel=0.3)
         assert float(_value(model, "Errors per second")) == pytest.approx(rate / 10, rel=0.5)
