@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -42,7 +43,8 @@ def held_out_rows(split: str, rows: pa.Table, columns: Sequence[RawColumn], labe
     chosen = [place * rows.num_rows // _ROWS for place in range(_ROWS)] if rows.num_rows > _ROWS else None
     kept = rows if chosen is None else rows.take(pa.array(chosen))
     raw = {column.name: [_written(value, column) for value in kept[column.name].to_pylist()] for column in columns}
-    labels = kept[label].to_pylist()
+    # A split without labels has NaN.
+    labels = [None if value is None or value != value else value for value in kept[label].to_pylist()]
     given = [
         ({name: values[place] for name, values in raw.items() if values[place] is not None}, labels[place])
         for place in range(kept.num_rows)
@@ -81,7 +83,7 @@ def _written(value: Any, column: RawColumn) -> Any:
         case list():
             return [_written(one, column) for one in value]
         case float():
-            return None if value != value else int(value) if value.is_integer() and abs(value) < 2**53 else value
+            return int(value) if value.is_integer() and abs(value) < 2**53 else value if isfinite(value) else None
         case datetime():
             return _time(value, column)
     return value
