@@ -221,7 +221,10 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
                 f"without HAProxy ({why}) Ray Serve holds bodies that do not say their size; limit them before it"
             )
         name, folder = next(iter(models.items()))
-        progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
+        progress.message(
+            f"serving {', '.join(models)} at {url}\n  in a browser: {url}/ (playground), {url}/#dashboard\n"
+            f"  in a shell: {example(url, name, folder, tokens)}"
+        )
         yield url
 
 

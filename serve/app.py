@@ -28,6 +28,7 @@ from serve.models.repository import StagedModels, scan
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.models.updates import Updates, poll_forever
+from serve.operations.history import keep
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
 from serve.operations.tokens import read_tokens
@@ -93,7 +94,8 @@ class ModelServer(GrpcMethods):
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
         metrics = ServingMetrics()
         memory = TableMemory(settings.table_memory_gib * 2**30)
-        replica = ray_serve.get_replica_context().replica_id.unique_id
+        context = ray_serve.get_replica_context()
+        replica = context.replica_id.unique_id
         access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         models = ServedModels()
         admission = Admission(settings, tokens, metrics, access_log, root_path)
@@ -105,10 +107,11 @@ class ModelServer(GrpcMethods):
         updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica), metrics)
         updates.load_all()
         super().__init__(models, admission, updates)
+        self._read_history = keep(metrics.history, context.app_name, replica)
         poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return create_app(self._models, self._admission, self._updates)
+        return create_app(self._models, self._admission, self._updates, self._read_history)
 
     async def states(self) -> dict[str, ServedModel]:
         """Return the models of the replica as they are now, for the command, which tells what changes."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.models.updates import Updates
 from serve.openapi import document
+from serve.operations.history import figures
 from serve.operations.metrics import of_all_nodes
 from serve.operations.refused import refused_requests
 from serve.protocols import v1
@@ -52,8 +55,13 @@ class Application(Starlette):
             await super().__call__(scope, receive, send)
 
 
-def create_app(models: ServedModels, admission: Admission, updates: Updates) -> Starlette:
-    """The application that answers for `models`, whatever they are at the moment of a request."""
+def create_app(
+    models: ServedModels, admission: Admission, updates: Updates, read_history: Callable[[], list[bytes]]
+) -> Starlette:
+    """Make the application that answers for `models`, whatever they are at the moment of a request.
+
+    `read_history` returns the records of all replicas (`serve.operations.history`).
+    """
     page = Path(__file__).with_name("playground.html").read_bytes()
 
     async def playground(_: Request) -> Response:
@@ -67,6 +75,18 @@ def create_app(models: ServedModels, admission: Admission, updates: Updates) -> 
     async def metrics(_: Request) -> Response:
         counted = await asyncio.gather(asyncio.to_thread(of_all_nodes), asyncio.to_thread(refused_requests))
         return PlainTextResponse(b"".join(counted))
+
+    async def history(_: Request) -> Response:
+        records = await asyncio.to_thread(read_history)
+        served = {name: model for name, model in models.current.items() if model.weights}
+        references = {
+            name: {version: loaded.statistics.references for version, loaded in model.versions.items()}
+            for name, model in served.items()
+        }
+        found = figures(records, time.time(), references)
+        for name, model in served.items():
+            found["models"][name] |= {"states": model.describe(), "recipe": model.version().predictor.recipe.name}
+        return JSONResponse({**found, "absent": dict(models.absent)})
 
     async def health(_: Request) -> Response:
         models.require_ready()
@@ -93,6 +113,7 @@ def create_app(models: ServedModels, admission: Admission, updates: Updates) -> 
             Route("/", playground),
             Route("/openapi.json", openapi),
             Route("/metrics", metrics),
+            Route("/history.json", history),
             Route("/healthz", health),
         ],
         middleware=[Middleware(Gate, admission=admission)],

@@ -155,9 +155,31 @@ def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
 
 
 def _row(version: ServedVersion) -> JsonSchema:
-    examples, predictor = version.examples.instances[:_EXAMPLES], version.predictor
-    properties = {field.name: _property(field, predictor.schema, examples) for field in predictor.raw_rows.columns}
-    return {**_object([], **properties), "additionalProperties": False, "examples": examples}
+    """A row of the model, with held-out rows as examples, or made-up ones where the model has none."""
+    held_out, schema = version.held_out, version.predictor.schema
+    examples = version.examples.instances[:_EXAMPLES] if held_out is None else list(held_out.rows)
+    properties = {
+        field.name: _property(field, schema, examples) | _known(field.name, version)
+        for field in version.predictor.raw_rows.columns
+    }
+    row = {**_object([], **properties), "additionalProperties": False, "examples": examples}
+    if held_out is None:
+        return row
+    described = f"The examples are rows of the split '{held_out.split}', x-labels their labels."
+    return {**row, "description": described, "x-split": held_out.split, "x-labels": list(held_out.labels)}
+
+
+def _known(column: str, version: ServedVersion) -> JsonSchema:
+    """The range of a column of numbers, and the values of one that has few."""
+    found: JsonSchema = {}
+    if version.held_out is not None and column in version.held_out.ranges:
+        found["x-range"] = version.held_out.ranges[column]
+    if column in version.known_values:
+        found["examples"] = version.known_values[column]
+    for feature in version.predictor.schema.categorical:
+        if feature.columns[0] == column and feature.vocabulary is not None:
+            found["x-known-values"] = feature.vocabulary.size
+    return found
 
 
 def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> JsonSchema:

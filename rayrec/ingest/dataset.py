@@ -1,7 +1,7 @@
 """The dataset folder: what preprocessing writes and ingest reads.
 
 schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)   rejected/   dropped/
-manifest.json (written last)
+held_out_rows.json   manifest.json (written last)
 """
 
 import hashlib

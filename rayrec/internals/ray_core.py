@@ -82,11 +82,11 @@ def own_session_environment() -> dict[str, str] | None:
     return None if node is None else psutil.Process(node.all_processes["raylet"][0].process.pid).environ()
 
 
-def note(key: str, value: bytes) -> None:
-    """Write a value where all processes of the Ray session find it, unless the key has one."""
+def note(key: str, value: bytes, *, overwrite: bool = False) -> None:
+    """Write a value where all processes of the Ray session find it; if the key has one, only to `overwrite` it."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    _internal_kv_put(key, value, overwrite=False)
+    _internal_kv_put(key, value, overwrite=overwrite)
 
 
 def read_note(key: str) -> bytes | None:
@@ -95,6 +95,16 @@ def read_note(key: str) -> bytes | None:
 
     value: bytes | None = _internal_kv_get(key)
     return value
+
+
+def notes(prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the keys of the Ray session that begin with `prefix`, with their values."""
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    for key in _internal_kv_list(prefix):
+        name = key.decode()
+        if (value := read_note(name)) is not None:
+            yield name, value
 
 
 def remove_note(key: str) -> None:

@@ -156,6 +156,7 @@ class Admission:
         self.metrics.requests.inc(1, {**tags, "status": str(status)})
         if call.method:
             self.metrics.seconds.observe(seconds, tags)
+        self.metrics.history.answered(call.model, call.version, status, seconds if call.method else None)
         if self.access_log is not None:
             noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
             request = {name: getattr(call, name) for name in noted}

@@ -18,16 +18,19 @@ from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.features.few_rows import PlainRows
 from rayrec.inference.explanation.additive import Explanation, explainer_of
-from rayrec.inference.folder.examples import Examples
+from rayrec.inference.folder.examples import Examples, load_held_out_rows
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import Recommender, can_recommend
+from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
 from serve.engine.batching import Batcher
 from serve.errors import RequestError
 from serve.operations.metrics import ScoredPass, ServingMetrics, VersionStatistics
 
+_FEW_VALUES = 50
+"""Most values of a vocabulary that is listed as a whole."""
 _SMALL_ROWS = 32
 """Most rows of a pass that takes about as long as handing it to the scoring thread does."""
 
@@ -70,6 +73,10 @@ class ServedVersion:
         self.predictor = load_model(folder, memory)
         self.examples = Examples.load(self.predictor.folder)
         self.examples.check(self.predictor)
+        self.held_out = load_held_out_rows(self.predictor.model_folder.path(HELD_OUT_ROWS_FILE).parent)
+        """Rows of a held-out split as a request has them, if the model was exported with some."""
+        self.known_values = _short_vocabularies(self.predictor)
+        """All values of the columns that have few."""
         self.predictor.precision = resolve_precision(settings.precision, "cpu", "serve.precision")
         encoded = self.predictor.encode(self.predictor.columns_of(self.examples.instances))
         if (error := self.predictor.amp_error(encoded)).rows:
@@ -172,3 +179,13 @@ def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRo
     """Return the scores of each part, of scores of one part after the other."""
     ends = list(accumulate(part.num_rows for part in parts))
     return [scores[end - part.num_rows : end] for end, part in zip(ends, parts, strict=True)]
+
+
+def _short_vocabularies(predictor: Predictor) -> dict[str, list[str]]:
+    """The values of the vocabularies that have few, by raw column."""
+    found = {}
+    for feature in predictor.schema.categorical:
+        if feature.vocabulary is not None and 0 < feature.vocabulary.size <= _FEW_VALUES:
+            values = predictor.model_folder.vocabulary(feature).values(np.arange(1, feature.vocabulary.size + 1))
+            found[feature.columns[0]] = [value for value in values.to_pylist() if value]
+    return found

@@ -21,11 +21,11 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
+from serve.operations.history import SECONDS, History, References
 
 logger = logging.getLogger("ray.serve.rayrec")
 
 _MODEL = ("model", "version")
-_SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 _ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
 # Scores before the drift is worth showing, and scores after which older ones count half.
 _ENOUGH, _WINDOW = 1_000, 50_000
@@ -41,9 +41,10 @@ class ServingMetrics:
     """All metrics of a replica; names as Ray exports them begin with `ray_`."""
 
     def __init__(self) -> None:
+        self.history = History()
         self.requests = Counter("rayrec_requests", "Answers by status.", (*_MODEL, "method", "status"))
         self.seconds = Histogram(
-            "rayrec_request_seconds", "From the first byte in a replica to the answer.", _SECONDS, (*_MODEL, "method")
+            "rayrec_request_seconds", "From the first byte in a replica to the answer.", SECONDS, (*_MODEL, "method")
         )
         self.batch_rows = Histogram("rayrec_batch_rows", "Rows of one forward pass.", _ROWS, _MODEL)
         self.batch_requests = Histogram("rayrec_batch_requests", "Requests of one forward pass.", _ROWS, _MODEL)
@@ -122,6 +123,12 @@ class VersionStatistics:
             for name, share in self._reference.unknown_share.items():
                 self.metrics.unknown_share.set(share, {**self._tags, "feature": ascii_name(name)})
 
+    @property
+    def references(self) -> References:
+        """What the dashboard compares the traffic of the version with."""
+        reference, deltas = self._reference, len(self.folder.deltas)
+        return References(reference.unknown_share if reference else {}, reference is not None, self._data_time, deltas)
+
     def note(self, scored: ScoredPass) -> None:
         """Note one pass."""
         self._noted.append(scored)
@@ -179,13 +186,15 @@ class VersionStatistics:
         for column, unknown in self._unknown.items():
             if unknown:
                 self.metrics.unknown_values.inc(unknown, {**self._tags, "column": ascii_name(column)})
+        drift = None
+        if self._scores is not None and self._reference is not None and self._scores.sum() >= _ENOUGH:
+            drift = self._reference.drift(self._scores)
+            self.metrics.drift.set(drift, self._tags)
+            if self._scores.sum() > _WINDOW:
+                self._scores /= 2
+        self.metrics.history.scored(self.model, self.version, self._ids, drift)
         self._ids.clear()
         self._unknown.clear()
-        if self._scores is None or self._reference is None or self._scores.sum() < _ENOUGH:
-            return
-        self.metrics.drift.set(self._reference.drift(self._scores), self._tags)
-        if self._scores.sum() > _WINDOW:
-            self._scores /= 2
 
 
 def _batches(passes: list[ScoredPass]) -> list[tuple[pa.RecordBatch | None, pa.RecordBatch]]:

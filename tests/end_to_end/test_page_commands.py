@@ -47,7 +47,7 @@ SMALLER = {
     r", \.\.\.}": "}",
 }
 """What is made smaller in a command, and names that stand for several."""
-READY = {"serve": "; try\n", "follow": "published"}
+READY = {"serve": "in a shell: ", "follow": "published"}
 """What commands that run until Ctrl-C say when they work."""
 RUN_OF_OWN_TABLE = """
 rayrec inspect day_1.csv --label click --output mine.yaml

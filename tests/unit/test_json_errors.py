@@ -92,7 +92,7 @@ def models() -> ServedModels:
 def app(models: ServedModels, tmp_path: Path) -> Starlette:
     metrics = ServingMetrics()
     updates = Updates({}, Mock(), models, JsonLog("shadow", tmp_path, "test"), metrics)
-    return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), metrics), updates)
+    return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), metrics), updates, list)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v2/health/ready"])

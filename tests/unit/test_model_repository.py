@@ -46,7 +46,7 @@ class Replica:
         self.updates = Updates({"ads": folder}, load, self.models, JsonLog("shadow", folder, "test"), METRICS)
         self.updates.load_all()
         admission = Admission(SETTINGS, tokens, METRICS)
-        self.app = create_app(self.models, admission, self.updates)
+        self.app = create_app(self.models, admission, self.updates, list)
         self.methods = GrpcMethods(self.models, admission, self.updates)
 
     def post(self, path: str, body: Any = None, token: str | None = ADMIN) -> tuple[int, Any]:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from rayrec.common.files import write_json
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
+from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
@@ -18,11 +20,20 @@ from serve.protocols.v1 import VERBS, parse_instances
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 
+HELD_OUT = HeldOutRows(
+    split="test",
+    rows=({"I1": 3, "C2": "C2-1"}, {"C1": "C1-1"}),
+    labels=(1.0, None),
+    looked_at=9,
+    ranges={"I1": (-2, 40)},
+)
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     base = tmp_path_factory.mktemp("models")
     make_model_folder(base / "dlrm", multi_hot=1)
+    write_json(base / "dlrm" / HELD_OUT_ROWS_FILE, HELD_OUT.model_dump(mode="json"))
     make_recommender_folder(base / "neumf")
     make_ranker(base / "displays")
     write_table_model(base / "table")
@@ -93,11 +104,21 @@ def test_rows_have_the_models_features(described: dict[str, Any], models: Served
     row = described["components"]["schemas"]["dlrm.Row"]
     Draft202012Validator.check_schema(row)
     assert list(row["properties"]) == [feature.name for feature in version.predictor.schema.features]
-    assert row["properties"]["C2"]["examples"] == ["C2-0", "C2-1", "C2-2"]
+    assert row["properties"]["C2"]["examples"][:3] == ["C2-0", "C2-1", "C2-2"]
     assert row["properties"]["C2"]["description"].startswith("33 values are known")
     assert row["properties"]["M1"]["type"] == ["array", "null"]
     for example in row["examples"]:
         assert version.predictor.predict([example]).shape == (1,)
+
+
+def test_examples_are_held_out_rows_where_there_are_some(described: dict[str, Any]) -> None:
+    row, made_up = (described["components"]["schemas"][f"{name}.Row"] for name in ("dlrm", "neumf"))
+    assert (row["examples"], row["x-split"], row["x-labels"]) == (list(HELD_OUT.rows), "test", [1.0, None])
+    assert row["properties"]["I1"]["x-range"] == [-2, 40]
+    assert (row["properties"]["C2"]["x-known-values"], len(row["properties"]["C2"]["examples"])) == (33, 33)
+    assert row["properties"]["M1"]["x-known-values"] == 72, "a long vocabulary is counted"
+    assert row["properties"]["M1"]["examples"] == [], "and not listed"
+    assert "x-split" not in made_up and made_up["examples"]
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,14 @@ from rayrec.inference.folder.table_files import (
 )
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE
 from rayrec.ingest.dataset import StoredFile
+from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, ORIGIN_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""
-_WHERE_THEY_DIFFER = (STATISTICS_FOLDER, KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE)
+_WHERE_THEY_DIFFER = (STATISTICS_FOLDER, KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, HELD_OUT_ROWS_FILE)
 """What a delta has, as a whole, only if it differs from the parent's."""
 _INSTEAD = "export in full, without --delta-of"
 

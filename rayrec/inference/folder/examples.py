@@ -22,6 +22,7 @@ from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature,
 from rayrec.features.vocabularies.vocabulary import vocabulary_files
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
+from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 
 _ROWS = 16
 # Float32 sums in another order (other kernels, other batches) differ by less than a tenth of this.
@@ -80,11 +81,27 @@ def write_examples(predictor: Predictor) -> None:
 
 
 def example_row(folder: Path) -> dict[str, Any]:
-    """A raw row to try a model with: the first of its examples, cut to a few columns of numbers and a few others."""
-    row = Examples.load(folder).instances[0]
+    """A raw row to try a model with: the first of its held-out rows or examples, cut to a few columns."""
+    held_out = load_held_out_rows(folder)
+    row = Examples.load(folder).instances[0] if held_out is None else held_out.rows[0]
     numbers = [name for name, value in row.items() if isinstance(value, float | int)][:3]
     others = [name for name, value in row.items() if not isinstance(value, float | int)][:3]
     return {name: row[name] for name in (*numbers, *others)}
+
+
+def load_held_out_rows(folder: Path) -> HeldOutRows | None:
+    """Read the held-out rows of a model; None if it has none. `folder`: where `ModelFolder.path` finds the file.
+
+    Raises UserError if the file is damaged.
+    """
+    path = folder / HELD_OUT_ROWS_FILE
+    try:
+        found = HeldOutRows.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        raise UserError(f"{path}: damaged; remove it, or export the model again") from None
+    return found if found.rows else None
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from rayrec.common.files import write_atomically
+from rayrec.common.files import write_atomically, write_json
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.features.schema import STATISTICS_FOLDER
@@ -20,9 +22,16 @@ from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
-from rayrec.inference.predictor import load_model
+from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import KnownItems, can_recommend
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.held_out_rows import (
+    HELD_OUT_ROWS_FILE,
+    MOST_LOOKED_AT,
+    HeldOutRows,
+    held_out_rows,
+    read_held_out_rows,
+)
 from rayrec.ingest.reader import first_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
@@ -90,7 +99,33 @@ def export_checkpoint(
         if split is not None:
             ReferenceTraffic.measure(dataset, split, predictor).save(folder)
             write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
+            if split != "train":
+                _write_held_out_rows(dataset, split, predictor)
     return loss
+
+
+def _write_held_out_rows(dataset: Dataset, split: str, predictor: Predictor) -> None:
+    """Write a few raw rows of a split into the model folder: those that the dataset keeps, or positive pairs."""
+    kept = read_held_out_rows(dataset.folder).get(split)
+    if kept is None and can_recommend(predictor.schema):
+        kept = _held_out_pairs(dataset, split, predictor)
+    if kept is not None and kept.rows:
+        write_json(predictor.folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
+
+
+def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldOutRows:
+    """The first positive pairs of users and items, as the vocabularies have them."""
+    schema = predictor.schema
+    names = [feature.name for feature in schema.features]
+    rows = pa.Table.from_batches(first_rows(dataset, split, [*names, schema.label], MOST_LOOKED_AT))
+    rows = rows.filter(pc.equal(rows[schema.label], 1))
+    values = {}
+    for feature in schema.categorical:
+        ids = rows[feature.name].to_numpy().astype(np.int64)
+        found = predictor.model_folder.vocabulary(feature).values(np.maximum(ids, 1)).to_pylist()
+        values[feature.columns[0]] = [value if id_ else None for value, id_ in zip(found, ids.tolist(), strict=True)]
+    label = rows[schema.label]
+    return held_out_rows(split, pa.table({**values, schema.label: label}), schema.raw_columns, schema.label)
 
 
 def _has_rows(dataset: Dataset, name: str) -> bool:

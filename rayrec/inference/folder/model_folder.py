@@ -1,7 +1,7 @@
 """The model folder: all that prediction needs, in plain files.
 
     schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json
-    weights/dense.safetensors   weights/tables/<table>.safetensors
+    held_out_rows.json   weights/dense.safetensors   weights/tables/<table>.safetensors
 
 or, as a delta of the version before it (`rayrec.inference.folder.chain`), what differs from that one:
 

@@ -15,6 +15,7 @@ from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
+from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
 from rayrec.preprocessing.extension import copy_folder, growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
@@ -136,6 +137,9 @@ class RowsJob:
             order = self._order(split, pieces[split], extracted)
             write = partial(self._write_split, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+        held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
+        if held_out:
+            stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
         return WrittenDataset(schema, splits, rejected, times, growth.moment)
 
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
@@ -242,6 +246,22 @@ class RowsJob:
         if config.order == "total_random":
             return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
         return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
+
+
+def _write_held_out_rows(folder: Path, schema: Schema, segments: Mapping[str, Sequence[Segment]]) -> None:
+    """Write a few rows of each held-out split as they were parsed, without what is looked up for them."""
+    columns = schema.given_columns
+    names = [*(column.name for column in columns), schema.label]
+    found = {}
+    for split, of_split in segments.items():
+        batches, rows = list[pa.RecordBatch](), 0
+        for batch in (batch for segment in of_split for batch in read_segment(segment, names)):
+            batches.append(batch.slice(0, MOST_LOOKED_AT - rows))
+            rows += batches[-1].num_rows
+            if rows == MOST_LOOKED_AT:
+                break
+        found[split] = held_out_rows(split, pa.Table.from_batches(batches), columns, schema.label)
+    write_held_out_rows(folder, found)
 
 
 def _require_features(names: Sequence[str], parent: Dataset) -> None:
