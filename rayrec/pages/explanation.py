@@ -45,9 +45,9 @@ def _importance(figures: Figures) -> list[Chart | Table]:
     metric = figures["most_important_by"]
     alone = [one for one in figures["importance"] if _is_alone(one)]
     groups = [one for one in figures["importance"] if not _is_alone(one)]
-    charts: list[Chart | Table] = [_worse(f"Loss of {_name(metric)}, each permuted alone", alone[:_MOST_SHOWN], metric)]
+    charts: list[Chart | Table] = [_worse(f"{_name(metric)} worse by, when permuted", alone[:_MOST_SHOWN], metric)]
     if groups:
-        charts.append(_worse(f"Loss of {_name(metric)}, permuted together", groups[:_MOST_SHOWN], metric))
+        charts.append(_worse(f"{_name(metric)} worse by, when permuted together", groups[:_MOST_SHOWN], metric))
     rows = []
     for one in figures["importance"]:
         row = {"permuted": one["name"] if _is_alone(one) else f"{one['name']}: {', '.join(one['features'])}"}

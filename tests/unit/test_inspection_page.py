@@ -85,7 +85,7 @@ def test_a_rare_label_is_an_alert(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_untidy_columns_have_a_page(tmp_path: Path, suffix: str) -> None:
-    columns = {"y": [0, 1, 0] * (ROWS // 3)}
+    columns: dict[str, Any] = {"y": [0, 1, 0] * (ROWS // 3)}
     columns |= {name: [None if v is None else str(v) for v in values] for name, values in UNTIDY.items()}
     table = pa.table(
         {name: values if name == "y" else pa.array(values, pa.string()) for name, values in columns.items()}
@@ -129,7 +129,8 @@ def test_cramers_v_is_corrected_for_bias() -> None:
 )
 def test_mistakes_get_a_line(options: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        rayrec.inspect("nowhere.csv", progress=False, **{name: Path(value) for name, value in options.items()})
+        paths: dict[str, Any] = {name: Path(value) for name, value in options.items()}
+        rayrec.inspect("nowhere.csv", progress=False, **paths)
 
 
 def test_a_page_is_never_written_over(tmp_path: Path) -> None:
