@@ -164,7 +164,7 @@ def _chart(chart: Chart, number: int, width: str) -> str:
     kinds = f"{width} tall" if chart.height > _TALL else width
     return (
         f'<figure class="{kinds}"><figcaption>{title}</figcaption><div class="sideways"><div class="chart" role="img" '
-        f'aria-label="{title}" data-chart="{number}" data-height="{chart.height}" '
+        f'aria-label="{title}" data-chart="{number}" data-height="{chart.height}" data-min-width="{chart.min_width}" '
         f'style="height:{chart.height}px;min-width:{chart.min_width}px"></div></div>{note}</figure>'
     )
 
