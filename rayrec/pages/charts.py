@@ -14,7 +14,7 @@ Numbers = Sequence[float | None]
 _BLUE, _ORANGE, _GREY = "#2f7fe0", "#e8862e", "#94a3b8"
 # Red is left for what is wrong.
 _COLOURS = (_BLUE, _ORANGE, "#17a37a", "#8b6bdb", "#1aa5c4", "#d9609c", "#93a11f", _GREY)
-_LONGEST_LABEL, _LONGEST_ROW_LABEL = 16, 24
+_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 24
 _ROW_HEIGHT, _LOW_ROW_HEIGHT = 22, 17
 _DIGITS = ",.3~r"
 """Three significant digits, as plotly.js writes formats."""

@@ -71,10 +71,9 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> Section:
             "becomes": column["kind"],
             "missing": percent(column["missing_share"]),
             "distinct values": column["distinct_estimate"],
-            "from": column["range"] and column["range"][0],
-            "to": column["range"] and column["range"][1],
+            "range": " to ".join(map(text_of, column["range"] or [])),
             "AUC alone": max(column["auc"].values(), default=None),
-            "most frequent": ", ".join(text[:14] for text in column["examples"]),
+            "most frequent": ", ".join(text[:16] for text in column["examples"][:2]),
             "why": column["reason"],
         }
         for column in columns

@@ -173,7 +173,7 @@ def test_labels_are_short_and_all_different() -> None:
     long = ["a feature of a very long name: value 1", "a feature of a very long name: value 2", "b", "b"]
     labels = distinct_labels(long)
     assert len(set(labels)) == 4
-    assert max(map(len, labels)) <= 17
+    assert max(map(len, labels)) <= 23
     assert labels[0].startswith("a fea") and labels[0].endswith("value 1")
 
 
