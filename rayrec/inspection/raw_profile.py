@@ -72,6 +72,7 @@ def raw_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "is_whole": found.sample.is_whole,
         "label": None if rate is None else {"name": name, "rate": rate, "rows": int(known.sum())},
         "columns": columns,
+        "logistic_regression_auc": found.baseline,
         "with_label": _with_label(found.decisions),
         "along": [] if label is None else _rates(_parts(rows), label),
         "drift": drift,

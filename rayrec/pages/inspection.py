@@ -40,6 +40,8 @@ def inspection_page(figures: Figures) -> Page:
     }
     if label is not None:
         facts = {f"label rate of {label['name']}": percent(label["rate"]), **facts}
+    if figures["logistic_regression_auc"] is not None:
+        facts["AUC of a logistic regression"] = text_of(figures["logistic_regression_auc"])
     if figures["duplicates"] is not None:
         facts["duplicate rows"] = text_of(figures["duplicates"])
     sections = [

@@ -94,16 +94,22 @@ def _evaluated(split: str, curves: Mapping[str, Any]) -> Mapping[str, Any]:
     return columns
 
 
-def metrics_rows(metrics: Mapping[str, Mapping[str, float | None]]) -> list[dict[str, Any]]:
-    """A row of a table for each split."""
-    return [
-        {"split": split, **{METRIC_NAMES.get(name, name): value for name, value in values.items()}}
-        for split, values in metrics.items()
-    ]
+def metrics_rows(
+    metrics: Mapping[str, Mapping[str, float | None]],
+    baselines: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+) -> list[dict[str, Any]]:
+    """A row of a table for each split, and below it one for each simpler model, if any."""
+    rows = []
+    for split, values in metrics.items():
+        simpler = (baselines or {}).get(split, {})
+        for model, found in {"this model" if simpler else "": values, **simpler}.items():
+            named = {METRIC_NAMES.get(name, name): value for name, value in found.items()}
+            rows.append({"split": split, "predicted by": model, **named})
+    return rows
 
 
 def _metrics(figures: Figures) -> Section:
-    rows = metrics_rows(figures["metrics"])
+    rows = metrics_rows(figures["metrics"], figures.get("baselines"))
     text = "All rows of each split, measured by the training." if rows else "The training has not ended yet."
     text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
     return Section("Metrics", [Table(rows)] if rows else [], text)
