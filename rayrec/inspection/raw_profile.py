@@ -112,16 +112,18 @@ def _cells_of(decision: Decision) -> _Cells:
 
 
 def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
-    """Each of a few numbers, or ranges of about as many rows."""
-    distinct = np.unique(numbers[np.isfinite(numbers)])
-    if len(distinct) <= _MOST_VALUES:
-        names = [_number(value) for value in distinct]
-        return names, np.searchsorted(distinct, numbers).clip(0, max(len(names) - 1, 0))
-    inner = np.quantile(numbers[np.isfinite(numbers)], np.arange(1, _BINS) / _BINS)
-    lows = np.unique(np.concatenate([distinct[:1], inner]))
-    places = (np.searchsorted(lows, numbers, side="right") - 1).clip(0, len(lows) - 1)
-    ends = [distinct[np.searchsorted(distinct, low, side="left") - 1] for low in lows[1:]] + [distinct[-1]]
-    starts = distinct[np.searchsorted(distinct, lows)]
+    """Each of a few numbers, or ranges of about as many rows; a frequent number has a range of its own."""
+    known = numbers[np.isfinite(numbers)]
+    distinct, counts = np.unique(known, return_counts=True)
+    starts = distinct
+    if len(distinct) > _MOST_VALUES:
+        frequent = np.flatnonzero(counts > len(known) / _BINS)
+        others = known[~np.isin(known, distinct[frequent])]
+        edges = np.quantile(others, np.arange(1, _BINS) / _BINS, method="higher")
+        after = distinct[np.minimum(frequent + 1, len(distinct) - 1)]
+        starts = np.unique(np.concatenate([distinct[:1], edges, distinct[frequent], after]))
+    ends = np.append(distinct[np.searchsorted(distinct, starts[1:]) - 1], distinct[-1:])
+    places = (np.searchsorted(starts, numbers, side="right") - 1).clip(0, len(starts) - 1)
     return [
         _number(a) if a == b else f"{_number(a)} to {_number(b)}" for a, b in zip(starts, ends, strict=True)
     ], places

@@ -70,6 +70,17 @@ def test_each_fault_is_found(tmp_path: Path) -> None:
         assert sum(cell["rows"] for cell in column["cells"]) == COUNT, column["name"]
 
 
+def test_a_frequent_number_has_a_range_of_its_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    rain = np.where(rng.random(COUNT) < 0.95, 0.0, rng.random(COUNT).round(3) + 0.001)
+    figures = page_of(
+        tmp_path, {"y": rng.integers(0, 2, COUNT), "rain": rain, "b": rng.integers(0, 9, COUNT)}, label="y"
+    )
+    (cells,) = (column["cells"] for column in figures["columns"] if column["name"] == "rain")
+    assert cells[0]["value"] == "0" and cells[0]["rows"] == (rain == 0).sum()
+    assert len(cells) > 10 and sum(cell["rows"] for cell in cells) == COUNT
+
+
 def test_rows_that_repeat_are_counted(tmp_path: Path) -> None:
     columns = {"y": [0, 1] * 300, "a": [0, 1] * 150 + list(range(2, 302)), "b": ["x"] * 299 + ["y"] * 301}
     figures = page_of(tmp_path, columns, label="y")
