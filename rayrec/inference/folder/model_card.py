@@ -175,6 +175,8 @@ def _setting(value: Any) -> str:
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
     """A table of Markdown that is aligned as a text, too; numbers to the right."""
+    if not rows:
+        return "None."
     names = list(rows[0])
     widths = {name: max(len(name), 4, *(len(row[name]) for row in rows)) for name in names}
     right = {name for name in names if not any(row[name].strip("0123456789.,-%e+") for row in rows)}
