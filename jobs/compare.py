@@ -84,7 +84,7 @@ def describe(result: Result) -> str:
     from rayrec.pages.comparison import verdict_line
 
     found = result.details["differences"]
-    lines = [verdict_line(difference) for difference in found] or ["The runs differ in nothing but their seeds."]
+    lines = [verdict_line(difference) for difference in found] or ["The runs differ only in their seeds."]
     assert result.output is not None
     return "\n".join([*lines, describe_result(result), f"  {location(result.output)}/report.html"])
 

@@ -16,6 +16,7 @@ from rayrec.storage.location import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
+    from rayrec.inference.folder.model_card import Baselines
     from rayrec.inference.folder.model_folder import Metrics, ModelFolder
     from rayrec.inference.folder.origin import Origin
     from rayrec.ingest.dataset import Dataset
@@ -87,6 +88,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             dataset=dataset,
             metrics=metrics,
             judged=_judged(trained),
+            baselines=_baselines(trained, dataset, metrics),
             tables=tables,
             origin=_origin(trained, dataset, checkpoint),
         )
@@ -160,10 +162,19 @@ def _judged(run: "RunFolder") -> str | None:
     checkpoint = before.checkpoint("best")
     rows = [Dataset.open(folder).split("train").rows for folder in (before.dataset_folder, run.dataset_folder)]
     return (
-        f"They are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
+        f"These are the metrics of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
         f"{read_progress(checkpoint).step:,} steps. The model in this folder was then trained anew on all {rows[1]:,} "
-        f"rows, for {run.recipe.train.max_steps:,} steps, which are as many epochs, and could not be measured."
+        f"rows for as many epochs ({run.recipe.train.max_steps:,} steps), so no rows are left to measure it on."
     )
+
+
+def _baselines(run: "RunFolder", dataset: "Dataset", metrics: "Metrics") -> "Baselines":
+    """Return what simpler models reach on the rows that the metrics are of."""
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.baselines import baselines
+
+    judged = run.refit_of
+    return baselines(run.recipe, dataset if judged is None else Dataset.open(judged.dataset_folder), metrics)
 
 
 def _origin(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Origin":

@@ -40,6 +40,8 @@ class InspectRequest(Request):
     """Number of rows to sample from all files."""
     output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
     """New recipe file; without it the recipe is printed."""
+    page: Annotated[LocalPath, Metavar("PAGE.html")] | None = None
+    """New page about the table: label rates, associations, missing values, alerts; its figures go beside it as JSON."""
     against: Folder | None = None
     """Dataset to compare the files with; exit with 1 if they have drifted."""
 
@@ -47,10 +49,13 @@ class InspectRequest(Request):
         if self.output is not None and not is_yaml_file(self.output):
             raise ConfigError(f"--output {self.output}: a recipe file's name ends in .yaml")
 
-        if self.output is not None and self.against is not None:
-            raise ConfigError("--output: no recipe is written with --against; leave it out")
-        for option, given in (("--label", self.label), ("--missing-label", self.missing_label)):
+        if self.page is not None and self.page.suffix != ".html":
+            raise ConfigError(f"--page {self.page}: the name of a page ends in .html")
+        for option, given in (("--output", self.output), ("--page", self.page)):
             if given is not None and self.against is not None:
+                raise ConfigError(f"{option}: nothing is written with --against; leave it out")
+        for option, value in (("--label", self.label), ("--missing-label", self.missing_label)):
+            if value is not None and self.against is not None:
                 raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
     def with_absolute_paths(self) -> "InspectRequest":
@@ -73,8 +78,9 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     from rayrec.inspection.table import inspect_table
     from rayrec.recipes import write_recipe_file
 
-    if request.output is not None:
-        require_absent(request.output)
+    for written in (request.output, request.page, request.page and request.page.with_suffix(".json")):
+        if written is not None:
+            require_absent(written)
     progress.stage("read a sample")
     command = _command_line(request)
     found = inspect_table(
@@ -95,6 +101,14 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "recipe": found.recipe,
         "next": _next_command(request) if found.can_run else None,
     }
+    if request.page is not None:
+        from rayrec.inspection.raw_profile import raw_figures
+        from rayrec.pages.inspection import inspection_page
+        from rayrec.pages.page import write_page
+
+        figures = raw_figures(found, ", ".join(request.path))
+        write_page(request.page.parent, inspection_page(figures), figures, request.page.name)
+        progress.message(f"{request.page} is written")
     if request.output is not None:
         write_recipe_file(request.output, found.recipe)
     else:

@@ -159,6 +159,7 @@ def _date(seconds: float) -> str:
 
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.held_out import evaluation_split
     from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
     from rayrec.inspection.split_checks import class_warnings
@@ -183,6 +184,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "description": recipe.description or recipe.name,
         "split": split,
         "metrics": metrics,
+        "baselines": baselines(recipe, dataset, metrics),
         "warnings": class_warnings(metrics),
         "curves": training_curves(trained),
         "held_out": held_out,

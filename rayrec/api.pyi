@@ -21,6 +21,7 @@ def inspect(
     model: str | None = None,
     rows: int = 100000,
     output: AnyPath | None = None,
+    page: AnyPath | None = None,
     against: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
@@ -36,6 +37,8 @@ def inspect(
         model: Kind of model; by default wide_deep, or neumf for a plain table of users and items.
         rows: Number of rows to sample from all files.
         output: New recipe file; without it the recipe is printed.
+        page: New page about the table: label rates, associations, missing values, alerts; its figures go beside it as
+            JSON.
         against: Dataset to compare the files with; exit with 1 if they have drifted.
         progress: Show progress on stderr.
     """

@@ -66,7 +66,7 @@ class SplitInfo(Config):
 
     rows: int
     positives: float
-    """Sum of the labels, from which normalised entropy takes its base rate."""
+    """Sum of the labels, from which normalized entropy takes its base rate."""
     parts: tuple[PartInfo, ...]
     labelled: bool = True
     """Whether the labels are known; otherwise they are 0, and nothing is measured on the split."""

@@ -21,7 +21,7 @@ _MOST_ROWS = 20_000_000
 def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> Baselines:
     """Return metrics by split and simpler model, those alone that the model has, too.
 
-    `base rate` predicts the click-through rate of `train` for every row, `popularity` ranks items by their positives
+    `base rate` predicts the label rate of `train` for every row, `popularity` ranks items by their positives
     in `train`; the others are those of the recipe (`evaluate.baselines`).
     """
     found: Baselines = {}

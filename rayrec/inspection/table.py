@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
@@ -46,6 +49,8 @@ class InspectedTable:
     """Whether few enough rows are bad for preprocessing."""
     baseline: float | None = None
     """AUC of a logistic regression on the features, on rows of the sample that it was not fitted to."""
+    label: NDArray[np.float64] | None = None
+    """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """The facts about each column, and what it becomes."""
@@ -94,7 +99,8 @@ def inspect_table(
             columns = _describe(sample, form)
             pairs = find_interactions(columns, form) or pairs
         choices = None if label is None else find_label(columns, label)
-        return InspectedTable(sample, *inspect_interactions(command, files[0], sample, form, pairs, choices, model))
+        inspected = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
+        return InspectedTable(sample, *inspected, label=None if choices is None else choices.values)
     while True:
         found = find_label(columns, label, missing_label)
         roles = find_roles(columns, found)
@@ -129,7 +135,7 @@ def inspect_table(
         )
     if left_out.bad:
         warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
-    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline)
+    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values)
 
 
 def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:

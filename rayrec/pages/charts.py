@@ -11,10 +11,13 @@ from rayrec.pages.page import Chart
 
 Numbers = Sequence[float | None]
 
-_BLUE, _ORANGE, _GREY = "#3b82f6", "#f59e0b", "#94a3b8"
-_COLOURS = (_BLUE, _ORANGE, "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
-_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 30
-_ROW_HEIGHT = 22
+_BLUE, _ORANGE, _GREY = "#2f7fe0", "#e8862e", "#94a3b8"
+# Red is left for what is wrong.
+_COLOURS = (_BLUE, _ORANGE, "#17a37a", "#8b6bdb", "#1aa5c4", "#d9609c", "#93a11f", _GREY)
+_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 24
+_ROW_HEIGHT, _LOW_ROW_HEIGHT = 22, 17
+_DIGITS = ",.3~r"
+"""Three significant digits, as plotly.js writes formats."""
 _AXIS_WIDTH = 125
 _RATIOS, _CLOSE_RATIOS = (0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100), (0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5)
 
@@ -60,27 +63,83 @@ def lines(
 
 
 def shares_and_rates(
-    title: str, labels: Sequence[str], shares: Numbers, rates: Numbers, low: Numbers, high: Numbers, *, note: str = ""
+    title: str,
+    labels: Sequence[str],
+    shares: Numbers,
+    rates: Numbers,
+    low: Numbers,
+    high: Numbers,
+    *,
+    reference: float | None = None,
+    note: str = "",
 ) -> Chart:
-    """Bars of the share of each label, and points of a rate with its interval on a second axis."""
-    x = distinct_labels(labels)
+    """A row for each label, the first at the top: a bar of its share, and beside it a rate with its interval.
+
+    `reference`: the rate of all, where a dotted line goes down. Without any rate there are only bars.
+    """
+    y = distinct_labels(labels)
     hover = [plain(label) for label in labels]
     traces: list[dict[str, Any]] = [
-        {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(_BLUE, 0.45)},
-         "customdata": hover, "hovertemplate": "%{customdata}<br>%{y:.2%} of the values<extra></extra>"},
-        {"x": x, "y": rounded(rates), "name": "label rate", "mode": "markers", "yaxis": "y2", "customdata": hover,
-         "marker": {"color": _ORANGE, "size": 6}, "error_y": _errors(rates, low, high),
-         "hovertemplate": "%{customdata}<br>label rate %{y:.4g}<extra></extra>"},
+        {"type": "bar", "orientation": "h", "y": y, "x": rounded(shares), "marker": {"color": _faint(_BLUE, 0.6)},
+         "customdata": hover, "hovertemplate": "%{customdata}<br>%{x:.3~p} of the values<extra></extra>"},
     ]  # fmt: skip
-    layout = {
-        "xaxis": {"type": "category", "tickangle": -45, "tickfont": {"size": 10}},
-        "yaxis": {"tickformat": ".0%", "rangemode": "tozero"},
-        "yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickformat": ".3~p",
-                   "tickmode": "auto", "nticks": 5},
+    has_rates = any(rate is not None for rate in rates)
+    axis = {"nticks": 3, "tickangle": 0, "rangemode": "tozero", "tickformat": ".3~p", "tickfont": {"size": 10}}
+    layout: dict[str, Any] = {
+        "xaxis": {**axis, "title": _small("share"), "domain": [0, 0.44 if has_rates else 1]},
+        "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 10}, "showgrid": False},
         "showlegend": False,
-        "margin": {"t": 12, "r": 44, "b": 40, "l": 44},
+        "bargap": 0.25,
+        "margin": {"t": 4, "r": 12, "b": 40, "l": 24},
+    }
+    if has_rates:
+        traces.append(
+            {"x": rounded(rates), "y": y, "xaxis": "x2", "mode": "markers", "customdata": hover,
+             "marker": {"color": _ORANGE, "size": 6}, "error_x": _errors(rates, low, high),
+             "hovertemplate": "%{customdata}<br>label rate %{x:.3~p}<extra></extra>"},
+        )  # fmt: skip
+        layout["xaxis2"] = {**axis, "title": _small("label rate"), "domain": [0.56, 1]}
+        if reference is not None:
+            layout["shapes"] = [_dotted("x2", reference)]
+    return Chart(title, traces, layout, height=70 + _LOW_ROW_HEIGHT * len(y), note=note)
+
+
+def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, note: str = "") -> Chart:
+    """Horizontal bars, the first at the top."""
+    trace = {
+        "type": "bar", "orientation": "h", "y": distinct_labels(labels, _LONGEST_ROW_LABEL), "x": rounded(values),
+        "marker": {"color": _faint(_BLUE, 0.7)}, "customdata": [plain(label) for label in labels],
+        "hovertemplate": f"%{{customdata}}: %{{x:{_DIGITS}}}<extra></extra>",
     }  # fmt: skip
-    return Chart(title, traces, layout, height=260, note=note)
+    layout = {
+        "xaxis": {"title": {"text": plain(x_title)}, "rangemode": "tozero"},
+        "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
+        "showlegend": False,
+        "bargap": 0.3,
+    }
+    return Chart(title, [trace], layout, height=80 + _ROW_HEIGHT * len(labels), note=note)
+
+
+def heat_map(title: str, names: Sequence[str], values: Sequence[Numbers], *, note: str = "") -> Chart:
+    """A square of cells from -1 to 1, with a row and a column for each name; None leaves a cell empty."""
+    labels = distinct_labels(names)
+    scale = [[0, _ORANGE], [0.5, _faint(_GREY, 0.08)], [1, _BLUE]]
+    full = [plain(name) for name in names]
+    trace = {
+        "type": "heatmap", "x": labels, "y": labels, "z": [rounded(row) for row in values], "zmin": -1, "zmax": 1,
+        "colorscale": scale, "xgap": 1, "ygap": 1, "colorbar": {"thickness": 10, "len": 0.9, "outlinewidth": 0},
+        "customdata": [[f"{row} and {column}" for column in full] for row in full],
+        "hovertemplate": f"%{{customdata}}: %{{z:{_DIGITS}}}<extra></extra>",
+    }  # fmt: skip
+    side = 20 if len(names) <= 30 else 14
+    axis = {"type": "category", "tickfont": {"size": 10}, "showgrid": False, "dtick": 1}
+    layout = {
+        "xaxis": {**axis, "tickangle": -90},
+        "yaxis": {**axis, "autorange": "reversed"},
+        "margin": {"t": 8, "r": 8, "b": 40, "l": 24},
+    }
+    height, width = 150 + side * len(names), 200 + side * len(names)
+    return Chart(title, [trace], layout, height=height, note=note, is_wide=len(names) > 20, min_width=width)
 
 
 def intervals(
@@ -104,16 +163,15 @@ def intervals(
     trace = {
         "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": _BLUE, "size": 7},
         "error_x": _errors(values, low, high), "customdata": [plain(label) for label in labels],
-        "hovertemplate": "%{customdata}: %{x:.5g}<extra></extra>",
+        "hovertemplate": f"%{{customdata}}: %{{x:{_DIGITS}}}<extra></extra>",
     }  # fmt: skip
-    axis: dict[str, Any] = {"title": {"text": plain(x_title)}}
+    axis: dict[str, Any] = {"title": {"text": plain(x_title)}, "nticks": 6, "tickangle": 0}
     if ratio:
         ends = [end for end in (*low, *high) if end is not None]
         axis |= {"type": "log", "tickvals": _CLOSE_RATIOS if max(ends) < 4 * min(ends) else _RATIOS}
     shapes = []
     if reference is not None:
-        shapes.append({"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper",
-                       "line": {"color": _GREY, "width": 1, "dash": "dot"}})  # fmt: skip
+        shapes.append(_dotted("x", reference))
     layout = {
         "xaxis": axis,
         "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
@@ -137,7 +195,15 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
     return Chart(title, traces, layout, note=note)
 
 
-def stacked(title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str, note: str = "") -> Chart:
+def stacked(
+    title: str,
+    labels: Sequence[str],
+    parts: Mapping[str, Numbers],
+    *,
+    x_title: str,
+    note: str = "",
+    is_wide: bool = True,
+) -> Chart:
     """Horizontal bars, one for each label, the first at the top, made of parts by name."""
     y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
@@ -153,7 +219,7 @@ def stacked(title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, 
         "showlegend": 1 < len(parts) <= len(_COLOURS),
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     }
-    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=True)
+    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=is_wide)
 
 
 @dataclass(frozen=True)
@@ -200,6 +266,16 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
     }  # fmt: skip
     width = _AXIS_WIDTH * len(dimensions)
     return Chart(title, traces, layout, height=420, note=note, is_wide=True, min_width=width)
+
+
+def _dotted(axis: str, place: float) -> dict[str, Any]:
+    """A dotted line from the bottom to the top."""
+    line = {"color": _GREY, "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": axis, "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _small(title: str) -> dict[str, Any]:
+    return {"text": title, "font": {"size": 11}, "standoff": 4}
 
 
 def plain(text: str) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 
 from rayrec.pages.charts import intervals
 from rayrec.pages.held_out import METRIC_NAMES
-from rayrec.pages.page import Chart, Figures, Page, Section, Table, text_of
+from rayrec.pages.page import Chart, Figures, Page, Section, Table, signed, text_of
 from rayrec.pages.training import metrics_rows, training_charts
 
 _CHANCE = (
     "Chance acts twice. The held-out rows are a sample: the same resamples of them are drawn for all runs (a paired "
     "bootstrap). And another seed trains another model: how much that changes is measured between runs of one recipe. "
-    "The intervals hold, with a probability of 95 %, the difference for other rows and, where it is known, other seeds."
+    "The intervals are 95 % intervals of the difference, for other rows and, where it is known, for other seeds."
 )
 
 
@@ -27,7 +27,7 @@ def comparison_page(figures: Figures) -> Page:
             _verdicts(figures),
             _seeds(figures),
             _config(figures, recipes),
-            Section("Metrics", [_metrics(runs)], "Of all rows of each split, measured by the trainings."),
+            Section("Metrics", [_metrics(runs)], "All rows of each split, measured by the trainings."),
             Section("Training", _curves(runs, recipes), "Runs of one recipe have one colour."),
         ],
     )
@@ -42,7 +42,7 @@ def summary(figures: Figures) -> str:
     """What came of the comparison, in a sentence for each pair of recipes."""
     found = [d for d in figures["differences"] if d["metric"] == "auc"]
     if not found:
-        return "The runs differ in nothing but their seeds, so none can be better than another one but by luck."
+        return "The runs differ only in their seeds. Whatever one does better is luck."
     return " ".join(verdict_line(difference) for difference in found)
 
 
@@ -53,9 +53,8 @@ def verdict_line(found: Mapping[str, Any]) -> str:
         said = f"no difference between {found['first']} and {found['second']} is shown"
     else:
         said = f"{found['second']} is {found['verdict']} than {found['first']}"
-    return (
-        f"By {name}, {said} ({found['value']:+.5f}, from {found['low']:+.5f} to {found['high']:+.5f}): {found['why']}."
-    )
+    difference, low, high = (signed(found[end]) for end in ("value", "low", "high"))
+    return f"{name}: {said} ({difference}, from {low} to {high}): {found['why']}."
 
 
 def _verdicts(figures: Figures) -> Section:
@@ -78,9 +77,9 @@ def _verdicts(figures: Figures) -> Section:
             "than": d["first"],
             "metric": METRIC_NAMES[d["metric"]],
             "verdict": d["verdict"],
-            "difference": f"{d['value']:+.5f}",
-            "from": f"{d['low']:+.5f}",
-            "to": f"{d['high']:+.5f}",
+            "difference": signed(d["value"]),
+            "from": signed(d["low"]),
+            "to": signed(d["high"]),
             "error by rows": d["row_error"],
             "error by seeds": "not known" if d["seed_error"] is None else d["seed_error"],
             "because": d["why"],
@@ -92,11 +91,15 @@ def _verdicts(figures: Figures) -> Section:
 
 
 def _seeds(figures: Figures) -> Section:
-    rows = [
-        {"run": run["name"], "recipe": run["recipe"], "seed": run["seed"],
-         **{METRIC_NAMES[metric]: f"{value:.5f}" for metric, value in run["scored"].items()}}
-        for run in figures["runs"]
-    ]  # fmt: skip
+    runs = figures["runs"]
+    rows = []
+    for run in runs:
+        row = {"run": run["name"], "recipe": run["recipe"], "seed": run["seed"]}
+        for metric, value in run["scored"].items():
+            mean = sum(other["scored"][metric] for other in runs) / len(runs)
+            # Runs often differ by less than the last digit that is shown of the value.
+            row |= {METRIC_NAMES[metric]: value, f"{METRIC_NAMES[metric]} against the mean": signed(value - mean)}
+        rows.append(row)
     known = [
         f"{METRIC_NAMES[metric]} {text_of(found['deviation'])} ({found['degrees_of_freedom']} degrees of freedom)"
         for metric, found in figures["seed_deviation"].items()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import lines, shares_and_rates
-from rayrec.pages.page import Chart, Check, Figures, Page, Section, Table
+from rayrec.pages.page import Chart, Check, Figures, Page, Section, Table, percent
 
 _NO_TIMES = (
     "Encoded rows have no times, so the label rate cannot be shown by day. It is shown along the rows of splits that "
@@ -14,8 +14,10 @@ _DRIFT = (
     "The stability index compares the shares of a feature's values. Below 0.1 it is usually read as no change. A "
     "feature has drifted from 0.25 beyond what samples of this size differ by chance."
 )
-
-
+CELLS = (
+    "Bars: the share of the values. Points: the label rate with its 95 % interval, where that is narrower than a half; "
+    "dotted: the label rate of all rows."
+)
 _KNOWN = 0.5
 """The width of an interval of the label rate from which on it says nothing."""
 
@@ -28,10 +30,11 @@ def dataset_page(figures: Figures) -> Page:
     facts = {
         "rows": f"{rows:,}",
         "features": f"{len(features)}",
-        "label rate of train": _percent(splits["train"]["label_rate"]) if "train" in splits else "",
+        "label rate of train": percent(splits["train"]["label_rate"]) if "train" in splits else "",
         "rejected rows": f"{rejected:,}",
     }
-    sections = [_overview(figures), _columns(features), _distributions(features), _rejected(figures, rows)]
+    rate = splits["train"]["label_rate"] if "train" in splits else None
+    sections = [_overview(figures), _columns(features), _distributions(features, rate), _rejected(figures, rows)]
     if figures["against"] is not None:
         sections.insert(1, _drift(figures["against"]))
     return Page(
@@ -49,7 +52,7 @@ def _overview(figures: Figures) -> Section:
         {
             "split": name,
             "rows": split["rows"],
-            "label rate": _percent(split["label_rate"]) or "not known",
+            "label rate": percent(split["label_rate"]) or "not known",
             "read for this page": split["rows_read"],
             "drifted from train": "" if name == "train" else ", ".join(_drifted(features, name)) or "nothing",
         }
@@ -58,15 +61,13 @@ def _overview(figures: Figures) -> Section:
     times = figures["times"]
     text = f"Rows from {times['first']} to {times['last']}. {_NO_TIMES}" if times else _NO_TIMES
     text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
-    along = [
-        _along(f"Label rate along {name}", split["along"])
-        for name, split in figures["splits"].items()
-        if split["along"]
+    charts = [
+        along(f"Label rate along {name}", split["along"]) for name, split in figures["splits"].items() if split["along"]
     ]
-    return Section("Splits", [Table(rows), *along], text)
+    return Section("Splits", [Table(rows), *charts], text)
 
 
-def _along(title: str, parts: Sequence[Mapping[str, Any]]) -> Chart:
+def along(title: str, parts: Sequence[Mapping[str, Any]]) -> Chart:
     """The label rate of parts of a split, one after the other."""
     middles = [100 * (n + 0.5) / len(parts) for n in range(len(parts))]
     rates, low, high = ([part[name] for part in parts] for name in ("label_rate", "low", "high"))
@@ -86,13 +87,13 @@ def _columns(features: Sequence[Mapping[str, Any]]) -> Section:
         rows.append({
             "feature": feature["name"],
             "kind": feature["kind"],
-            "missing": _percent(feature["missing_share"]),
-            "not listed": _percent(feature["unlisted_share"]),
+            "missing": percent(feature["missing_share"]),
+            "not listed": percent(feature["unlisted_share"]),
             "values seen": feature["distinct"],
             "table rows": feature["table_rows"],
             "values a row": feature["mean_length"],
             **{name: feature["range"].get(name) for name in ("min", "median", "mean", "max")},
-            "label rates": f"{_percent(low)} to {_percent(high)}" if low is not None else "",
+            "label rates": f"{percent(low)} to {percent(high)}" if low is not None else "",
             **{f"stability of {split}": drift["index"] for split, drift in feature["drift"].items()},
         })  # fmt: skip
     text = (
@@ -110,22 +111,24 @@ def _rates(feature: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return (min(sure), max(sure)) if sure else (None, None)
 
 
-def _distributions(features: Sequence[Mapping[str, Any]]) -> Section:
-    text = (
-        "Bars: the share of the values (left). Points: the label rate (right) with its 95 % interval, where that is "
-        "narrower than a half. Numbers are in the terms of the raw data; ranges are even as the model sees them."
-    )
-    return Section("Distributions and label rates", [_distribution(feature) for feature in features], text)
+def _distributions(features: Sequence[Mapping[str, Any]], rate: float | None) -> Section:
+    text = f"{CELLS} Numbers are in the terms of the raw data; ranges are even as the model sees them."
+    charts = [distribution(feature["name"], feature["cells"], rate) for feature in features]
+    return Section("Distributions and label rates", charts, text)
 
 
-def _distribution(feature: Mapping[str, Any]) -> Chart:
-    cells = feature["cells"]
+def distribution(name: str, cells: Sequence[Mapping[str, Any]], rate: float | None, has_rates: bool = True) -> Chart:
+    """The shares and label rates of the cells of a feature or column; `rate` is that of all rows."""
     labels, shares = ([cell[name] for cell in cells] for name in ("value", "share"))
     rates, low, high = (
-        [cell[name] if cell["high"] - cell["low"] < _KNOWN else None for cell in cells]
+        [cell[name] if has_rates and _is_known(cell) else None for cell in cells]
         for name in ("label_rate", "low", "high")
     )
-    return shares_and_rates(feature["name"], labels, shares, rates, low, high)
+    return shares_and_rates(name, labels, shares, rates, low, high, reference=rate)
+
+
+def _is_known(cell: Mapping[str, Any]) -> bool:
+    return cell["low"] is not None and cell["high"] - cell["low"] < _KNOWN
 
 
 def _drift(against: Mapping[str, Any]) -> Section:
@@ -136,8 +139,8 @@ def _drift(against: Mapping[str, Any]) -> Section:
             "kind": feature["kind"],
             "stability index": feature["index"],
             "drifted from": feature["limit"],
-            "unknown now": _percent(feature["unknown_share"]),
-            "unknown before": _percent(feature["unknown_share_before"]),
+            "unknown now": percent(feature["unknown_share"]),
+            "unknown before": percent(feature["unknown_share_before"]),
             "verdict": "drifted" if feature["has_drifted"] else "",
         }
         for feature in features
@@ -155,16 +158,10 @@ def _rejected(figures: Figures, rows: int) -> Section:
         return Section("Rejected rows", text="No row was set aside.")
     total = rows + sum(reason["rows"] for reason in figures["rejected"])
     reasons = [
-        {"reason": reason["reason"], "rows": reason["rows"], "share": _percent(reason["rows"] / total)}
+        {"reason": reason["reason"], "rows": reason["rows"], "share": percent(reason["rows"] / total)}
         for reason in figures["rejected"]
     ]
     examples = [
         {"reason": reason["reason"], **example} for reason in figures["rejected"] for example in reason["examples"]
     ]
     return Section("Rejected rows", [Table(reasons), Table(examples, title="Examples")])
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return ""
-    return f"{share:.1%}" if share >= 0.01 or share == 0 else f"{share:.2%}"

@@ -3,25 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.pages.charts import intervals, lines, plain
-from rayrec.pages.page import Chart, Figures, Page, Section, Table, text_of
+from rayrec.pages.charts import distinct_labels, intervals, lines, plain
+from rayrec.pages.page import Chart, Figures, Page, Section, Table, plus_minus, text_of
 
 _METRIC_NAMES = {"auc": "AUC", "log_loss": "log loss"}
 _MOST_SHOWN = 40
-_TICKS = 5
+_TICKS = 3
 _IMPORTANCE = (
-    "How much worse a metric becomes when a feature's values are dealt to other rows: means over permutations "
-    "({permutations} of each), and intervals that with a probability of 95 % hold what other rows would show. "
-    "What another feature says as well, the model still knows then: features that say the same hide each other, unless "
-    "they are permuted together (--group). A cross follows the features that it is made of."
+    "How much worse a metric becomes when a feature's values are dealt to other rows: means over {permutations} "
+    "permutations with 95 % intervals for other rows. If two features carry the same information, permuting one leaves "
+    "the other, so both look unimportant: permute them together (--group). A cross follows the features that it is "
+    "made of."
 )
 _DEPENDENCE = (
-    "The mean score of the rows if all of them had this value, and everything else stayed as it is. Where features go "
-    "together, some of these rows are unlike any that there are."
+    "The mean score of the rows if all of them had this value and everything else stayed as it is. Where features are "
+    "correlated, some of these rows are unlike any real one."
 )
 _LISTS = (
-    "The most frequent values, the most frequent first; a list is given one of them alone. Dotted: the mean score of "
-    "the rows as they are."
+    "The most frequent values, the most frequent first; every list is replaced by this one value. Dotted: the mean "
+    "score of the rows as they are."
 )
 
 
@@ -32,7 +32,7 @@ def explanation_page(figures: Figures) -> Page:
     metrics = figures["metrics"]
     return Page(
         title=f"Explanation: {figures['recipe']}",
-        summary=f"What the scores of {figures['subject']} rest on, by {which} of {split} in {figures['data']}.",
+        summary=f"Which features the scores of {figures['subject']} rest on: {which} of {split} in {figures['data']}.",
         facts={**{_name(metric): text_of(value) for metric, value in metrics.items()}, "rows": f"{rows:,}"},
         sections=[
             Section("Importance", _importance(figures), _IMPORTANCE.format(permutations=figures["permutations"])),
@@ -71,7 +71,7 @@ def _worse(title: str, found: Sequence[Mapping[str, Any]], metric: str) -> Chart
 def _with_interval(found: Mapping[str, Any]) -> str:
     if found["lower"] is None:
         return text_of(found["value"])
-    return f"{found['value']:.5f} ± {found['upper'] - found['value']:.5f}"
+    return plus_minus(found["value"], found["upper"] - found["value"])
 
 
 def _dependence_sections(dependence: Sequence[Mapping[str, Any]]) -> list[Section]:
@@ -96,7 +96,7 @@ def _of_number(found: Mapping[str, Any]) -> Chart:
     chart = lines(name, "value, by the share of rows up to it", "mean score", series, bands={name: (low, high)})
     *bands, line = chart.traces
     shown = {"customdata": [plain(point["name"]) for point in points],
-             "hovertemplate": "%{customdata}: %{y:.4g}<extra></extra>"}  # fmt: skip
+             "hovertemplate": "%{customdata}: %{y:,.3~r}<extra></extra>"}  # fmt: skip
     axis = {**chart.layout["xaxis"], **_ticks(points)}
     return Chart(name, [*bands, {**line, **shown}], {**chart.layout, "xaxis": axis})
 
@@ -110,7 +110,8 @@ def _ticks(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """An axis of shares that shows the values at some of them, the first and the last among these."""
     last = len(points) - 1
     shown = [points[place] for place in sorted({round(tick * last / _TICKS) for tick in range(_TICKS + 1)})]
-    return {"tickvals": [point["share"] for point in shown], "ticktext": [plain(point["name"]) for point in shown]}
+    texts = distinct_labels([point["name"] for point in shown])
+    return {"tickvals": [point["share"] for point in shown], "ticktext": texts, "tickangle": 0}
 
 
 def _name(metric: str) -> str:

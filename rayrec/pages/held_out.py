@@ -5,10 +5,10 @@ from typing import Any
 
 from rayrec.evaluation.statistics.estimates import Estimate
 from rayrec.pages.charts import histograms, intervals, lines
-from rayrec.pages.page import Chart, Section, Table
+from rayrec.pages.page import Chart, Section, Table, percent, plus_minus, text_of
 
 METRIC_NAMES = {
-    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalised entropy", "calibration": "calibration",
+    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalized entropy", "calibration": "calibration",
 }  # fmt: skip
 
 
@@ -24,8 +24,8 @@ def _scope(held_out: Mapping[str, Any]) -> str:
     which = f"All {rows:,} rows" if rows == scored else f"{scored:,} of {rows:,} rows (the first, of weight above 0)"
     unit = "groups" if held_out["has_groups"] else "rows"
     return (
-        f"{which} of {split}, scored by the exported model. Errors and bands are those of a sample of {unit}: with a "
-        "probability of 95 % they hold what other held-out rows would show, but not what another seed would."
+        f"{which} of {split}, scored by the exported model. Errors and bands (95 %) are those of a sample of {unit}. "
+        "They do not include what another seed of the training would change."
     )
 
 
@@ -46,12 +46,12 @@ def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
     rate = held_out["label_rate"]["value"]
     return [
         _curve(
-            f"ROC (AUC {held_out['metrics']['auc']['value']:.4f})", "share of the negatives above the threshold",
+            f"ROC (AUC {text_of(held_out['metrics']['auc']['value'])})", "share of the negatives above the threshold",
             "share of the positives", curves["roc"], diagonal=(0, 1),
         ),
         _curve(
-            f"Precision and recall (average precision {curves['average_precision']:.4f})", "recall", "precision",
-            curves["precision_recall"], note=f"Without a model precision is the label rate, {rate:.4g}.",
+            f"Precision and recall (average precision {text_of(curves['average_precision'])})", "recall", "precision",
+            curves["precision_recall"], note=f"Without a model precision is the label rate, {percent(rate)}.",
         ),
         _reliability(curves),
         histograms(
@@ -75,15 +75,15 @@ def _reliability(curves: Mapping[str, Any]) -> Chart:
     return lines(
         "Reliability", "mean score", "label rate", {"bins": (scores, rates)}, bands={"bins": (low, high)},
         diagonal=(0.0, max(*scores, *rates)),
-        note=f"{len(bins)} bins of as many rows. Mean distance from the diagonal: {error:.4f}.",
+        note=f"{len(bins)} bins of as many rows. Mean distance from the diagonal: {text_of(error)}.",
     )  # fmt: skip
 
 
 def _slices_text(held_out: Mapping[str, Any]) -> str:
     return (
         f"{len(held_out['slices']):,} slices: by tenths of the score, by the values of each feature, and by how often "
-        "a value occurred in train; report.json has all. The worst come first, by the end of the interval that is in "
-        "their favour, so that few rows alone make none the worst. Of many slices a few lie apart by chance."
+        "a value occurred in train; report.json has all. The worst come first, by the better end of their interval, so "
+        "that a slice of few rows is not the worst for that alone. Among many slices a few stand apart by chance."
     )
 
 
@@ -104,7 +104,7 @@ def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> C
     labels = [f"{one['by']}: {one['value']}" for one in worst]
     found = [Estimate(**one["metrics"][metric]) for one in worst]
     is_calibration = metric == "calibration"
-    # The axis is logarithmic, as twice as many clicks as foretold are as wrong as half as many.
+    # The axis is logarithmic: predicting twice the label rate is as wrong as predicting half of it.
     low = [max(e.interval[0], e.value / 100) if is_calibration else e.interval[0] for e in found]
     return intervals(
         f"Worst by {METRIC_NAMES[metric]}",
@@ -114,7 +114,7 @@ def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> C
         [estimate.interval[1] for estimate in found],
         reference=1.0 if is_calibration else overall,
         ratio=is_calibration,
-        note="Above 1 more is foretold than happens." if is_calibration else "Dotted: all rows.",
+        note="Above 1 the model predicts more than happens." if is_calibration else "Dotted: all rows.",
     )
 
 
@@ -125,6 +125,6 @@ def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> Table:
         row["label rate"] = one["positives"] / one["rows"]
         for metric in ("auc", "normalized_entropy", "calibration"):
             found = one["metrics"][metric]
-            row[METRIC_NAMES[metric]] = None if found is None else f"{found['value']:.4f} ± {found['error']:.4f}"
+            row[METRIC_NAMES[metric]] = None if found is None else plus_minus(found["value"], found["error"])
         rows.append(row)
     return Table(rows, title=title)

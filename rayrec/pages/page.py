@@ -13,10 +13,15 @@ from string import Template
 from typing import Any
 
 from rayrec.common.files import write_atomically, write_json
+from rayrec.common.units import format_number
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
 _LONG = 48
+_CARD_ROWS, _CARD_CHARACTERS = 12, 46
+"""Rows and characters up to which a table is a card among charts."""
+_TALL = 900
+"""Pixels from which a chart may continue on the next sheet of paper."""
 
 Figures = Mapping[str, Any]
 """What a page shows, as JSON values."""
@@ -39,7 +44,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that have the same keys, which are the header; numbers are shown with four digits."""
+    """Rows that have the same keys, which are the header; measures are shown with three digits."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
@@ -84,14 +89,16 @@ class Page:
     checks: Sequence[Check] = ()
 
 
-def write_page(folder: Path, page: Page, figures: Figures) -> None:
-    """Write report.html and, beside it, the figures that the page was made from as report.json."""
-    write_json(folder / FIGURES_FILE, figures)
-    write_atomically(folder / PAGE_FILE, html_of(page))
+def write_page(folder: Path, page: Page, figures: Figures, name: str = PAGE_FILE) -> Path:
+    """Write a page and, beside it, the figures that it was made from as JSON. Return the file of the page."""
+    file = folder / name
+    write_json(file.with_suffix(".json"), figures)
+    write_atomically(file, html_of(page, file.with_suffix(".json").name))
+    return file
 
 
-def html_of(page: Page) -> str:
-    """The page as HTML."""
+def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
+    """Return the page as HTML; it says that its figures are in `figures_file`."""
     charts: list[Chart] = []
     body = "".join(_section(section, number, charts) for number, section in enumerate(page.sections))
     links = "".join(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(page.sections))
@@ -106,6 +113,7 @@ def html_of(page: Page) -> str:
         "checks": f'<ul class="checks">{checks}</ul>' if checks else "",
         "links": links,
         "body": body,
+        "figures": escape(figures_file),
         # A text of the data might end the element.
         "charts": json.dumps([[c.traces, c.layout] for c in charts], allow_nan=False).replace("<", "\\u003c"),
         "library": _library() if charts else "",
@@ -115,48 +123,80 @@ def html_of(page: Page) -> str:
 
 def _section(section: Section, number: int, charts: list[Chart]) -> str:
     """The HTML of a section, whose charts are added to `charts`."""
-    content, in_grid = [], list[str]()
-    for block in section.blocks:
-        if isinstance(block, Chart):
-            in_grid.append(_chart(block, len(charts)))
-            charts.append(block)
-            continue
-        # Charts that follow each other share a grid.
-        content += [_grid(in_grid), _table(block) if isinstance(block, Table) else f"<pre>{escape(block.text)}</pre>"]
-        in_grid = []
+    content: list[str] = []
+    cards: list[Chart | Table] = []
+    for block in [*section.blocks, None]:
+        is_wide = isinstance(block, Chart) and block.is_wide
+        is_card = isinstance(block, Chart) or (isinstance(block, Table) and _is_small(block))
+        # Cards that follow each other share a grid; a wide one has its own.
+        if cards and (is_wide or not is_card):
+            content.append(_grid(cards, charts))
+            cards = []
+        if is_card and not is_wide:
+            assert block is not None and not isinstance(block, Code)
+            cards.append(block)
+        elif isinstance(block, Chart):
+            content.append(_grid([block], charts))
+        elif isinstance(block, Table):
+            content.append(f'<div class="grid">{_table(block, "whole")}</div>')
+        elif block is not None:
+            content.append(f"<pre>{escape(block.text)}</pre>")
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    blocks = "".join([*content, _grid(in_grid)])
-    return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{text}{blocks}</section>'
+    return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{text}{"".join(content)}</section>'
 
 
-def _grid(charts: Sequence[str]) -> str:
-    return f'<div class="grid">{"".join(charts)}</div>' if charts else ""
+def _grid(cards: Sequence[Chart | Table], charts: list[Chart]) -> str:
+    """Cards in rows of three, without a gap: the last two, or four, are in rows of two."""
+    halves = {0: 0, 1: 4 if len(cards) > 1 else 0, 2: 2}[len(cards) % 3]
+    widths = ["third"] * (len(cards) - halves) + ["half"] * halves if len(cards) > 1 else ["whole"]
+    content = []
+    for card, width in zip(cards, widths, strict=True):
+        if isinstance(card, Chart):
+            content.append(_chart(card, len(charts), width))
+            charts.append(card)
+        else:
+            content.append(_table(card, width))
+    return f'<div class="grid">{"".join(content)}</div>'
 
 
-def _chart(chart: Chart, number: int) -> str:
+def _chart(chart: Chart, number: int, width: str) -> str:
     title, note = escape(chart.title), f"<small>{escape(chart.note)}</small>" if chart.note else ""
-    wide = ' class="wide"' if chart.is_wide else ""
+    kinds = f"{width} tall" if chart.height > _TALL else width
     return (
-        f'<figure{wide}><figcaption>{title}</figcaption><div class="sideways"><div class="chart" role="img" '
-        f'aria-label="{title}" data-chart="{number}" style="height:{chart.height}px;min-width:{chart.min_width}px">'
-        f"</div></div>{note}</figure>"
+        f'<figure class="{kinds}"><figcaption>{title}</figcaption><div class="sideways"><div class="chart" role="img" '
+        f'aria-label="{title}" data-chart="{number}" data-height="{chart.height}" data-min-width="{chart.min_width}" '
+        f'style="height:{chart.height}px;min-width:{chart.min_width}px"></div></div>{note}</figure>'
     )
 
 
-def _table(table: Table) -> str:
-    title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
-    note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    # The first value of each column; a column without any is left out.
-    first: dict[str, Any] = dict.fromkeys(name for row in table.rows for name in row)
-    for name in first:
-        first[name] = next((row[name] for row in table.rows if row.get(name) not in (None, "")), None)
-    names = [name for name, value in first.items() if value is not None]
-    head = "".join(f"<th{_of_kind(first[name])}>{escape(name)}</th>" for name in names)
+def _is_small(table: Table) -> bool:
+    """Whether a table fits into a third of the page."""
+    columns = _columns_of(table)
+    widths = [max(len(name), *(len(text_of(row.get(name))) for row in table.rows)) + 2 for name in columns]
+    return len(table.rows) <= _CARD_ROWS and sum(widths) <= _CARD_CHARACTERS
+
+
+def _columns_of(table: Table) -> dict[str, Any]:
+    """The first value of each column; a column without any is left out."""
+    names = dict.fromkeys(name for row in table.rows for name in row)
+    first = {name: next((row[name] for row in table.rows if row.get(name) not in (None, "")), None) for name in names}
+    return {name: value for name, value in first.items() if value is not None}
+
+
+def _table(table: Table, width: str) -> str:
+    title = f"<figcaption>{escape(table.title)}</figcaption>" if table.title else ""
+    note = f"<small>{escape(table.note)}</small>" if table.note else ""
+    columns = _columns_of(table)
+    head = "".join(f"<th{_of_kind(value)}>{escape(name)}</th>" for name, value in columns.items())
     rows = "".join(
-        f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in names)}</tr>"
+        f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in columns)}</tr>"
         for number, row in enumerate(table.rows)
     )
-    return f'{title}{note}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    kinds = f"{width} tall" if len(table.rows) > _CARD_ROWS else width
+    return (
+        f'<figure class="{kinds}">{title}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{note}</figure>"
+    )
 
 
 def _cell(value: Any) -> str:
@@ -165,20 +205,41 @@ def _cell(value: Any) -> str:
 
 def _of_kind(value: Any) -> str:
     """The class of a cell: numbers are aligned at the right, long texts take several lines."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(value, Measure):
         return " class=number"
     return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
 
 
+class Measure(str):
+    """A text of a number, which a table aligns at the right."""
+
+    __slots__ = ()
+
+
 def text_of(value: Any) -> str:
-    """A value as people read it: four digits of a number, nothing for None."""
+    """A value as people read it: three digits of a measure, all of an integer, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return format_number(value)
+
+
+def percent(share: float | None) -> Measure:
+    """A share as people read it, such as '24.9%'; nothing for None."""
+    return Measure("" if share is None else f"{format_number(100 * share)}%")
+
+
+def signed(difference: float) -> Measure:
+    """A difference as people read it, such as '+0.00123'."""
+    return Measure(("+" if difference > 0 else "") + format_number(difference))
+
+
+def plus_minus(value: float, error: float) -> Measure:
+    """A measure and how far it may be off, such as '0.793 ± 0.00432'."""
+    return Measure(f"{format_number(value)} ± {format_number(error)}")
 
 
 @lru_cache(maxsize=1)

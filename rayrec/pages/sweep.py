@@ -8,8 +8,8 @@ from rayrec.pages.charts import Dimension, distinct_labels, intervals, lines, pa
 from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
 
 _CONFIRMED = (
-    "The best trials and the recipe as it stands, trained again: means over seeds that the search did not have, and "
-    "how much better they are than the recipe's. A gain of less than two or three standard errors may be chance."
+    "The best trials and the unchanged recipe, trained again with seeds that the search did not use: means over these "
+    "seeds, and the gain over the recipe. A gain below two or three standard errors may be chance."
 )
 _IMPORTANCE = (
     "How far the values of the better trials differ from those of all (PED-ANOVA, arXiv:2304.10255). With few trials "
@@ -47,7 +47,7 @@ def sweep_page(figures: Figures) -> Page:
         title=f"Search: {figures['recipe']}",
         summary=(
             f"{len(trials)} trials, search {figures['search']}, scheduler {figures['scheduler']}. "
-            f"Trial {best['trial']} is the best: {metric} {best['value']:.4f}."
+            f"Trial {best['trial']} is the best: {metric} {text_of(best['value'])}."
         ),
         checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
         sections=sections,
@@ -90,7 +90,7 @@ def _parallel(figures: Figures) -> Chart:
         else:
             dimensions.append(_numbers(parameter["name"], values, is_log=parameter["scale"] == "log"))
     names = [
-        f"trial {trial['trial']}: {figures['metric']} {trial['value']:.4f}, "
+        f"trial {trial['trial']}: {figures['metric']} {text_of(trial['value'])}, "
         + ", ".join(f"{name.rpartition('.')[2]} {text_of(value)}" for name, value in trial["assignment"].items())
         for trial in evaluated
     ]

@@ -6,14 +6,15 @@ from typing import Any
 
 from rayrec.common.units import format_bytes
 from rayrec.pages.charts import lines, stacked
-from rayrec.pages.held_out import held_out_sections
+from rayrec.pages.held_out import METRIC_NAMES, held_out_sections
 from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
 
 _TRAIN_CHARTS = {
-    "samples_per_second": ("Samples a second", "samples a second"),
-    "data_wait_share": ("Share of the time spent waiting for data", "share"),
+    "samples_per_second": "Samples per second",
+    "data_wait_share": "Share of the time spent waiting for data",
 }
-_MOST_TABLES = 40
+_MOST_TABLES = 7
+"""Tables that have a colour of their own; the others share one."""
 
 
 def run_page(figures: Figures) -> Page:
@@ -53,17 +54,17 @@ def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str,
     A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
     """
 
-    def chart(title: str, y_title: str, of_run: Callable[[Mapping[str, Any]], Mapping[str, Any]], column: str) -> Chart:
+    def chart(title: str, of_run: Callable[[Mapping[str, Any]], Mapping[str, Any]], column: str) -> Chart:
         series = {
             name: (columns["step"], columns[column])
             for name, curves in runs.items()
             if column in (columns := of_run(curves))
         }
-        return lines(title, "step", y_title, series, colours=colours)
+        return lines(title, "step", "", series, colours=colours)
 
     trained = dict.fromkeys(column for curves in runs.values() for column in curves["train"])
     rates = [column for column in trained if column.startswith("lr_")]
-    charts = [chart("Training loss", "loss", _trained, "loss")] if "loss" in trained else []
+    charts = [chart("Training loss", _trained, "loss")] if "loss" in trained else []
     evaluated = dict.fromkeys(
         (split, metric)
         for curves in runs.values()
@@ -71,13 +72,16 @@ def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str,
         for metric in columns
         if metric != "step"
     )
-    charts += [chart(f"{metric} of {split}", metric, partial(_evaluated, split), metric) for split, metric in evaluated]
+    charts += [
+        chart(f"{METRIC_NAMES.get(metric, metric)} of {split}", partial(_evaluated, split), metric)
+        for split, metric in evaluated
+    ]
     if len(runs) == 1:
         (train,) = (curves["train"] for curves in runs.values())
-        charts.append(lines("Learning rates", "step", "rate", {rate: (train["step"], train[rate]) for rate in rates}))
+        charts.append(lines("Learning rates", "step", "", {rate: (train["step"], train[rate]) for rate in rates}))
     else:
-        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", "rate", _trained, rate) for rate in rates]
-    return charts + [chart(*titles, _trained, column) for column, titles in _TRAIN_CHARTS.items() if column in trained]
+        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", _trained, rate) for rate in rates]
+    return charts + [chart(title, _trained, column) for column, title in _TRAIN_CHARTS.items() if column in trained]
 
 
 def _trained(curves: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,21 +94,32 @@ def _evaluated(split: str, curves: Mapping[str, Any]) -> Mapping[str, Any]:
     return columns
 
 
-def metrics_rows(metrics: Mapping[str, Mapping[str, float | None]]) -> list[dict[str, Any]]:
-    """A row of a table for each split."""
-    return [{"split": split, **values} for split, values in metrics.items()]
+def metrics_rows(
+    metrics: Mapping[str, Mapping[str, float | None]],
+    baselines: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+) -> list[dict[str, Any]]:
+    """A row of a table for each split, and below it one for each simpler model, if any."""
+    rows = []
+    for split, values in metrics.items():
+        simpler = (baselines or {}).get(split, {})
+        for model, found in {"this model" if simpler else "": values, **simpler}.items():
+            named = {METRIC_NAMES.get(name, name): value for name, value in found.items()}
+            rows.append({"split": split, "predicted by": model, **named})
+    return rows
 
 
 def _metrics(figures: Figures) -> Section:
-    rows = metrics_rows(figures["metrics"])
-    text = "Of all rows of each split, measured by the training." if rows else "The training has not ended yet."
+    rows = metrics_rows(figures["metrics"], figures.get("baselines"))
+    text = "All rows of each split, measured by the training." if rows else "The training has not ended yet."
     text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
     return Section("Metrics", [Table(rows)] if rows else [], text)
 
 
 def _facts(figures: Figures) -> dict[str, str]:
     main = figures["metrics"].get(figures["split"], {})
-    facts = {f"{name} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]}
+    facts = {
+        f"{METRIC_NAMES.get(name, name)} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]
+    }
     for name, found in figures.get("resources", {}).items():
         if name in ("device", "workers", "precision") and found is not None:
             facts[name] = str(found)
@@ -119,11 +134,11 @@ def _resources(found: Mapping[str, Any]) -> Section:
         "tables, with their optimizer": found["table_bytes"],
     }
     rows = [
-        *({"what": f"time: {name}", "amount": f"{value:,.1f} s"} for name, value in seconds.items()),
+        *({"what": f"time: {name}", "amount": f"{text_of(value)} s"} for name, value in seconds.items()),
         *({"what": name, "amount": format_bytes(size)} for name, size in memory.items() if size is not None),
     ]
-    chart = stacked("Time", ["seconds"], parts, x_title="seconds")
-    return Section("Where time and memory went", [chart, Table(rows)])
+    chart = stacked("Time", ["run"], parts, x_title="seconds", is_wide=False)
+    return Section("Time and memory", [chart, Table(rows)])
 
 
 def _plan(plan: Mapping[str, Any] | None) -> list[Section]:

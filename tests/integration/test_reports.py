@@ -122,6 +122,27 @@ def test_pages_draw_without_a_network(pages: dict[str, Path], browser: Browser, 
     context.close()
 
 
+@pytest.mark.parametrize("kind", ["dataset", "run"])
+def test_a_printed_page_has_all_charts(pages: dict[str, Path], browser: Browser, kind: str) -> None:
+    """Also those that nobody has scrolled to, no wider than the paper, and light."""
+    context = browser.new_context(viewport={"width": 1280, "height": 400}, color_scheme="dark", offline=True)
+    page = context.new_page()
+    page.goto((pages[kind] / "report.html").as_uri())
+    page.evaluate(
+        """addEventListener("beforeprint", () => {
+            const charts = [...document.querySelectorAll(".chart")];
+            window.printed = charts.map(c => c.querySelector(".main-svg")?.getBoundingClientRect().width ?? null);
+            window.ink = getComputedStyle(document.querySelector(".xtick text")).fill;
+        })"""
+    )
+    assert page.evaluate("document.querySelectorAll('.chart:not(:has(.main-svg))').length"), "none is drawn too early"
+    page.pdf()
+    printed = page.evaluate("window.printed")
+    assert None not in printed and max(printed) <= 700
+    assert sum(map(int, re.findall(r"\d+", page.evaluate("window.ink"))[:3])) / 3 < 150
+    context.close()
+
+
 def brightness(page: Page, element: str, color: str) -> float:
     """The mean of red, green and blue of an element's color, from 0 to 255."""
     found = page.evaluate(f"getComputedStyle({element}).{color}")

@@ -12,7 +12,9 @@ from plotly.offline import get_plotlyjs
 
 from rayrec.pages.charts import (
     Dimension,
+    bars,
     distinct_labels,
+    heat_map,
     histograms,
     intervals,
     lines,
@@ -20,7 +22,19 @@ from rayrec.pages.charts import (
     shares_and_rates,
     stacked,
 )
-from rayrec.pages.page import Check, Code, Page, Section, Table, html_of, text_of, write_page
+from rayrec.pages.page import (
+    Check,
+    Code,
+    Page,
+    Section,
+    Table,
+    html_of,
+    percent,
+    plus_minus,
+    signed,
+    text_of,
+    write_page,
+)
 
 HOSTILE = "</script><script>alert(1)</script>&amp;<b>"
 
@@ -62,6 +76,8 @@ def charts() -> list[Section]:
                 Table([{HOSTILE: HOSTILE, "number": 1.23456789, "none": None, "empty": ""}], title=HOSTILE, marked=[0]),
                 intervals("i", [HOSTILE, "b", "c"], one, one, one, reference=0.5, ratio=True),
                 histograms("h", "x", [0.0, 0.5, 1.0], {HOSTILE: [0.5, 0.5]}),
+                bars("b", [HOSTILE], [1.0], x_title="x"),
+                heat_map("m", [HOSTILE, "b"], [[None, 0.5], [0.5, None]]),
                 stacked("t", [HOSTILE], {HOSTILE: [1.0]}, x_title="x"),
                 parallel("p", [Dimension(HOSTILE, [0.0, 1.0], {HOSTILE: 0.0})], [HOSTILE, "b"]),
                 Code(HOSTILE),
@@ -80,7 +96,7 @@ def test_the_page_is_whole_and_stands_alone(html: str) -> None:
     page = Parsed(html)
     assert page.open == []
     # Its own three scripts: the charts, the library, and what draws the ones with the other.
-    assert (page.seen["script"], page.seen["figure"], page.seen["table"], page.seen["pre"]) == (3, 6, 1, 1)
+    assert (page.seen["script"], page.seen["figure"], page.seen["table"], page.seen["pre"]) == (3, 9, 1, 1)
     assert "//" not in re.sub(r"(?s)<script.*?</script>", "", html), "no address of another page"
     assert page.text.count(HOSTILE) >= 7
     assert len(html) < 3_000_000
@@ -92,7 +108,7 @@ def test_no_text_of_the_data_becomes_markup(html: str) -> None:
     content = re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)
     assert content is not None
     drawn = json.loads(content[1])
-    assert len(drawn) == 6
+    assert len(drawn) == 8
 
     def texts(value: object) -> list[str]:
         if isinstance(value, dict):
@@ -114,7 +130,7 @@ def test_the_library_is_plotly_packed(html: str) -> None:
 def test_columns_without_a_value_are_left_out(html: str) -> None:
     head = html[html.index("<thead>") : html.index("</thead>")]
     assert "number" in head and "none" not in head and "empty" not in head
-    assert "<td class=number>1.235</td>" in html
+    assert "<td class=number>1.23</td>" in html
 
 
 def test_a_page_and_its_figures_are_written(tmp_path: Path) -> None:
@@ -122,6 +138,35 @@ def test_a_page_and_its_figures_are_written(tmp_path: Path) -> None:
     write_page(tmp_path, Page("t", "s", []), figures)
     assert json.loads((tmp_path / "report.json").read_text()) == figures
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_charts_fill_their_rows(count: int) -> None:
+    """Sixths of the width, of a third, a half or the whole page, in rows without a gap."""
+    chart = bars("b", ["a"], [1.0], x_title="x")
+    html = html_of(Page("t", "", [Section("s", [chart] * count)]))
+    widths = [{"third": 2, "half": 3, "whole": 6}[kind] for kind in re.findall(r'<figure class="(\w+)"', html)]
+    assert len(widths) == count
+    row = 0
+    for width in widths:
+        row += width
+        assert row <= 6
+        row %= 6
+    assert row == 0
+
+
+def test_a_small_table_stands_beside_charts_and_a_large_one_alone() -> None:
+    small, large = Table([{"a": 1, "b": 2}]), Table([{f"column {n}": n for n in range(12)}])
+    chart = bars("b", ["a"], [1.0], x_title="x")
+    html = html_of(Page("t", "", [Section("s", [chart, small, large])]))
+    assert re.findall(r'<figure class="(\w+)"', html) == ["half", "half", "whole"]
+
+
+def test_differences_and_errors_have_three_digits() -> None:
+    assert [signed(0.0012345), signed(-0.5), signed(0.0)] == ["+0.00123", "-0.500", "0"]
+    assert (percent(0.2491), percent(None), plus_minus(0.79312, 0.0043219)) == ("24.9%", "", "0.793 ± 0.00432")
+    html = html_of(Page("t", "", [Section("s", [Table([{"difference": signed(0.5)}])])]))
+    assert "<td class=number>+0.500</td>" in html, "aligned as the numbers that they are"
 
 
 def test_labels_are_short_and_all_different() -> None:
@@ -134,8 +179,8 @@ def test_labels_are_short_and_all_different() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, ""), (True, "True"), (3, "3"), (12_345, "12,345"), (0.123456, "0.1235"), (2.0, "2"), (1e-9, "1e-09"),
-     (123_456.7, "123,457"), ("a", "a")],
+    [(None, ""), (True, "True"), (3, "3"), (12_345, "12,345"), (0.123456, "0.123"), (2.0, "2"), (1e-9, "1e-09"),
+     (123_456.7, "123,000"), ("a", "a")],
 )  # fmt: skip
-def test_values_are_shown_with_four_digits(value: object, text: str) -> None:
+def test_measures_are_shown_with_three_digits(value: object, text: str) -> None:
     assert text_of(value) == text

@@ -79,7 +79,7 @@ def test_the_page_shows_every_trial(trials: int, tmp_path: Path) -> None:
     assert "name: tuned" in parsed.text and "the loss is <not> finite" in parsed.text and "trial 7" in parsed.text
     for name in SPACE.names[:3]:
         assert name in parsed.text
-    assert f"{outcomes[0].value:.4f}" in parsed.text
+    assert f"{outcomes[0].value:.3f}" in parsed.text
     coordinates = charts["Parallel coordinates"]
     # A line for each evaluated trial, the best one drawn last, and a labelled axis for each parameter.
     assert len(coordinates.traces) == trials

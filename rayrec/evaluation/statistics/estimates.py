@@ -30,7 +30,7 @@ class Estimate:
 
 
 def measure(rows: ScoredRows) -> dict[str, Estimate | None]:
-    """AUC, log loss, normalised entropy and calibration (`rayrec.evaluation.binary`); None where one is undefined."""
+    """AUC, log loss, normalized entropy and calibration (`rayrec.evaluation.binary`); None where one is undefined."""
     weight = rows.weight.sum()
     positive = float((rows.weight * rows.label).sum())
     return {

@@ -11,7 +11,7 @@ from rayrec.evaluation.statistics.estimates import Estimate, measure
 from rayrec.evaluation.statistics.scored_rows import ScoredRows
 
 _LEAST = 10
-"""Rows of each label, or clicks foretold, below which a metric of a slice is left out: its error would be wrong."""
+"""Rows of each label, or positives predicted, below which a metric of a slice is left out: its error would be wrong."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.model_card import model_card, tables_section
+from rayrec.inference.folder.model_card import Baselines, model_card, tables_section
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
 from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
@@ -48,6 +48,7 @@ def export_checkpoint(
     dataset: Dataset,
     metrics: Metrics,
     judged: str | None = None,
+    baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
     origin: Origin | None = None,
 ) -> dict[str, Any] | None:
@@ -61,6 +62,7 @@ def export_checkpoint(
         dataset: What the model was trained on; the model folder takes its vocabularies and statistics.
         metrics: Of this checkpoint, by split.
         judged: Which model the metrics are of, if not of this checkpoint; for the model card.
+        baselines: Metrics of simpler models by split, for the model card.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
         origin: What the model was made from, as far as it is to be known of it.
 
@@ -77,7 +79,7 @@ def export_checkpoint(
         tables=weights.tables,
         recipe=recipe,
         metrics=metrics,
-        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name, judged),
+        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name, judged, baselines),
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,

@@ -1,52 +1,66 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayrec.common.units import format_number
+from rayrec.config.table import LabelCondition
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import Metrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
 
+Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Metrics of simpler models by split, model and name."""
+
+_MOST_FEATURES = 60
+_COUNTS = {"rows", "positives", "groups"}
 _TEXT = """\
 # {name}
 
 {description}
 
-A {kind} model that gives the probability of a positive label (a click) for one row of raw features.
+A `{kind}` model. From a row of raw features it predicts the probability that {outcome}.
 
 ## Intended use
 
-Ranking and bidding by click probability for traffic like the training data: `rayrec serve` over HTTP, `rayrec predict`
-for files, `rayrec.load_model` in Python. Features are given raw; the transforms and vocabularies are in this folder.
+Ranking rows by this probability, and decisions that use it, for rows like the training data. `rayrec serve` answers
+over HTTP, `rayrec predict` scores files, `rayrec.load_model` is for Python. Features are given raw: their transforms
+and vocabularies are in this folder.
 
 ## Data
 
-| split | rows | positive labels |
-| --- | ---: | ---: |
 {splits}
 
-Rows rejected: {rejected:,}. Source: {sources}.
-Features: {numeric} numeric, {categorical} categorical ({rows:,} embedding rows, {parameters:,} embedding weights).
+Positive: {outcome}. Rejected rows: {rejected:,}. Source: {sources}.
+
+## Features
+
+{numeric} numbers, {categorical} categories; {rows:,} embedding rows, {parameters:,} embedding weights.
+
+{features}
 
 ## Metrics
 
 {metrics}
 
-## Configuration
+## Model
 
-Model: `{model}`
+{model}
 
-Training: {trained_on}global batch {batch:,}, {epochs} epoch(s), seed {seed}; {optimizers};
-checkpoint `{checkpoint}`. All of it: `config.yaml`.
+## Training
+
+{training}
+
+All settings: `config.yaml`.
 
 ## Limits
 
-- Scores are calibrated for the training data's share of positive labels; after a shift of traffic measure
-  calibration before using them as probabilities.
-- A categorical value that the training data had not, or too rarely, shares one embedding with missing values.
-- No fairness analysis was made; features may stand in for properties of persons.
+- The probabilities fit the training data's share of positives. If that share shifts, measure calibration again before
+  using scores as probabilities.
+- A category that the training data did not have, or too rarely, shares one embedding with missing values.
+- Nobody has analysed fairness. Features may stand in for properties of persons.
 """
 
 
@@ -58,68 +72,131 @@ def model_card(
     metrics: Metrics,
     checkpoint: str,
     judged: str | None = None,
+    baselines: Baselines | None = None,
 ) -> str:
     """Return the card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported.
 
-    `judged`: which model the metrics are of, if not of this one.
+    `judged`: which model the metrics are of, if not of this one. `baselines`: what simpler models reach.
     """
-    model = recipe.model
-    splits = "\n".join(
-        f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
+    splits = [
+        {"split": name, "rows": f"{split.rows:,}",
+         "positive": f"{format_number(100 * split.positives / split.rows)}%" if split.labelled else "not known"}
         for name, split in dataset.manifest.splits.items()
         if split.rows
-    )
+    ]  # fmt: skip
     sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
-    train = recipe.train
-    present = {table.part for table in tables}
-    optimizers = [
-        f"{'' if part is train else f'{name} part: '}tables {part.embedding_optimizer.kind} "
-        f"(lr {part.embedding_optimizer.lr:g}), dense {part.dense_optimizer.kind} (lr {part.dense_optimizer.lr:g})"
-        for name, part in train.by_part.items()
-        if part is train or name in present
-    ]
     return _TEXT.format(
         name=recipe.name,
         description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
-        kind=model.kind.upper(),
-        splits=splits,
+        kind=recipe.model.kind,
+        outcome=_outcome(recipe, schema),
+        splits=_table(splits),
         rejected=sum(dataset.manifest.rejected.values()),
         sources=shown or "not recorded",
         numeric=schema.dense_width,
         categorical=len(schema.categorical),
         rows=sum(table.rows for table in tables),
         parameters=sum(table.rows * table.dim for table in tables),
-        metrics=_metrics_table(metrics) + (f"\n\n{judged}" if judged else ""),
-        model=model.model_dump_json(),
-        trained_on="" if train.rows is None else f"the first {train.rows:,} rows of `train` at most, ",
-        batch=train.global_batch_size,
-        epochs=train.epochs,
-        seed=train.seed,
-        optimizers="; ".join(optimizers),
-        checkpoint=checkpoint,
+        features=_features(schema),
+        metrics=_metrics(metrics, baselines or {}) + (f"\n\n{judged}" if judged else ""),
+        model=_settings(recipe.model.model_dump(mode="json", exclude={"kind", "part"})),
+        training=_training(recipe, tables, checkpoint),
     )
+
+
+def _outcome(recipe: Recipe, schema: Schema) -> str:
+    """What the model predicts the probability of, by the name of the label."""
+    if schema.interactions is not None:
+        return f"the {schema.interactions.user} chooses the {schema.interactions.item}"
+    label = getattr(recipe.source, "label", None)
+    if isinstance(label, LabelCondition) and label.at_least is not None:
+        return f"`{label.column}` is at least {label.at_least:g}"
+    if isinstance(label, LabelCondition) and label.equals is not None:
+        return f"`{label.column}` is {' or '.join(label.equals)}"
+    return f"`{schema.label}` is 1"
+
+
+def _features(schema: Schema) -> str:
+    rows = [
+        {"feature": feature.name, "kind": feature.kind, "made of": ", ".join(feature.columns),
+         "values": f"{size:,}" if (size := getattr(feature, "cardinality", None)) is not None else ""}
+        for feature in schema.features[:_MOST_FEATURES]
+    ]  # fmt: skip
+    left = len(schema.features) - len(rows)
+    return _table(rows) + (f"\n\nAnd {left:,} more, in `schema.json`." if left else "")
+
+
+def _metrics(metrics: Metrics, baselines: Baselines) -> str:
+    """A row for each split, and below it one for each simpler model."""
+    rows: list[dict[str, Any]] = []
+    for split, values in metrics.items():
+        rows.append({"split": split, "predicted by": "this model", **values})
+        rows += [{"split": split, "predicted by": model, **found} for model, found in baselines.get(split, {}).items()]
+    if not rows:
+        return "The checkpoint was not evaluated; `rayrec evaluate` does it."
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _table([{name: _measure(name, row[name]) if name in row else "" for name in names} for row in rows])
+
+
+def _measure(name: str, value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "undefined"
+    return f"{value:,.0f}" if name in _COUNTS else format_number(value)
+
+
+def _training(recipe: Recipe, tables: Sequence[EmbeddingTable], checkpoint: str) -> str:
+    train, present = recipe.train, {table.part for table in tables}
+    settings: dict[str, Any] = {} if train.rows is None else {"rows of train, at most": f"{train.rows:,}"}
+    settings |= {"batch size": f"{train.global_batch_size:,}", "epochs": train.epochs, "seed": train.seed}
+    for name, part in train.by_part.items():
+        if part is train or name in present:
+            of_part = "" if part is train else f" of the {name} part"
+            for what, optimizer in (("tables", part.embedding_optimizer), ("dense layers", part.dense_optimizer)):
+                settings[f"optimizer of the {what}{of_part}"] = f"{optimizer.kind}, learning rate {optimizer.lr:g}"
+    return _settings(settings | {"checkpoint": checkpoint})
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    """A table of the settings that have a value."""
+    rows = [
+        {"setting": name, "value": _setting(value)} for name, value in values.items() if value not in (None, {}, [])
+    ]
+    return _table(rows)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_setting(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_setting, value))
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """A table of Markdown that is aligned as a text, too; numbers to the right."""
+    if not rows:
+        return "None."
+    names = list(rows[0])
+    widths = {name: max(len(name), 4, *(len(row[name]) for row in rows)) for name in names}
+    right = {name for name in names if not any(row[name].strip("0123456789.,-%e+") for row in rows)}
+
+    def line(cells: Mapping[str, str]) -> str:
+        texts = (cells[n].rjust(widths[n]) if n in right else cells[n].ljust(widths[n]) for n in names)
+        return f"| {' | '.join(texts)} |"
+
+    rule = {name: "-" * (widths[name] - 1) + (":" if name in right else "-") for name in names}
+    return "\n".join([line(dict(zip(names, names, strict=True))), line(rule), *map(line, rows)])
 
 
 def tables_section(precision: str, loss: dict[str, Any] | None) -> str:
     """The section on tables that are not stored as float32; `loss` as `export_checkpoint` returns it."""
-    text = f"## Tables\n\nStored as {precision}; rows are turned back into float32 when they are looked up.\n"
+    text = f"## Tables\n\nStored as {precision}; a row becomes float32 again when it is looked up.\n"
     if loss is None:
-        return text + "What that changes was not measured: the dataset has no other split with labels than `train`.\n"
+        return text + "The effect was not measured: the dataset has no split with labels beside `train`.\n"
     changes = {name: value for name, value in loss.items() if name.endswith("_change") and value is not None}
     listed = "".join(f"{name.removesuffix('_change')} {value:+.2e}, " for name, value in changes.items())
     return (
         f"{text}Against float32, on {loss['rows']:,} rows of `{loss['split']}`: {listed}scores differ by "
         f"{loss['mean_score_difference']:.1e} on average, {loss['max_score_difference']:.1e} at most.\n"
     )
-
-
-def _metrics_table(metrics: Metrics) -> str:
-    rows = [
-        f"| {split} | {name} | {'undefined' if value is None else f'{value:.6g}'} |"
-        for split, values in metrics.items()
-        for name, value in values.items()
-    ]
-    if not rows:
-        return "The checkpoint was not evaluated; `rayrec evaluate` does it."
-    return "\n".join(["| split | metric | value |", "| --- | --- | ---: |", *rows])

@@ -1,0 +1,361 @@
+"""What the sample of a raw table shows before training: distributions, associations, gaps, drift and alerts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.units import format_number
+from rayrec.evaluation.statistics.estimates import NORMAL_95, wilson
+from rayrec.inspection.columns import Column
+from rayrec.inspection.decisions import Decision
+from rayrec.inspection.drift import drift_of_counts
+from rayrec.inspection.table import InspectedTable
+
+_PARTS = 20
+"""Parts of the file, one after the other, by which the label rate is shown."""
+_BINS, _MOST_VALUES = 12, 15
+_ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
+"""Columns and rows of the sample from which associations are computed, so that their time is bounded."""
+_PATTERNS = 10
+_MUCH_MISSING = 0.5
+_RARE_LABEL = 0.01
+_ACTIVITY = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000)
+
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A column's rows by its values, or ranges of them."""
+
+    names: list[str]
+    places: Places
+    """(n,) the cell of each row."""
+
+    def counts(self, rows: Any = slice(None)) -> Places:
+        return np.bincount(self.places[rows], minlength=len(self.names))
+
+
+def raw_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
+    """Return what a page shows of an inspected table, as JSON values.
+
+    Everything comes from the sample. The label's evidence is what inspection has measured; associations are computed
+    from at most 20,000 rows of the 40 columns that predict the label best.
+    """
+    label, rows = found.label, found.sample.rows.num_rows
+    known = np.isfinite(label) if label is not None else np.zeros(rows, bool)
+    rate = float(label[known].mean()) if label is not None else None
+    shown = [d for d in found.decisions if d.column.form != "nested" and d.column.present]
+    cells = {decision.column.name: _cells_of(decision) for decision in shown}
+    columns = found.columns_as_json()
+    for column in columns:
+        column["cells"] = _rates(cells[column["name"]], label) if column["name"] in cells else []
+    name = next((decision.column.name for decision in found.decisions if decision.role == "label"), None)
+    others = {"label", "time", "user", "item"}
+    used = [d for d in shown if d.role not in others and (d.role != "ignored" or d.warning)]
+    drift = [_drift(decision, cells[decision.column.name]) for decision in used]
+    halves = [label[half][known[half]] for half in _halves(rows)] if label is not None else []
+    if halves and name is not None:
+        counts = [np.array([(half == side).sum() for side in (0, 1)]) for half in halves]
+        drift.insert(0, drift_of_counts(name, "label", counts[0], counts[1]).as_json())
+    figures: dict[str, Any] = {
+        "kind": "inspection",
+        "subject": subject,
+        "rows": rows,
+        "total_rows": found.sample.total_rows,
+        "is_whole": found.sample.is_whole,
+        "label": None if rate is None else {"name": name, "rate": rate, "rows": int(known.sum())},
+        "columns": columns,
+        "logistic_regression_auc": found.baseline,
+        "with_label": _with_label(found.decisions),
+        "along": [] if label is None else _rates(_parts(rows), label),
+        "drift": drift,
+        "missing": _missing([d.column for d in found.decisions], label),
+        "associations": _associations(used, cells, rows),
+        "interactions": _interactions(found.decisions),
+        "duplicates": _duplicates(found),
+        "rejected": {"rows": found.left_out.bad, "reasons": dict(found.left_out.reasons)},
+        "recipe": found.recipe,
+    }
+    return {**figures, "alerts": _alerts(found, figures)}
+
+
+def _cells_of(decision: Decision) -> _Cells:
+    """The values of a column, the most frequent first; or ranges of its numbers, times or lengths of lists."""
+    column = decision.column
+    is_missing = column.codes < 0
+    if column.form in ("list", "vector") and column.lengths is not None:
+        names, places = _ranges(column.lengths.astype(np.float64))
+        names = [f"{name} items" for name in names]
+    elif column.form == "time" and column.seconds is not None:
+        names, places = _spans(column.row_seconds)
+    elif column.numbers is not None and decision.kind not in ("categorical", "user", "item", "group"):
+        names, places = _ranges(np.where(is_missing, np.nan, column.row_numbers))
+    else:
+        order = np.argsort(-column.counts, kind="stable")
+        order = order[column.counts[order] > 0]
+        place = np.full(len(column.texts) + 1, _MOST_VALUES)
+        place[order[:_MOST_VALUES]] = np.arange(min(len(order), _MOST_VALUES))
+        others = len(order) - _MOST_VALUES
+        names = [column.texts[i] for i in order[:_MOST_VALUES]] + ([f"{others:,} other values"] if others > 0 else [])
+        places = place[column.codes]
+    if is_missing.any():
+        places = np.where(is_missing, len(names), places)
+        names = [*names, "missing"]
+    return _Cells(names, places)
+
+
+def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
+    """Each of a few numbers, or ranges of about as many rows; a frequent number has a range of its own."""
+    known = numbers[np.isfinite(numbers)]
+    distinct, counts = np.unique(known, return_counts=True)
+    starts = distinct
+    if len(distinct) > _MOST_VALUES:
+        frequent = np.flatnonzero(counts > len(known) / _BINS)
+        others = known[~np.isin(known, distinct[frequent])]
+        edges = np.quantile(others, np.arange(1, _BINS) / _BINS, method="higher")
+        after = distinct[np.minimum(frequent + 1, len(distinct) - 1)]
+        starts = np.unique(np.concatenate([distinct[:1], edges, distinct[frequent], after]))
+    ends = np.append(distinct[np.searchsorted(distinct, starts[1:]) - 1], distinct[-1:])
+    places = (np.searchsorted(starts, numbers, side="right") - 1).clip(0, len(starts) - 1)
+    return [
+        _number(a) if a == b else f"{_number(a)} to {_number(b)}" for a, b in zip(starts, ends, strict=True)
+    ], places
+
+
+def _spans(seconds: NDArray[np.float64]) -> tuple[list[str], Places]:
+    """Spans of time of one length, by their beginnings."""
+    first, last = float(np.nanmin(seconds)), float(np.nanmax(seconds))
+    width = max(last - first, 1.0) / _BINS
+    places = np.nan_to_num((seconds - first) // width).astype(np.int64).clip(0, _BINS - 1)
+    form = "%Y-%m-%d" if width >= 86_400 else "%Y-%m-%d %H:%M"
+    return [datetime.fromtimestamp(first + n * width, UTC).strftime(f"from {form}") for n in range(_BINS)], places
+
+
+def _number(value: float) -> str:
+    return f"{int(value)}" if value.is_integer() and abs(value) < 1e6 else format_number(value)
+
+
+def _parts(rows: int) -> _Cells:
+    ends = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
+    return _Cells(ends, np.arange(rows) * _PARTS // max(rows, 1))
+
+
+def _halves(rows: int) -> tuple[slice, slice]:
+    return slice(0, rows // 2), slice(rows // 2, None)
+
+
+def _rates(cells: _Cells, label: NDArray[np.float64] | None) -> list[dict[str, Any]]:
+    """The cells that have rows, with the label rate of those whose label is known, and its 95 % interval."""
+    counts, found = cells.counts(), []
+    if label is not None:
+        known = np.isfinite(label)
+        labelled = cells.counts(known)
+        positives = np.bincount(cells.places[known], weights=label[known], minlength=len(cells.names))
+    for place in np.flatnonzero(counts).tolist():
+        row = {"value": cells.names[place], "rows": int(counts[place]), "share": float(counts[place] / counts.sum())}
+        rate = low = high = None
+        if label is not None and labelled[place]:
+            rate = float(positives[place] / labelled[place])
+            low, high = wilson(rate, int(labelled[place]))
+        found.append({**row, "label_rate": rate, "low": low, "high": high})
+    return found
+
+
+def _with_label(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+    """The best reading of each column, the best column first."""
+    found = []
+    for decision in decisions:
+        if decision.auc:
+            reading, best = max(decision.auc.items(), key=lambda item: item[1].auc)
+            low, high = best.auc - NORMAL_95 * best.error, best.auc + NORMAL_95 * best.error
+            found.append({"name": decision.column.name, "reading": reading.replace("_", " "), "auc": best.auc,
+                          "low": low, "high": min(high, 1.0)})  # fmt: skip
+    return sorted(found, key=lambda one: -float(one["auc"]))
+
+
+def _drift(decision: Decision, cells: _Cells) -> dict[str, Any]:
+    """How the second half of the file differs from the first."""
+    before, now = (cells.counts(half) for half in _halves(len(cells.places)))
+    return drift_of_counts(decision.column.name, decision.kind, before, now).as_json()
+
+
+def _missing(columns: Sequence[Column], label: NDArray[np.float64] | None) -> dict[str, Any]:
+    """The columns that lack values, the emptiest first, and the sets of columns that are missing together."""
+    lacking = sorted((c for c in columns if c.present < c.rows), key=lambda c: c.present)
+    if not lacking:
+        return {"columns": [], "patterns": []}
+    rows = len(lacking[0].codes)
+    packed = np.packbits(np.stack([column.codes < 0 for column in lacking], axis=1), axis=1)
+    kinds, first, places = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    places = places.reshape(rows)
+    frequent = np.argsort(-np.bincount(places), kind="stable")[:_PATTERNS]
+    names = [[column.name for column in lacking if column.codes[row] < 0] for row in first.tolist()]
+    cells = _rates(_Cells([str(n) for n in range(len(kinds))], places), label)
+    patterns = [{"columns": names[n], **{k: v for k, v in cells[n].items() if k != "value"}} for n in frequent.tolist()]
+    return {"columns": [{"name": c.name, "share": c.missing_share} for c in lacking], "patterns": patterns}
+
+
+def _associations(used: Sequence[Decision], cells: dict[str, _Cells], rows: int) -> dict[str, Any]:
+    """How strongly each two columns go together, from -1 to 1.
+
+    Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
+    (Bergsma 2013, "A bias-correction for Cramer's V and Tschuprow's T").
+    """
+    best = sorted(used, key=lambda d: -max((r.auc for r in d.auc.values()), default=0.0))[:_ASSOCIATED_COLUMNS]
+    chosen = [decision for decision in used if decision in best and len(cells[decision.column.name].names) > 1]
+    taken = np.arange(0, rows, max(1, -(-rows // _ASSOCIATED_ROWS)))
+    ranks = [_ranks(decision, taken) for decision in chosen]
+    places = [cells[decision.column.name].places[taken] for decision in chosen]
+    values = np.full((len(chosen), len(chosen)), np.nan)
+    pairs = []
+    for a in range(len(chosen)):
+        for b in range(a):
+            first, second = ranks[a], ranks[b]
+            is_ranked = first is not None and second is not None
+            found = _correlation(first, second) if is_ranked else cramers_v(places[a], places[b])
+            if found is not None:
+                values[a, b] = values[b, a] = found
+                measure = "Spearman" if is_ranked else "Cramer's V"
+                names = (chosen[b].column.name, chosen[a].column.name)
+                pairs.append({"first": names[0], "second": names[1], "measure": measure, "value": found})
+    return {
+        "columns": [decision.column.name for decision in chosen],
+        "left_out": len(used) - len(chosen),
+        "rows": len(taken),
+        "values": [[None if np.isnan(v) else float(v) for v in row] for row in values],
+        "pairs": sorted(pairs, key=lambda pair: -abs(float(pair["value"]))),
+    }
+
+
+def _ranks(decision: Decision, taken: Places) -> NDArray[np.float64] | None:
+    """(n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
+    column = decision.column
+    if column.form == "time" and column.seconds is not None:
+        numbers = column.row_seconds[taken]
+    elif column.numbers is not None and decision.kind not in ("categorical", "user", "item", "group"):
+        numbers = column.row_numbers[taken]
+    else:
+        return None
+    ordered = np.sort(numbers[np.isfinite(numbers)])
+    ranks = (np.searchsorted(ordered, numbers, "left") + np.searchsorted(ordered, numbers, "right")) / 2
+    return np.where(np.isfinite(numbers), ranks, np.nan)
+
+
+def _correlation(first: NDArray[np.float64] | None, second: NDArray[np.float64] | None) -> float | None:
+    assert first is not None and second is not None
+    both = np.isfinite(first) & np.isfinite(second)
+    a, b = first[both], second[both]
+    return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and a.std() and b.std() else None
+
+
+def cramers_v(first: Places, second: Places) -> float | None:
+    """Return Cramer's V of two (n,) columns of cells, corrected for bias, from 0 to 1; None if one has one cell."""
+    (_, a), (_, b) = (np.unique(cells, return_inverse=True) for cells in (first, second))
+    rows, r, c = len(a), int(a.max(initial=0)) + 1, int(b.max(initial=0)) + 1
+    if min(r, c) < 2 or rows < 3:
+        return None
+    table = np.bincount(a * c + b, minlength=r * c).reshape(r, c)
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / rows
+    phi = ((table - expected) ** 2 / expected).sum() / rows
+    corrected = max(0.0, phi - (r - 1) * (c - 1) / (rows - 1))
+    fewer = min(size - (size - 1) ** 2 / (rows - 1) for size in (r, c)) - 1
+    return float(min(1.0, np.sqrt(corrected / fewer))) if fewer > 0 else None
+
+
+def _interactions(decisions: Sequence[Decision]) -> dict[str, Any] | None:
+    """How many rows a user has, and how many rows the most popular items have; None for other tables."""
+    of_role = {decision.role: decision.column for decision in decisions}
+    if "user" not in of_role or "item" not in of_role:
+        return None
+    figures: dict[str, Any] = {}
+    for role in ("user", "item"):
+        counts = np.sort(of_role[role].counts[of_role[role].counts > 0])[::-1]
+        place = np.searchsorted(_ACTIVITY, counts, side="right") - 1
+        ends = [*(f"{end - 1:,}" for end in _ACTIVITY[1:]), ""]
+        names = [
+            f"{low:,}" if f"{low:,}" == end else f"{low:,} to {end}" if end else f"{low:,} and more"
+            for low, end in zip(_ACTIVITY, ends, strict=True)
+        ]
+        shares = np.bincount(place, minlength=len(names)) / len(counts)
+        steps = np.unique(np.linspace(1, len(counts), min(len(counts), 60)).round().astype(np.int64))
+        figures[role] = {
+            "count": len(counts),
+            "median": float(np.median(counts)),
+            "most": int(counts[0]),
+            "rows": [{"rows": n, "share": float(s)} for n, s in zip(names, shares, strict=True)],
+            "cumulated": {
+                "share": (steps / len(counts)).tolist(),
+                "of_rows": (np.cumsum(counts)[steps - 1] / counts.sum()).tolist(),
+            },
+        }
+    return figures
+
+
+def _duplicates(found: InspectedTable) -> int | None:
+    """Rows of the sample that repeat another one in every column; None if values cannot be compared."""
+    key = np.zeros(found.sample.rows.num_rows, np.int64)
+    for decision in found.decisions:
+        codes = decision.column.codes
+        if decision.column.form in ("list", "vector", "nested"):
+            # Their codes stand for less than the value.
+            try:
+                encoded = found.sample.rows[decision.column.name].combine_chunks().dictionary_encode()
+            except pa.ArrowException:
+                return None
+            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        # Both factors are at most the number of rows, so the product fits.
+        _, key = np.unique(key * (int(codes.max(initial=-1)) + 2) + codes + 1, return_inverse=True)
+    return len(key) - len(np.unique(key))
+
+
+Alert = tuple[str, str, str]
+"""The kind, the column and the text."""
+
+
+def _alerts(found: InspectedTable, figures: dict[str, Any]) -> list[dict[str, str]]:
+    """What a person should look at before training, by kind and column."""
+    alerts = [alert for decision in found.decisions for alert in _column_alerts(decision)]
+    leaks = {decision.warning for decision in found.decisions}
+    alerts += [("warning", "", warning) for warning in found.warnings if warning not in leaks]
+    if duplicates := figures["duplicates"]:
+        repeated = f"{duplicates:,} rows of the sample ({_percent(duplicates / figures['rows'])})"
+        alerts.append(("duplicates", "", f"{repeated} repeat another one in every column"))
+    label = figures["label"]
+    if label is not None and min(label["rate"], 1 - label["rate"]) < _RARE_LABEL:
+        rare = f"{_percent(label['rate'])} of the rows have label 1"
+        alerts.append(("skewed label", label["name"], f"{rare}; metrics need many rows"))
+    alerts += [
+        ("drift", one["name"], f"the second half of the file differs: stability index {format_number(one['index'])}")
+        for one in figures["drift"]
+        if one["has_drifted"]
+    ]
+    return [{"kind": kind, "column": column, "what": what} for kind, column, what in alerts]
+
+
+def _column_alerts(decision: Decision) -> list[Alert]:
+    column, found = decision.column, list[Alert]()
+    if decision.warning:
+        found.append(("leak suspect", column.name, decision.warning.removeprefix(f"{column.name}: ")))
+    elif decision.role == "ignored":
+        kinds = {"constant": "constant", "a row id": "like an id"}
+        kind = next((kind for start, kind in kinds.items() if decision.reason.startswith(start)), "ignored")
+        found.append((kind, column.name, decision.reason))
+    if column.missing_share >= _MUCH_MISSING:
+        found.append(("missing", column.name, f"{_percent(column.missing_share)} of the rows have no value"))
+    if decision.role == "time" and column.seconds is not None:
+        steps = np.diff(column.row_seconds[np.isfinite(column.row_seconds)])
+        if (steps < 0).any():
+            early = f"{_percent(float((steps < 0).mean()))} of the rows are earlier than the row before"
+            found.append(("order of time", column.name, f"{early}; a split by place in the file would mix times"))
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{format_number(100 * share)}%"
