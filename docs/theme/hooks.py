@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: pages from outside of docs/, notebooks as pages, the script that draws diagrams."""
+"""Build what mkdocs.yml cannot describe: pages from outside of docs/, notebooks as pages, the script that draws diagrams."""
 
 import json
 import re
