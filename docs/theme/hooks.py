@@ -1,4 +1,4 @@
-"""Build what mkdocs.yml cannot describe: pages from outside of docs/, notebooks as pages, the script that draws diagrams."""
+"""Build what mkdocs.yml cannot describe: pages from outside of docs/, notebooks as pages, the script of diagrams."""
 
 import json
 import re
