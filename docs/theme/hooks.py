@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: pages from outside of docs/, the notebook as a page, the script that draws diagrams."""
+"""Build what mkdocs.yml cannot describe: pages from outside of docs/, notebooks as pages, the script of diagrams."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "rayrec/*/*/README.md")
 
 
 class Notebook(File):
-    """A Jupyter notebook as a page: its text, its code, and what the code printed."""
+    """A Jupyter notebook as a page: its text, its code, and what the code printed and drew."""
 
     def is_documentation_page(self) -> bool:
         return True
@@ -34,6 +34,9 @@ def _text(cell: dict[str, Any]) -> str:
 
 def _printed(output: dict[str, Any]) -> str:
     data = output.get("data", {})
+    if "image/png" in data:
+        picture = "".join(data["image/png"].split())
+        return f'<img alt="Picture that the code above draws" src="data:image/png;base64,{picture}">'
     if "text/html" in data:
         # The theme styles tables without attributes.
         return re.sub("<table[^>]*>", "<table>", "".join(data["text/html"]))

@@ -1,7 +1,9 @@
-"""docs/own-data.ipynb, executed; `python -m tests.end_to_end.notebook` writes its outputs afresh."""
+"""The notebooks of docs/examples, executed; `python -m tests.end_to_end.notebook [NAME ...]` writes their outputs."""
 
 import copy
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -9,20 +11,20 @@ from nbclient import NotebookClient
 
 from tests.end_to_end.conftest import REPOSITORY
 
-NOTEBOOK = REPOSITORY / "docs" / "own-data.ipynb"
+NOTEBOOKS = {path.stem: path for path in sorted((REPOSITORY / "docs" / "examples").glob("*.ipynb"))}
 
 
-def read() -> Any:
-    """The notebook as it stands."""
-    return nbformat.read(NOTEBOOK, as_version=4)
+def read(path: Path) -> Any:
+    """Read a notebook as it stands."""
+    return nbformat.read(path, as_version=4)
 
 
-def executed() -> Any:
-    """The notebook with outputs of its own, without what libraries say on stderr; raises CellExecutionError if a cell
+def executed(path: Path) -> Any:
+    """Return the notebook with fresh outputs, without what libraries say on stderr; raises CellExecutionError if a cell
     fails."""
-    notebook = read()
+    notebook = read(path)
     about = copy.deepcopy(notebook.metadata)
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(path.parent)}}).execute()
     notebook.metadata = about  # without the version of Python
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran
@@ -32,12 +34,13 @@ def executed() -> Any:
 
 
 def outline(notebook: Any) -> list[list[str]]:
-    """The texts that each cell of code has put out, with `#` for what differs between machines: numbers with a point,
-    and the widths of columns."""
+    """Return the texts that each cell of code prints, with `#` for what differs between machines: numbers with a point,
+    and the widths of columns. A picture counts as its size in pixels. Cells tagged `varies` are left out: their
+    outputs name the best of many, which rounding may change."""
     return [
         [f"{output.output_type}: {_plain(_text(output))}" for output in cell.outputs]
         for cell in notebook.cells
-        if cell.cell_type == "code"
+        if cell.cell_type == "code" and "varies" not in cell.metadata.get("tags", ())
     ]
 
 
@@ -50,4 +53,5 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    nbformat.write(executed(), NOTEBOOK)
+    for name in sys.argv[1:] or NOTEBOOKS:
+        nbformat.write(executed(NOTEBOOKS[name]), NOTEBOOKS[name])

@@ -1,16 +1,19 @@
-"""The notebook runs as it stands, and shows what it puts out."""
+"""The notebooks of docs/examples run as they stand, and show what they print."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.notebook import executed, outline, read
+from tests.end_to_end.notebook import NOTEBOOKS, executed, outline, read
 from tests.environments import environment_of_a_user
 
 
 @pytest.mark.minutes
-def test_the_notebook_shows_what_it_puts_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", NOTEBOOKS.values(), ids=NOTEBOOKS)
+def test_the_notebook_shows_what_it_prints(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its reader runs it, without a cluster."""
     for name in set(os.environ) - set(environment_of_a_user()):
         monkeypatch.delenv(name)
-    assert outline(executed()) == outline(read())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # its new folder goes with the test
+    assert outline(executed(path)) == outline(read(path))
