@@ -403,6 +403,14 @@ def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -
     assert recipe["preprocess"]["split"]["kind"] == "time"
 
 
+def test_a_column_with_hours_orders_the_rows(inspect: Inspect) -> None:
+    visits = [f"01.03.2026 {i % 24:02d}:30" for i in range(ROWS)]
+    signups = np.datetime64("2018-01-01") + np.random.default_rng(0).integers(2_900, size=ROWS)
+    found = inspect({"visit": visits, "member since": signups, "shop": np.arange(ROWS) % 9})
+    assert yaml.safe_load(found.recipe)["source"]["time"] == {"column": "visit", "format": "%d.%m.%Y %H:%M"}
+    assert decision(found, "member since").role == "feature"
+
+
 def test_births_are_no_times_of_rows(inspect: Inspect) -> None:
     days = np.datetime64("1945-03-01") + np.random.default_rng(0).integers(20_000, size=ROWS)
     recipe = yaml.safe_load(inspect({"born": days, "since": days, "shop": np.arange(ROWS) % 9}).recipe)
