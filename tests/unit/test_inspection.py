@@ -544,12 +544,18 @@ def test_conditions(inspect: Inspect, label: str, content: dict[str, list[str]],
         ("rating>=9", "no row of the sample meets it", UserError),
         ("rating>=0", "every row of the sample meets it", UserError),
         ("one", "--label one: all rows of the sample have '1'; a label needs two values: name another", UserError),
-        ("answer", "its values are a and b; say which one is 1, such as --label answer=b", UserError),
-        ("answer>=2", "column 'answer' holds 'a', 'b', no numbers; write 'answer=VALUE'", UserError),
+        ("answer", "its values are a and b; say which one is 1, such as --label answer=a", UserError),
+        ("answer>=2", "column 'answer' holds 'b', 'a', no numbers; write 'answer=VALUE'", UserError),
     ],
 )
 def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: type[Exception]) -> None:
-    columns = {"rating": [1, 4, 5], "one": [1, 1, 1], "answer": ["a", "b", "a"], "flag": [0, 1, 0], "click": [1, 2, 3]}
+    columns = {
+        "rating": [1, 4, 5],
+        "one": [1, 1, 1],
+        "answer": ["b", "a", "b"],
+        "flag": [0, 1, 0],
+        "click": [1, 2, 3],
+    }
     with pytest.raises(kind) as raised:
         inspect({name: values * 50 for name, values in columns.items()}, label=label)
     assert message in str(raised.value)
