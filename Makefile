@@ -1,5 +1,6 @@
-# Needs Python 3.11, pip and make; everything else is brought into .venv (Java and uv too).
+# Needs Python 3.11 to 3.13, pip and make; everything else is installed into .venv (Java and uv too).
 #   make demo | demo-cluster | test | test-minutes | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
+#   PYTHON=python3.12 VENV=.venv-3.12: an environment of another Python beside the first
 
 PYTHON ?= python3
 EXTRA ?= cpu
@@ -29,11 +30,14 @@ STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/n
 
 .PHONY: setup lock demo demo-cluster test test-minutes lint format docs wheel installed-wheel bench gpu-check clean
 
+# An environment keeps the Python that it was made with, so a PYTHON that is named has to be that one.
 setup: $(STAMP)
+	@test "$(origin PYTHON)" = file || test "$$($(PYTHON) -V)" = "$$($(BIN)/python -V)" \
+		|| { echo "error: $(VENV) has $$($(BIN)/python -V); add a folder for $(PYTHON): VENV=.venv-3.12" >&2; exit 1; }
 
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "error: $(PYTHON) is not Python 3.11, 3.12 or 3.13; run make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
@@ -44,6 +48,8 @@ $(STAMP): | $(BIN)/uv
 	rm -f $(VENV)/.installed-*
 	touch $@
 
+# All versions of Python need the same packages, so one lock serves all. A folder of wheels may lack torch for some of
+# them: uv keeps the hashes that the lock has, until torch's version changes. Then compile from PyTorch's index.
 COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --extra mlflow --python-version 3.11 --no-annotate --generate-hashes \
 	--custom-compile-command "make lock" --overrides requirements/overrides.txt
 

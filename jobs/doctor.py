@@ -88,7 +88,6 @@ def java_major(output: str) -> int | None:
 
 def check_versions() -> Iterable[Check]:
     """Check the pinned versions: torch, torchrec and fbgemm move in lock-step, and so do ray, raydp and pyspark."""
-    reinstall = "make setup (the pinned versions are in requirements/)"
     try:
         pins = pinned_versions(importlib.metadata.requires("rayrec") or [])
     except importlib.metadata.PackageNotFoundError:
@@ -100,10 +99,13 @@ def check_versions() -> Iterable[Check]:
         # A build may carry a local suffix: 2.13.0+cpu is version 2.13.0.
         fits = found is not None and found.split("+")[0] == pins[name]
         needed = "" if fits else f", rayrec needs {pins[name]}"
-        yield _check(name, f"{found or 'not installed'}{needed}", fits, reinstall)
+        fix = f"make setup in a checkout, elsewhere pip install {name}=={pins[name]}"
+        yield _check(name, f"{found or 'not installed'}{needed}", fits, fix)
     if len(builds) != 1:
         found = "both builds, which overwrite each other" if builds else "not installed"
-        yield _check("fbgemm", found, False, f"pip uninstall fbgemm-gpu fbgemm-gpu-cpu; {reinstall}")
+        # TorchRec asks for the CUDA build, so pip installs both with the extra `cpu`.
+        install = f"pip install --force-reinstall --no-deps fbgemm-gpu-cpu=={pins['fbgemm-gpu-cpu']}"
+        yield _check("fbgemm", found, False, f"pip uninstall --yes fbgemm-gpu; {install} (on GPUs the other way round)")
 
 
 def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:

@@ -104,7 +104,7 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
     if weight is not None:
         reasons[weight.name] = "weights of rows in loss and metrics, by its name"
     times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
-    time = max(times, key=lambda c: ("timestamp" in name_words(c.name), c.distinct), default=None)
+    time = max(times, key=lambda c: ("timestamp" in name_words(c.name), _has_clock(c), c.distinct), default=None)
     if time is not None:
         assert time.seconds is not None
         first, last = (np.datetime64(int(t), "s") for t in (np.nanmin(time.seconds), np.nanmax(time.seconds)))
@@ -146,6 +146,11 @@ def _is_row_time(column: Column) -> bool:
     assert column.seconds is not None
     is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
     return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
+
+
+def _has_clock(column: Column) -> bool:
+    """Tell whether a column of times has more than days: rows are logged to the minute, memberships begin on a day."""
+    return column.seconds is not None and bool((np.nan_to_num(column.seconds) % 86_400 != 0).any())
 
 
 def _is_candidate(column: Column, group: Column) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig, matches
-from rayrec.config.transforms import Elapsed, HashIds, Vocabulary
+from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
@@ -252,11 +252,15 @@ def _feature_drift(feature: Feature, before: pa.Array, now: pa.Array) -> Feature
 
 
 def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now: NDArray[np.int64]) -> FeatureDrift:
-    """Compare the shares of unknown values, of each frequent id and of all others."""
+    """Compare the shares of unknown values, of each frequent id and of all others.
+
+    Tomorrow is another weekday, day and month, so of these only the share of missing times is compared.
+    """
     # Unlisted values may have ids by hashing.
     before, now = (np.where(ids <= feature.unlisted_buckets, 0, ids) for ids in (before, now))
     counts = np.bincount(before)
-    frequent = np.argsort(-counts[1:], kind="stable")[:_FREQUENT] + 1
+    is_calendar = any(isinstance(t, TimePart) and t.part != "hour" for t in feature.transforms)
+    frequent = np.argsort(-counts[1:], kind="stable")[: 0 if is_calendar else _FREQUENT] + 1
     cells = np.full(int(max(before.max(initial=0), now.max(initial=0))) + 1, len(frequent) + 1)
     cells[0] = 0
     cells[frequent] = np.arange(1, len(frequent) + 1)

@@ -131,9 +131,12 @@ def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
         condition = LabelCondition(column=column.name, equals=("1",), missing=missing)
         return Label(column.name, condition, _labels(column, condition)[0], reason, column.null_words)
     pair = " and ".join(sorted(words))
+    # The value that a model looks for is mostly the rarer one.
+    counts = dict(zip(column.texts, column.counts, strict=True))
+    rarer = min(sorted(words, reverse=True), key=lambda word: sum(counts[text] for text in words[word]))
     raise UserError(
         f"--label {column.name}: its values are {pair}; say which one is 1, such as "
-        f"--label {shlex.quote(f'{column.name}={sorted(words)[-1]}')}"
+        f"--label {shlex.quote(f'{column.name}={rarer}')}"
     )
 
 

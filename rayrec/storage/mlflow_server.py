@@ -36,7 +36,7 @@ def mlflow_at(server: str | None) -> Iterator[ModuleType]:
     try:
         import mlflow
     except ImportError:
-        raise ConfigError("MLflow is not installed; install the extra (pip install 'rayrec[mlflow]')") from None
+        raise ConfigError("MLflow is not installed; docs/install.md#mlflow has the command") from None
     server = server or os.environ.get(_SERVER_VARIABLE)
     if not server:
         raise ConfigError(f"{_SERVER_VARIABLE}: is not set; give it the address of the MLflow server")

@@ -336,12 +336,14 @@ def _only_rank() -> Iterator["RankContext"]:
     context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
     threads = torch.get_num_threads()
     context.prepare_process()
-    # TorchRec uses parts of torch that warn of their end; users can do nothing about it.
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    # Users can do nothing about warnings of ending parts of torch, and of each replicated table.
+    for name in ("torch.fx", "torchrec.distributed.utils"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", message="fbgemm::.* an autograd kernel was not registered")
             yield context
     finally:
         dist.destroy_process_group()

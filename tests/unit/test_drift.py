@@ -12,7 +12,7 @@ import pytest
 from jobs.command.runner import run_command
 from jobs.inspect import COMMAND
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import Fill, HashUnlisted, Standardize, Vocabulary
+from rayrec.config.transforms import Fill, HashUnlisted, Standardize, TimePart, Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import with_weights
@@ -129,6 +129,17 @@ def test_lists_and_labels_drift(against: Compare) -> None:
     assert drifted(against({**rows, "tags": ["d" for _ in rows["tags"]]})) == ["tags"]
     assert drifted(against({**rows, "tags": ["" for _ in rows["tags"]]})) == ["tags"]
     assert drifted(against({**rows, "click": ["1" if i % 2 else "0" for i in range(ROWS)]})) == ["click"]
+
+
+def test_another_weekday_is_no_drift() -> None:
+    """A new day is not held back for its date, but an hour, and times that are missing, are compared."""
+    monday, tuesday, missing = (pa.array(np.full(ROWS, id_, np.int32)) for id_ in (1, 2, 0))
+    weekday, hour = (
+        CategoricalFeature(name=part, transforms=(TimePart(part=part),), cardinality=rows)
+        for part, rows in (("weekday", 8), ("hour", 25))
+    )
+    assert not _feature_drift(weekday, monday, tuesday).has_drifted
+    assert _feature_drift(weekday, monday, missing).has_drifted and _feature_drift(hour, monday, tuesday).has_drifted
 
 
 def test_weights_play_no_part_in_the_drift_of_lists() -> None:

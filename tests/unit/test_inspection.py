@@ -403,6 +403,14 @@ def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -
     assert recipe["preprocess"]["split"]["kind"] == "time"
 
 
+def test_a_column_with_hours_orders_the_rows(inspect: Inspect) -> None:
+    visits = [f"01.03.2026 {i % 24:02d}:30" for i in range(ROWS)]
+    signups = np.datetime64("2018-01-01") + np.random.default_rng(0).integers(2_900, size=ROWS)
+    found = inspect({"visit": visits, "member since": signups, "shop": np.arange(ROWS) % 9})
+    assert yaml.safe_load(found.recipe)["source"]["time"] == {"column": "visit", "format": "%d.%m.%Y %H:%M"}
+    assert decision(found, "member since").role == "feature"
+
+
 def test_births_are_no_times_of_rows(inspect: Inspect) -> None:
     days = np.datetime64("1945-03-01") + np.random.default_rng(0).integers(20_000, size=ROWS)
     recipe = yaml.safe_load(inspect({"born": days, "since": days, "shop": np.arange(ROWS) % 9}).recipe)
@@ -536,12 +544,18 @@ def test_conditions(inspect: Inspect, label: str, content: dict[str, list[str]],
         ("rating>=9", "no row of the sample meets it", UserError),
         ("rating>=0", "every row of the sample meets it", UserError),
         ("one", "--label one: all rows of the sample have '1'; a label needs two values: name another", UserError),
-        ("answer", "its values are a and b; say which one is 1, such as --label answer=b", UserError),
-        ("answer>=2", "column 'answer' holds 'a', 'b', no numbers; write 'answer=VALUE'", UserError),
+        ("answer", "its values are a and b; say which one is 1, such as --label answer=a", UserError),
+        ("answer>=2", "column 'answer' holds 'b', 'a', no numbers; write 'answer=VALUE'", UserError),
     ],
 )
 def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: type[Exception]) -> None:
-    columns = {"rating": [1, 4, 5], "one": [1, 1, 1], "answer": ["a", "b", "a"], "flag": [0, 1, 0], "click": [1, 2, 3]}
+    columns = {
+        "rating": [1, 4, 5],
+        "one": [1, 1, 1],
+        "answer": ["b", "a", "b"],
+        "flag": [0, 1, 0],
+        "click": [1, 2, 3],
+    }
     with pytest.raises(kind) as raised:
         inspect({name: values * 50 for name, values in columns.items()}, label=label)
     assert message in str(raised.value)

@@ -22,7 +22,7 @@ def test_a_machine_is_described_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 1 <= described["cpus_usable"] == available_cpus() <= described["cores"]
     assert described["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30, abs=0.1)
     versions = described["versions"]
-    assert versions["python"] == platform.python_version() and versions["torch"] == torch.__version__
+    assert versions["python"] == platform.python_version() and torch.__version__.startswith(versions["torch"])
     assert {"rayrec", "torchrec", "ray", "pyarrow", "pyspark", "raydp"} <= versions.keys()
     assert json.loads(json.dumps(described)) == described
     assert all(str(value) in describe_machine(described) for value in (described["cpu"], 0.12, 7.5))
