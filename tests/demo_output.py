@@ -17,7 +17,7 @@ DOCUMENT = REPOSITORY / "README.md"
 _BEGIN, _END = "<!-- demo: written by tests/demo_output.py -->", "<!-- end of demo -->"
 _SHOWN = ("rayrec preprocess", "rayrec train", "curl")
 """Steps that the excerpt has, by the beginning of their commands."""
-_WIDTH = 112
+_WIDTH = 90
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{7,}\b")
 _VARYING = re.compile(r"[\d.,]+(?= s\b| rows/s\b)|(?<=127\.0\.0\.1:)\d+")
 """Times, speeds and ports: what differs from run to run."""
