@@ -1,4 +1,4 @@
-"""Extend mkdocs.yml: add pages from outside of docs/, notebooks as pages, and the script that draws diagrams."""
+"""What mkdocs.yml cannot say: pages from outside of docs/, the notebook as a page, the script that draws diagrams."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "rayrec/*/*/README.md")
 
 
 class Notebook(File):
-    """A Jupyter notebook as a page: its text, its code and its outputs."""
+    """A Jupyter notebook as a page: its text, its code, and what the code printed."""
 
     def is_documentation_page(self) -> bool:
         return True
