@@ -96,13 +96,7 @@ def run(request: DemoRequest, progress: Progress) -> Result:
             results = {step: _run_step(step, values, progress) for step, values in steps.items()}
             evaluated = results["evaluate"]
             details = _serve_one_request(folder / "model", source.example_request(raw), progress)
-    place = folder / "cluster" if request.on == "ray" else folder
-    progress.message(
-        f"\n{source.describe_quality(evaluated.metrics[data.evaluated], generated.details)}\n"
-        f"Next: rayrec report {place / 'run'} --output {folder / 'report'}\n"
-        f"      rayrec serve {place / 'model'}\n"
-        "      rayrec inspect YOUR_FILE --label COLUMN --output mine.yaml\n"
-    )
+    progress.message(f"\n{source.describe_quality(evaluated.metrics[data.evaluated], generated.details)}")
     return Result(command="demo", output=folder, rows=request.rows, metrics=evaluated.metrics, details=details)
 
 
@@ -332,7 +326,20 @@ def _replace_earlier_demo(folder: Path) -> None:
     Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
 
 
-COMMAND = Command("demo", DemoRequest, run)
+def describe(result: Result) -> str:
+    """Return the outcome, and commands to continue with."""
+    assert isinstance(result.output, Path)
+    place = result.output / "cluster" if "compared" in result.details else result.output
+    return "\n".join([
+        describe_result(result),
+        "",
+        f"Next: rayrec report {place / 'run'} --output report",
+        f"      rayrec serve {place / 'model'}",
+        "      rayrec inspect YOUR_FILE --label COLUMN --output mine.yaml",
+    ])  # fmt: skip
+
+
+COMMAND = Command("demo", DemoRequest, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

@@ -17,7 +17,10 @@ DOCUMENT = REPOSITORY / "README.md"
 _BEGIN, _END = "<!-- demo: written by tests/demo_output.py -->", "<!-- end of demo -->"
 _SHOWN = ("rayrec preprocess", "rayrec train", "curl")
 """Steps that the excerpt has, by the beginning of their commands."""
-_WIDTH = 90
+COLUMNS = 80
+"""Width of the terminal for which the demo prints."""
+_LONGEST = 90
+"""Characters of a line that the README shows."""
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{7,}\b")
 _VARYING = re.compile(r"[\d.,]+(?= s\b| rows/s\b)|(?<=127\.0\.0\.1:)\d+")
 """Times, speeds and ports: what differs from run to run."""
@@ -42,7 +45,7 @@ def excerpt(printed: str) -> str:
 
 def _short(line: str) -> str:
     line = _LONG_NUMBER.sub(lambda number: format_number(float(number[0])), line)
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
 def comparable(text: str) -> str:
@@ -63,9 +66,11 @@ def document(printed: str) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        variables = {**environment_of_a_user(), "PYTHONPATH": str(REPOSITORY)}
+        variables = {**environment_of_a_user(), "PYTHONPATH": str(REPOSITORY), "COLUMNS": str(COLUMNS)}
         done = subprocess.run(
             [sys.executable, "-m", "rayrec.cli", "demo"],
-            cwd=folder, env=variables, capture_output=True, text=True, check=True,
+            cwd=folder, env=variables, capture_output=True, text=True, check=False,
         )  # fmt: skip
+    if done.returncode:
+        sys.exit(done.stderr)
     DOCUMENT.write_text(document(done.stderr + done.stdout))

@@ -50,7 +50,7 @@ def test_the_demo_runs_anywhere(installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [installed / "bin" / "rayrec", "demo"],
         cwd=tmp_path,
-        env=environment_of_a_user(),
+        env={**environment_of_a_user(), "COLUMNS": str(demo_output.COLUMNS)},
         capture_output=True,
         text=True,
         timeout=600,
