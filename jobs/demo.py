@@ -1,7 +1,7 @@
-"""`rayrec demo`: the whole way from raw logs to an answered HTTP request, each step as the command that does it.
+"""`rayrec demo`: generate raw logs, take them through all steps to an answer over HTTP, and show each step's command.
 
-With `--on ray` each step is a job of a Ray cluster of two nodes. The same steps are done without it, too, and what both
-have written is compared.
+With `--on ray` each step runs as a job on a Ray cluster of two nodes. The same steps also run without the cluster, and
+the results of both are compared.
 """
 
 import json
@@ -26,6 +26,7 @@ from jobs.command import (
     as_arguments,
     build_request,
     describe_outcome,
+    describe_result,
     execute,
     load_command,
     main,
@@ -57,18 +58,18 @@ class DemoRequest(PlacedRequest):
     model: Annotated[str, AfterValidator(MODELS.known), Positional("|".join(MODELS.packages))] = "dlrm"
     """Kind of model."""
     output: LocalPath = Path("demo")
-    """Folder for everything that the demo makes; the folder of an earlier demo is replaced."""
+    """Folder for all results; replaces the folder of an earlier demo."""
     rows: PositiveInt = 100_000
-    """Rows to generate."""
+    """Number of rows to generate."""
     on: Literal["auto", "process", "ray"] = "auto"
-    """Run all steps in this process; or as jobs of a Ray cluster of two nodes, which starts here for the demo, with a
-    comparison of what it writes with what this machine writes without it. By default training is Ray's."""
+    """Run all steps in this process (process), or train with Ray on this machine (auto). With ray, start a Ray cluster
+    of two nodes here, run each step as a job, and compare all results with those of this machine alone."""
 
 
 def run(request: DemoRequest, progress: Progress) -> Result:
-    """Run every step; `metrics` are the evaluation's, `details` the request and its answer.
+    """Run every step. Return the evaluation's metrics, and the request with its answer in `details`.
 
-    On a cluster `details` also has `steps`, with where each ran, and `compared`. Raises UserError if anything differs.
+    On a cluster, `details` also has `steps` (where each ran) and `compared`. Raises UserError if a result differs.
     """
     from cluster.ray_session import has_cluster, ray_session
     from rayrec.sources.registry import source_of
@@ -333,7 +334,20 @@ def _replace_earlier_demo(folder: Path) -> None:
     Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
 
 
-COMMAND = Command("demo", DemoRequest, run)
+def describe(result: Result) -> str:
+    """Return the outcome, and commands to continue with."""
+    assert isinstance(result.output, Path)
+    place = result.output / "cluster" if "compared" in result.details else result.output
+    return "\n".join([
+        describe_result(result),
+        "",
+        f"Next: rayrec report {place / 'run'} --output report",
+        f"      rayrec serve {place / 'model'}",
+        "      rayrec inspect YOUR_FILE --label COLUMN --output mine.yaml",
+    ])  # fmt: skip
+
+
+COMMAND = Command("demo", DemoRequest, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

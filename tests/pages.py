@@ -29,6 +29,6 @@ def commands(page: Path) -> list[str]:
         program = text.replace("\n    ", "\n").strip()
         if program.startswith("import rayrec\n"):
             found.append(f"python - <<'END'\n{program}\nEND")
-        elif language not in {"python", "yaml", "toml"}:
+        elif language not in {"python", "yaml", "toml", "text"}:
             found += _COMMAND.findall(text)
     return found

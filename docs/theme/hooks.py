@@ -64,7 +64,7 @@ def _paths(root: Path, pattern: str) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The files of the site, those of the repository at the paths that they have there."""
+    """Return the files of the site, with their paths in the repository."""
     root = _root(config)
     inside = [file for file in files if file.src_dir == config.docs_dir]
     paths = [f"docs/{file.src_uri}" for file in inside]
@@ -80,5 +80,5 @@ def _file(path: str, folder: Path, config: MkDocsConfig) -> File:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Cells of tables without the backslash that GitHub asks for before a bar in code."""
+    """Remove the backslash that GitHub needs before a bar in the code of a table."""
     return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)

@@ -37,14 +37,12 @@ ELSEWHERE = {
 """Commands that do not run here, and what runs them or why nothing does."""
 SMALLER = {
     r"dlrm-criteo(?!-)": "dlrm-criteo-debug",
-    r"run neumf-ml-1m ": "run neumf-ml-1m-debug ",
     r"workers([ =])8": r"workers\g<1>2",
     r"--trials 16": "--trials 2",
     r"benchmark serve model": "benchmark serve model --seconds 0.5",
     r"auc >= 0\.76": "auc >= 0.6",
     r"clicks/models/8": "clicks/models/2",
     r"RUN\|MODEL": "RUN",
-    r", \.\.\.}": "}",
 }
 """What is made smaller in a command, and names that stand for several."""
 READY = {"serve": "in a shell: ", "follow": "published"}
@@ -55,12 +53,7 @@ rayrec preprocess mine.yaml --input day_1.csv --output dataset
 rayrec train mine.yaml --data dataset --output run
 """
 BEFORE = {
-    "README.md": """
-        cp -r $MADE demo
-        ln -s $ENVIRONMENT .venv
-        rayrec generate interactions --rows 20000 --output drawn
-        tail -n +2 drawn/ratings.csv | sed 's/,/::/g' > ratings.dat
-    """,
+    "README.md": "ln -s $ENVIRONMENT .venv",
     "docs/cli.md": """
         mkdir raw
         cp $MADE/raw/criteo.tsv raw

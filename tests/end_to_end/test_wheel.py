@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own has all that the packages of the checkout have, and takes the demo's way."""
+"""The wheel in an environment of its own has all that the packages of the checkout have, and runs the demo."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import demo_output
 from tests.end_to_end.conftest import REPOSITORY
 from tests.environments import environment_of_a_user
 
@@ -47,15 +48,18 @@ def test_nothing_is_missing(installed: Path) -> None:
 
 def test_the_demo_runs_anywhere(installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [installed / "bin" / "rayrec", "demo", "--json"],
+        [installed / "bin" / "rayrec", "demo"],
         cwd=tmp_path,
-        env=environment_of_a_user(),
+        env={**environment_of_a_user(), "COLUMNS": str(demo_output.COLUMNS)},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (score,) = json.loads(done.stdout)["details"]["answer"]["predictions"]
+    (score,) = json.loads((tmp_path / "demo/result.json").read_text())["details"]["answer"]["predictions"]
     assert 0 < score < 1
     assert str(REPOSITORY) not in done.stderr
+    # `python -m tests.demo_output` writes what the README shows.
+    printed = demo_output.excerpt(done.stderr + done.stdout)
+    assert demo_output.comparable(demo_output.shown_in_readme()) == demo_output.comparable(printed)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_number
 from rayrec.sources.criteo.generator import SINGLE_FILE, generate
 from rayrec.sources.source import GeneratedData, TableSource
 
@@ -21,8 +22,10 @@ class CriteoSource(TableSource):
         return {"truth": truth.model_dump(mode="json", exclude={"files", "method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
-        best = generated["truth"]["best_auc"]
-        return f"AUC of the test split: {metrics['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
+        auc = metrics["auc"]
+        assert auc is not None
+        best = format_number(generated["truth"]["best_auc"])
+        return f"Test AUC: {format_number(auc)}; no model can exceed {best} on these generated clicks."
 
 
 SOURCE = CriteoSource()

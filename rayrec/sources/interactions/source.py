@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_number
 from rayrec.config import SourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
@@ -45,10 +46,9 @@ class InteractionSource(Source):
         return generate(output, rows, seed=seed, days=days, drift=drift, compress=compress, progress=progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
-        rows, lists = metrics["rows"], metrics["groups"]
-        assert rows and lists
-        chance = 10 * lists / rows
-        return f"HR@10 of the test split: {metrics['hr@10']:.4f}; candidates in random order give {chance:.4f}."
+        rows, lists, hr = metrics["rows"], metrics["groups"], metrics["hr@10"]
+        assert rows and lists and hr is not None
+        return f"Test HR@10: {format_number(hr)}; random order gives {format_number(10 * lists / rows)}."
 
 
 SOURCE = InteractionSource()

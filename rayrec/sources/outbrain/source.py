@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_number
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
@@ -75,10 +76,11 @@ class OutbrainSource(Source):
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
-        best, chance = generated["truth"]["held_out"]["best"], generated["truth"]["held_out"]["random"]
+        score, held_out = metrics["map@12"], generated["truth"]["held_out"]
+        assert score is not None
         return (
-            f"MAP@12 of the validation split: {metrics['map@12']:.4f}; the generator's clicks allow about {best:.4f} "
-            f"at best, ads in random order give about {chance:.4f}."
+            f"Validation MAP@12: {format_number(score)}; random order gives about {format_number(held_out['random'])}, "
+            f"and no model can exceed about {format_number(held_out['best'])} on these generated clicks."
         )
 
     def example_request(self, raw: Path) -> dict[str, Any]:
