@@ -41,7 +41,7 @@ class ExportRequest(Request):
 
     def check(self) -> None:
         if self.register_as is not None and self.delta_of is not None:
-            raise ConfigError("--register-as: a version must be whole; leave out --delta-of")
+            raise ConfigError("--register-as: registers whole models only; leave out --delta-of")
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
@@ -127,8 +127,8 @@ def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None
     require_place(request.output.absolute(), parent.folder)
     if request.tables not in (None, parent.precision):
         raise ConfigError(
-            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and so are "
-            "those of its deltas; leave out --tables, or --delta-of"
+            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and its "
+            "deltas must be, too; leave out --tables or --delta-of"
         )
     require_continues(parent, trained.recipe, trained.schema)
     return parent
@@ -160,9 +160,9 @@ def _judged(run: "RunFolder") -> str | None:
     checkpoint = before.checkpoint("best")
     rows = [Dataset.open(folder).split("train").rows for folder in (before.dataset_folder, run.dataset_folder)]
     return (
-        f"They are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
-        f"{read_progress(checkpoint).step:,} steps. The model in this folder was then trained anew on all {rows[1]:,} "
-        f"rows, for {run.recipe.train.max_steps:,} steps, which are as many epochs, and could not be measured."
+        f"The metrics are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
+        f"{read_progress(checkpoint).step:,} steps. This model was then trained from the beginning on all {rows[1]:,} "
+        f"rows, for {run.recipe.train.max_steps:,} steps (as many epochs); no rows were left to measure it."
     )
 
 
@@ -185,12 +185,12 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
 
     if (request.tables, request.delta_of, request.register_as) != (None, None, None):
         raise ConfigError(
-            "--tables, --delta-of and --register-as are for a run; a delta becomes the whole model that it stands for"
+            "--tables, --delta-of, --register-as: only for a run folder; leave them out to make a delta whole"
         )
     require_absent(request.output)
     model = ModelFolder.open(request.run)
     if model.base is None:
-        raise UserError(f"{location(request.run)}: is a whole model folder already; copy it")
+        raise UserError(f"{location(request.run)}: already a whole model folder; copy it")
     progress.stage(f"{len(model.deltas)} deltas on {location(model.base.folder)}")
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}

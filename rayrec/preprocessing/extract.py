@@ -20,7 +20,15 @@ from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
 from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, RawBlock, Reason, RowReader, describe_rejected
+from rayrec.raw.blocks import (
+    LEFT_OUT,
+    REJECTED_SCHEMA,
+    RawBlock,
+    Reason,
+    RowReader,
+    describe_reasons,
+    describe_rejected,
+)
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet, new_parquet_files
@@ -225,7 +233,7 @@ def _check_rejected(
         reasons.update(chunk.rejected)
     of_no_label = reasons[Reason.NO_LABEL]
     if of_no_label and not any(piece.rows for c in extracted for pieces in c.pieces.values() for piece in pieces):
-        raise UserError(f"{extracted[0].file}: no row has a label (of {of_no_label:,}); give rows that have one")
+        raise UserError(f"{extracted[0].file}: none of {of_no_label:,} rows has a label; give rows with labels")
     of_bad = Tally({reason: number for reason, number in reasons.items() if reason not in LEFT_OUT})
     bad, lines = of_bad.total(), lines - sum(reasons[reason] for reason in LEFT_OUT)
     if bad > max_fraction * lines:
@@ -240,10 +248,9 @@ def _check_rejected(
         example = rows.filter(is_bad).slice(0, 1).to_pylist()[0]
         example["line"] += offset
         fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
-        counts = ", ".join(f"{number:,} {reason}" for reason, number in of_bad.most_common())
         raise UserError(
-            f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
-            f"({max_fraction:g}); the first is {describe_rejected(example)}{fix}"
+            f"{bad:,} of {lines:,} rows are bad ({describe_reasons(of_bad)}), more than "
+            f"preprocess.max_rejected_fraction ({max_fraction:g}); the first is {describe_rejected(example)}{fix}"
         )
     return dict(reasons)
 

@@ -116,7 +116,7 @@ class Preprocessing:
         with user_errors(), new as folder, no_tasks_left_behind(workers):
             scratch = folder / _SCRATCH
             if files_below(folder):
-                progress.message(f"{location(folder)}: unfinished work of an earlier run; going on from there")
+                progress.message(f"{location(folder)}: continuing unfinished work of an earlier run")
             if not exists(folder / MANIFEST_FILE):
                 make_folder(scratch)
                 self._write(Workspace(workers, folder, scratch, progress), execution)

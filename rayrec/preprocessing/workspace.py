@@ -91,7 +91,7 @@ class Stages:
         """
         mark = self._folder / f"{name}.json"
         if exists(mark):
-            self._progress.message(f"{name}: done before")
+            self._progress.message(f"{name}: already done")
             return TypeAdapter(kind).validate_json(read_bytes(mark))
         files = folder or self._folder / name
         remove(files)

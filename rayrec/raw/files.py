@@ -122,7 +122,7 @@ def _list(path: str) -> list[InputFile]:
             infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
         infos = [info for info in infos if info.type == fs.FileType.File]
         if not infos:
-            raise UserError(f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI")
+            raise UserError(f"{path}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
         infos.sort(key=lambda info: _natural(info.path))
         return [_describe(filesystem, prefix, info) for info in infos]
     except (OSError, pa.ArrowException, ValueError) as error:

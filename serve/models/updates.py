@@ -28,7 +28,7 @@ from serve.operations.metrics import ServingMetrics
 
 logger = logging.getLogger("ray.serve.rayrec")
 
-_UNLOADED = "it is unloaded; POST /v2/repository/models/{name}/load loads it"
+_UNLOADED = "unloaded; POST /v2/repository/models/{name}/load loads it"
 
 Load = Callable[[str, str, Path], ServedVersion]
 """(model, version, folder) -> the loaded version. Raises UserError."""

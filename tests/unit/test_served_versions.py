@@ -115,7 +115,7 @@ def test_scan(made: Path, tmp_path: Path) -> None:
 
 WRONG_TRAFFIC = {
     "not JSON": ("{", "not whole JSON"),
-    "nobody answers": ('{"weights": {"1": 0}}', "nobody would answer"),
+    "nobody answers": ('{"weights": {"1": 0}}', "so none would answer"),
     "below zero": ('{"weights": {"1": -1}}', "weights"),
     "unknown key": ('{"weights": {"1": 1}, "shadows": "2"}', "shadow"),
 }
@@ -425,7 +425,7 @@ def test_what_changes_is_told_and_counted(
         "model 'm': version 1 (75%), 2 (25%) answer (was 2)",
         "model 'm': serving.",
     ]
-    assert logged[-1].endswith("; version 1 (75%), 2 (25%) stays")
+    assert logged[-1].endswith("; version 1 (75%), 2 (25%) keeps serving")
     assert [call.args for call in counters["switches"].inc.call_args_list] == [(1, {"model": "m"})] * 2
     assert [call.args for call in counters["failed_loads"].inc.call_args_list] == [(1, {"model": "m", "version": "3"})]
     shares = {call.args[1]["version"]: call.args[0] for call in counters["traffic"].set.call_args_list}
@@ -442,7 +442,7 @@ def test_unloaded_models_do_not_answer_until_they_are_loaded(
     later = Server({"m": model}, tmp_path, executor)
     for server in (one, other, later):
         assert server.models.current == {}
-        with pytest.raises(RequestError, match="model 'm': it is unloaded; POST /v2/repository/models/m/load") as told:
+        with pytest.raises(RequestError, match="model 'm': unloaded; POST /v2/repository/models/m/load") as told:
             server.models.model("m")
         assert told.value.status == 404
         assert {(entry["version"], entry["state"]) for entry in server.updates.index()} == {
@@ -522,7 +522,7 @@ def test_the_command_tells_what_all_replicas_agree_on() -> None:
         ([new, old], []),
         ([], []),
         ([new, new], ["model 'm': version 3 answers (was 2)"]),
-        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 stays"]),
+        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 keeps serving"]),
         ([broken, broken], []),
         ([split, split], ["model 'm': version 2 (90%), 3 (10%) answer (was 3)"]),
         ([split, {}], []),

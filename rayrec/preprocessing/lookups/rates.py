@@ -47,7 +47,7 @@ def write_rates(
             else:
                 write_sorted(run, folds.tables / file_name(rates[number].name), schema)
 
-    with gathered_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
+    with gathered_rows(workspace, "label rates", [(train, read)], _COUNTED) as counted:
         keys = ("rate", HASH, KEY)
         by_key = counted.summed_by_fold(keys, COUNTS, _FOLD, folds.count)
         dealt = by_key.in_hash_ranges(range_count(workspace.workers, count_rows(train)))

@@ -72,7 +72,7 @@ def fit_features(
     earlier = {} if parent is None else {feature.name: feature for feature in parent.schema.features}
     looked_at = [Number(plan.label, (plan.label,))]
     looked_at += [Number(f.name, f.inputs[:1]) for f in plan.features if _needs_values(f, is_fitted=f.name in earlier)]
-    values = summarize(workspace, "look at numbers", read, train, looked_at)
+    values = summarize(workspace, "summarize numbers", read, train, looked_at)
     label = values[plan.label]
     if parent is None and label.least == label.most:
         raise UserError(
@@ -95,7 +95,7 @@ def fit_features(
     if categorical and all(feature.cardinality == 1 for feature in categorical):
         raise UserError(
             f"preprocess.frequency_limit: no value of a categorical column occurs {config.frequency_limit} times in "
-            "train, so that none would be listed; lower it, or give the rules a min_count"
+            "train, so none would be listed; lower it, or give the rules a min_count"
         )
     return features
 
@@ -209,10 +209,15 @@ def _cardinality(feature: PlannedFeature, given: int | Literal["auto"], ranges: 
     most = max((int(summary.most) for summary in ranges), default=0)
     where = f"{feature.where}.cardinality: ids of '{feature.name}'"
     if least < 0:
-        raise UserError(f"{where} are numbers from 0 on, but train has {least}; let them be texts, without cardinality")
+        raise UserError(
+            f"{where} must be 0 or above, but train has {least}; leave out cardinality to read them as texts"
+        )
     if given == "auto":
         if most >= _MOST_ROWS:
-            raise UserError(f"{where} go up to {most:,} in train, too many for a table; make them texts or hash them")
+            raise UserError(
+                f"{where} go up to {most:,} in train, too many for a table; leave out "
+                "cardinality to read them as texts, or set hash_buckets"
+            )
         return most + 1
     if most >= given:
         raise UserError(f"{where} go up to {most:,} in train, so {given:,} is too small; give {most + 1:,} or more")

@@ -56,8 +56,7 @@ class RowsJob:
         assert isinstance(config, RowsPreprocessConfig)
         if source.group is not None and config.order != "total_random":
             raise ConfigError(
-                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are put together in "
-                "random order; leave it out"
+                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are shuffled; leave it out"
             )
         self._source, self._config, self._parent = source, config, parent
         self._inputs = resolve_inputs(config, inputs)
@@ -89,7 +88,7 @@ class RowsJob:
         keys = keys_of_files([file.name for file in inputs.files], self._parent)
         division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
         fixes: dict[str, str] = {
-            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} makes a label of other values",
+            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
             Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
         }
         most = config.max_rejected_fraction
@@ -217,7 +216,7 @@ class RowsJob:
         if self._plan.time is None:
             return ()
         moment = Number(self._plan.time, (self._plan.time,))
-        found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+        found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
         return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
 
     def _write_table(

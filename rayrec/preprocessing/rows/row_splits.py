@@ -182,11 +182,11 @@ def split_rows(
     if total == 0:
         raise UserError(f"{extracted[0].file}: no good rows in the input; give files with rows")
     if _count_rows(result["train"]) == 0:
-        raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
+        raise UserError(f"preprocess.split: none of {total:,} good rows falls into train; give more rows, or change it")
     if isinstance(config, (ColumnSplitConfig, TimeSplitConfig)):
         for name, pieces in result.items():
             if _count_rows(pieces) == 0:
-                raise UserError(f"preprocess.split.{name}: of {total:,} good rows none falls into {name}; change it")
+                raise UserError(f"preprocess.split.{name}: none of {total:,} good rows falls into {name}; change it")
     return result
 
 
@@ -194,7 +194,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
     """Rows by the moments at which splits begin."""
     segments = make_segments(pieces)
     moment = Number(time, (time,))
-    summary = summarize(workspace, "look at times", read_segment, segments, [moment]).get(time)
+    summary = summarize(workspace, "find the range of times", read_segment, segments, [moment]).get(time)
     if summary is None:
         return {"train": []}
     names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]

@@ -157,7 +157,7 @@ def first_line(file: InputFile) -> str | None:
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
     line = block.partition(b"\n")[0].removesuffix(b"\r")
     if b"\r" in line:
-        raise UserError(f"{file.name}: its lines end with carriage returns alone; convert these to newlines")
+        raise UserError(f"{file.name}: its lines end with carriage returns only; convert them to newlines")
     try:
         return line.decode() if block else None
     except UnicodeDecodeError:
@@ -178,7 +178,7 @@ def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat) -
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(
-            f"{file.name}: two columns '{repeated}' in its first line; rename one, or give all names as 'header' if "
+            f"{file.name}: two columns '{repeated}' in its first line; rename one, or list all names as 'header' if "
             "the file has none"
         )
     return names

@@ -45,7 +45,7 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
         with file.open_packed() as stream, pq.ParquetFile(stream) as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise UserError(f"{file.name}: damaged Parquet file ({reason}); fetch it again") from None
 
 

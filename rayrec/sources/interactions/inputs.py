@@ -53,7 +53,7 @@ def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> list[tuple[I
     named = [name for name in paths if name is not None]
     if named:
         raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which cuts the rows itself; add "
+            f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which splits the rows itself; add "
             "--set 'preprocess.split={kind: files}' or give the paths alone"
         )
     found = []
@@ -80,7 +80,7 @@ def _of_files(
         raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
     if split.validation and "validation" in given:
         raise ConfigError(
-            "--input validation=...: preprocess.split.validation cuts that split from train; leave one of them out"
+            "--input validation=...: preprocess.split.validation makes that split from train; leave one of them out"
         )
     return found
 

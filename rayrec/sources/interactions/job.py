@@ -127,7 +127,7 @@ class InteractionJob:
         )
         for split, users in short_lists.items():
             progress.message(
-                f"{split}: {users:,} users know so many items that fewer than {config.split.negatives} negatives are "
+                f"{split}: {users:,} users have so many items that fewer than {config.split.negatives} negatives are "
                 "left; their lists are shorter"
             )
 
@@ -185,7 +185,7 @@ def _write_split(
 def _times(workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
     """The times of rows, which files give in seconds since 1970, if they have any."""
     moment = Number(TIMESTAMP, (TIMESTAMP,))
-    found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+    found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
     return tuple(Times(first=one.least, last=one.most) for one in found)
 
 
@@ -206,7 +206,7 @@ def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict
         rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
         dropped[rule] = Dropped(rows=counts.dropped_rows, users=counts.dropped_users, of_users=users)
     if counts.no_choices:
-        rule = "rows that are no choices (source.choices)"
+        rule = "rows that are not choices (source.choices)"
         dropped[rule] = Dropped(rows=counts.no_choices, users=counts.users_without, of_users=users)
     if counts.repeated:
         dropped["repeated interactions of a user with an item"] = Dropped(rows=counts.repeated)

@@ -132,7 +132,7 @@ class Constants(Config):
         except FileNotFoundError:
             raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
         except ValidationError:
-            raise UserError(f"{path}: damaged; make the folder it lies in again") from None
+            raise UserError(f"{path}: damaged; create its folder again") from None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
             key = keys[kind]
             yield row_count(write_sorted(run, folder / key.name, job.table_schema(key), _with_mean_confidence))
 
-    with frame_of_rows(workspace, "rates of clicks", [(job.train.segments(), read)], _COUNTED) as counted:
+    with frame_of_rows(workspace, "click-through rates", [(job.train.segments(), read)], _COUNTED) as counted:
         by_ad = SparkRows(counted).summed_by_fold(("kind", "ad", "other"), _COUNTS, FOLD, job.folds).frame
         keyed = by_ad.mapInArrow(expand, spark_schema(job.keyed_schema))
         by_key = keyed.groupBy("kind", HASH, "first", "second").agg(

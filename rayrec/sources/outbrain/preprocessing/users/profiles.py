@@ -46,7 +46,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_file(folder, PROFILE_SCHEMA, profiles(batches, job)))
 
-    with frame_of_rows(workspace, "profiles of users", [(views.segments(), read)], _VIEWED) as viewed:
+    with frame_of_rows(workspace, "user profiles", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
         (users,) = workspace.workers.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
