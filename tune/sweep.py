@@ -139,7 +139,7 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     if workers > cpus or (on_gpus and workers > gpus):
         unit, there = ("GPU", gpus) if on_gpus and workers > gpus else ("CPU", cpus)
         raise ConfigError(
-            f"train.workers: a trial of {workers} workers needs {workers} {unit}s, but Ray has {there}; lower --workers"
+            f"train.workers: each of a trial's {workers} workers needs a {unit}, but Ray has {there}; lower --workers"
         )
     fitting = (min(cpus, gpus) if on_gpus else cpus) // workers
     if wanted is not None and wanted > fitting:

@@ -224,7 +224,7 @@ def _unreadable(cells: Sequence[Cell], columns: Mapping[str, RawColumn], rows: i
     return [
         f"'{name}' has {count / rows:.1%} values that are not {needs(columns[name])} (such as '{examples[name]}')"
         if name in columns
-        else f"'{name}' has {count / rows:.1%} values that are no label (such as '{examples[name]}')"
+        else f"'{name}' has {count / rows:.1%} values that are not labels (such as '{examples[name]}')"
         for name, count in counts.items()
         if count > UNREADABLE_LIMIT * rows
     ]

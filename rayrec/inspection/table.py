@@ -122,8 +122,7 @@ def inspect_table(
     if unknown := left_out.reasons[Reason.NO_LABEL]:
         share = unknown / (unknown + left_out.bad + left_out.rows)
         warnings.append(
-            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label says what they "
-            "are otherwise"
+            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label gives them one"
         )
     if left_out.bad:
         warnings.append(

@@ -200,7 +200,7 @@ def device_of_workers(recipe: Recipe) -> DeviceName:
     available = int(resources.get(unit, 0))
     if workers > available:
         raise SmallClusterError(
-            f"train.workers: {workers} workers need {workers} {unit}s, but Ray has {available}; lower --workers"
+            f"train.workers: each of {workers} workers needs a {unit}, but Ray has {available}; lower --workers"
         )
     return device
 

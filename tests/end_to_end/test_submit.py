@@ -73,7 +73,7 @@ FAILURES = [
         ["train", RECIPE, "--data", "dataset", "--output", "o", "--workers", "512"],
         2,
         True,
-        "train.workers: 512 workers need 512 CPUs",
+        "train.workers: each of 512 workers needs a CPU",
     ),
 ]
 

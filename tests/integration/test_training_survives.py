@@ -202,7 +202,7 @@ def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, d
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"workers": 64}, r"train\.workers: 64 workers need 64 CPUs"),
+        ({"workers": 64}, r"train\.workers: each of 64 workers needs a CPU"),
         ({"freeze": ["dense_network.middle"]}, r"train\.freeze: no part 'dense_network\.middle'"),
         (
             {"embedding_optimizer": {"kind": "adam", "lr": 0.1}},

@@ -200,12 +200,12 @@ def _edit(name: str, **values: object) -> Callable[[Path], None]:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "lost": (lambda f: shutil.rmtree(f / "4"), "/5: needs version 4, which is not there; "),
-    "the newest but one is lost": (lambda f: shutil.rmtree(f / "5"), "/6: needs version 5, which is not there; "),
-    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/2: needs version 1, which is not there; "),
+    "lost": (lambda f: shutil.rmtree(f / "4"), "/5: needs version 4, which is missing; "),
+    "the newest but one is lost": (lambda f: shutil.rmtree(f / "5"), "/6: needs version 5, which is missing; "),
+    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/2: needs version 1, which is missing; "),
     "all others are lost": (
         lambda f: [shutil.rmtree(f / name) for name in "12345"],
-        "/6: needs version 5, which is not there; ",
+        "/6: needs version 5, which is missing; ",
     ),
     "repeated": (lambda f: shutil.copytree(f / "6", f / "7"), "/7: the same model as version 6; "),
     "an earlier one repeated": (lambda f: shutil.copytree(f / "3", f / "7"), "/7: the same model as version 3; "),
@@ -221,7 +221,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "the manifest is empty": (lambda f: (f / "4/delta.json").write_text(""), "/4/delta.json: damaged"),
     "the manifest was edited": (_edit("4/delta.json", sequence=7), "/4/delta.json: damaged"),
     "the manifest has no fingerprint": (_edit("4/delta.json", fingerprint=None), "/4/delta.json: damaged"),
-    "the manifest is lost": (lambda f: (f / "4/delta.json").unlink(), "/5: needs version 4, which is not there"),
+    "the manifest is lost": (lambda f: (f / "4/delta.json").unlink(), "/5: needs version 4, which is missing"),
     **{
         f"{kind} {name}": (change(f"4/{name}"), f"/4/{name}: {message}; copy version 4 again")
         for name in (

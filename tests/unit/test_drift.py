@@ -174,7 +174,7 @@ def test_files_with_few_labels_are_compared(against: Compare) -> None:
     assert drift.verdict is None and drift.rows == ROWS
     assert drift.features[0].name == "price"
     drift = against({**rows, "click": [v if i % 10 else "maybe" for i, v in enumerate(rows["click"])]})
-    assert drift.verdict == "'click' has 10.0% values that are no label (such as 'maybe')"
+    assert drift.verdict == "'click' has 10.0% values that are not labels (such as 'maybe')"
 
 
 def test_only_datasets_of_tables(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_what_is_not_required_may_be_absent(folder: Path) -> None:
     (folder / "page_views_sample.csv.zip").unlink()
     (folder / "clicks_test.csv.gz").unlink()
     assert set(names(folder, ".", required=LEAN_TABLES)) == {table.value for table in LEAN_TABLES}
-    with pytest.raises(UserError, match=r"no page_views.csv \(nor .csv.gz, .csv.zip\); give the folder"):
+    with pytest.raises(UserError, match=r"no page_views.csv \(or .csv.gz, .csv.zip\); give the folder"):
         names(folder, ".")
 
 

@@ -282,7 +282,7 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     described = server.models.current["m"].describe()
     assert described["4"] == {
         "state": "failed",
-        "reason": "4: needs version 3, which is not there; copy it beside this one, or export in full",
+        "reason": "4: needs version 3, which is missing; copy it beside this one, or export in full",
     }
     assert server.loads == [("m", "2"), ("m", "4")], "it is tried again only when files change"
     copy(deltas / "3", tmp_path / "m/.coming")
@@ -375,12 +375,12 @@ def test_an_error_of_one_model_stays_its_own(
     logged.clear()
     server.poll(3)
     assert reported == ["a", "b", "c"] * 3
-    assert logged == [f"model '{name}': its metrics are not reported: {error}" for name, error in broken.items()]
+    assert logged == [f"metrics of model '{name}' are not reported: {error}" for name, error in broken.items()]
     monkeypatch.setattr(server.updates, "_model", Mock(side_effect=[broken["c"], server.models.current["b"]] * 2))
     shutil.rmtree(tmp_path / "all/c")
     server.poll(2)
     assert set(server.models.current) == {"a", "b"}
-    assert logged[2:] == ["model 'a': it stays as it is: 'x'", "model 'c': removed"]
+    assert logged[2:] == ["model 'a' stays as it is: 'x'", "model 'c': removed"]
 
 
 def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:

@@ -185,7 +185,7 @@ def verified(folders: Sequence[Path], base: Version) -> tuple[Delta, ...]:
 def missing_parent(delta: Path) -> UserError:
     """What to say of a delta that has no version before it. Raises UserError if it is damaged, too."""
     name = DeltaManifest.load(delta).parent.name
-    return UserError(f"{delta}: needs version {name}, which is not there; copy it beside this one, or export in full")
+    return UserError(f"{delta}: needs version {name}, which is missing; copy it beside this one, or export in full")
 
 
 def _require_parent(folder: Path, manifest: DeltaManifest, before: Version, seen: dict[str, str]) -> None:

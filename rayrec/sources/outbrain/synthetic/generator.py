@@ -58,7 +58,7 @@ def generate(
     range or an existing output.
     """
     if rows < LEAST_ROWS:
-        raise UserError(f"rows: {rows}; give {LEAST_ROWS} or more, as a display has")
+        raise UserError(f"rows: {rows}; give {LEAST_ROWS} or more, the size of a display")
     progress = progress or SilentProgress()
     generator = OutbrainGenerator(seed)
     world = generator.world
