@@ -20,7 +20,7 @@ _DAY_SECONDS = 86_400
 
 
 def source_file(file: InputFile) -> SourceFile:
-    """A raw file as a manifest describes it. Raises UserError if it cannot be read."""
+    """Return a raw file as a manifest describes it. Raises UserError if it cannot be read."""
     digest = hashlib.sha256(file.bytes.to_bytes(8))
     with file.open_packed() as content:
         digest.update(content.read(_END_BYTES))

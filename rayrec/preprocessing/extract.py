@@ -55,7 +55,7 @@ class Division(Protocol):
         """Counts the lines of a chunk, if `divide` needs to know how many come before one."""
 
     def divide(self, block: RawBlock, chunk: Chunk, lines_before: int) -> dict[str, pa.RecordBatch]:
-        """The rows of a block of a chunk by name; `lines_before`: those of the file before the chunk, if counted."""
+        """Return the rows of a block by name; `lines_before`: lines of the file before the chunk, if counted."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ExtractedChunk:
     """What the good rows say about the form of each column of texts, or of lists of them."""
 
     def rows_before_line(self, line: int) -> int:
-        """The number of good rows among the first `line` lines of the chunk."""
+        """Return the number of good rows among the first `line` lines of the chunk."""
         if not self.rejected:
             return line
         with open_parquet(self.rejected_path) as file:
@@ -98,7 +98,7 @@ def text_forms(chunks: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
-    """The files of the chunks' rows of a split, in order."""
+    """Return the files of the chunks' rows of a split, in order."""
     return [piece for chunk in chunks for piece in chunk.pieces[split]]
 
 

@@ -137,7 +137,7 @@ def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0
 
 
 def text_blocks(chunk: Chunk, parse: Callable[[bytes], ParsedLines], *, has_header: bool = False) -> Iterator[RawBlock]:
-    """The blocks of a chunk of a text file, a few megabytes each, of which `parse` reads all lines but the header's."""
+    """Yield the blocks of a text chunk, a few megabytes each; `parse` reads all lines but the header's."""
     is_headed = has_header and chunk.start == 0
 
     def parsed() -> Iterator[ParsedLines]:
@@ -159,7 +159,7 @@ class RowReader(Protocol):
         """The columns whose values repeat."""
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
+        """Yield the blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
 
 
 class ExampleReader(RowReader, Protocol):

@@ -11,7 +11,7 @@ from rayrec.storage.files import files_in, mappable
 
 
 def count_columns(names: Sequence[str], folds: int) -> list[str]:
-    """The columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
+    """Return the columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
     return [*names, *(f"{name}_{fold}" for name in names for fold in range(folds))]
 
 

@@ -1,4 +1,4 @@
-"""Rates of the label: the rows of `train`, and the positive ones, by key and fold."""
+"""Counts rows of `train`, and the positive ones, by key and fold, for label rates."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds
 
 
 def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment, and the positive ones, by rate, key and fold."""
+    """Yield the rows of a segment, and the positive ones, by rate, key and fold."""
     label, keys = rows.schema.label, list(dict.fromkeys(key for rate in rates for key in rate.keys))
     counted: list[list[pa.Table]] = [[] for _ in rates]
     first, positives = segment.first, 0

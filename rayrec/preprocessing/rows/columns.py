@@ -132,12 +132,12 @@ class ColumnPlan:
 
 
 def rate_column(keys: Iterable[str]) -> str:
-    """The name of the raw column and of the feature for the rate of a key."""
+    """Return the name of the raw column and of the feature for the rate of a key."""
     return f"rate_{'_'.join(keys)}"
 
 
 def can_name_a_table(name: str) -> bool:
-    """Whether an embedding table, a module of torch, can have this name."""
+    """Tell whether an embedding table, a module of torch, can have this name."""
     return bool(name) and "." not in name and name not in _MODULE_ATTRIBUTES
 
 
@@ -199,7 +199,7 @@ class _Planner:
     # --- the columns that there are
 
     def _all_columns(self) -> dict[str, str]:
-        """All columns that rules can match, in order, with the side table that each comes from, or ''."""
+        """Return all columns that rules can match, in order, with the side table that each comes from, or ''."""
         found = dict.fromkeys(self.columns, "")
         if len(found) < len(self.columns):
             twice = next(name for name in self.columns if list(self.columns).count(name) > 1)
@@ -217,7 +217,7 @@ class _Planner:
         return found
 
     def _roles(self) -> dict[str, str]:
-        """The columns with a role beside the label's."""
+        """Return the columns with a role beside the label's."""
         config, split = self.config, self.split
         time = config.time_column
         roles = {"weight": config.weight, "group": config.group, "candidate": config.candidate, "time": time}
@@ -237,7 +237,7 @@ class _Planner:
         return given
 
     def _keys(self) -> dict[str, str]:
-        """The columns that side tables and rates are looked up by, and the key in the recipe that says so."""
+        """Return the columns that side tables and rates are looked up by, and the key in the recipe that says so."""
         config = self.config
         found: dict[str, str] = {}
         for name, table in config.tables.items():
@@ -296,7 +296,7 @@ class _Planner:
         return read
 
     def _columns_of(self, rule: Rule, where: str, matched: Mapping[str, int], roles: set[str], label: str) -> list[str]:
-        """The columns that a rule decides on."""
+        """Return the columns that a rule decides on."""
         assert not isinstance(rule, CrossRule)
         if rule.name is not None and (len(rule.columns) != 1 or rule.columns[0] not in self.available):
             self._known_feature_column(where, rule.columns[0])
@@ -378,7 +378,7 @@ class _Planner:
         self._want(RawColumn(name=weights, type="numbers", separator=separator), where)
 
     def _owner(self, rule: CategoricalRule | ListRule) -> CategoricalRule | ListRule:
-        """The rule that says how the values of a feature are listed: its own, or that of the feature it shares."""
+        """Return the rule that lists the values of a feature: its own, or that of the feature it shares."""
         if rule.share is None:
             return rule
         for other in self.config.features:

@@ -41,7 +41,7 @@ def resolve_inputs(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequ
 
 
 def _day_of(file: InputFile) -> int | None:
-    """The day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
+    """Return the day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
     match = _DAY_FILE.match(file.base_name)
     return int(match[1]) if match else None
 

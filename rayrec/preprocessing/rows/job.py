@@ -212,7 +212,7 @@ class RowsJob:
         return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
 
     def _times(self, workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
-        """The times of rows, if they have any."""
+        """Return the times of rows, if they have any."""
         if self._plan.time is None:
             return ()
         moment = Number(self._plan.time, (self._plan.time,))
@@ -229,7 +229,7 @@ class RowsJob:
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
     ) -> NewPositions | RandomGroups | None:
-        """The order in which a split is written; None keeps the order of the input.
+        """Return the order in which a split is written; None keeps the order of the input.
 
         Rows that extend a dataset stay in their order, which is mostly that of time: models go on with them so.
         """
@@ -259,7 +259,7 @@ def _require_features(names: Sequence[str], parent: Dataset) -> None:
 
 
 def open_side_table(name: str, config: SideTableConfig) -> TableFiles:
-    """The files of a side table. Raises UserError naming the key in the recipe."""
+    """Return the files of a side table. Raises UserError naming the key in the recipe."""
     try:
         return open_table(list_inputs([config.path]), config)
     except UserError as error:

@@ -45,7 +45,7 @@ class DelimitedLayout:
         return int(self.header is not None)
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
-        """The text of each block with its rows, without the header; every column is text."""
+        """Yield the text of each block with its rows, without the header; every column is text."""
         is_headed = self.header is not None and chunk.start == 0
         for text in read_data_lines(chunk):
             yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
@@ -97,7 +97,7 @@ def _count_outside_quotes(lines: TextLines, separator: str) -> NDArray[np.int64]
 
 
 def _with_regular_quotes(lines: TextLines, separator: str) -> tuple[TextLines, NDArray[np.bool_]]:
-    """The lines, all quotes of which enclose whole fields or stand for one; and (n,) the lines with unclosed quotes.
+    """Return the lines whose quotes all enclose whole fields or stand for one, and (n,) those with unclosed ones.
 
     Lines of other quotes are few; they are read one by one and written anew.
     """

@@ -86,7 +86,7 @@ def _of_files(
 
 
 def _paper_files(path: str) -> list[tuple[InputFile, str]]:
-    """The files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
+    """Return the files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
     named = [(file, _PAPER_FILE.search(file.base_name)) for file in list_inputs([path])]
     wanted = [(file, name["train"] or name["held_out"]) for file, name in named if name]
     if not wanted:

@@ -160,7 +160,7 @@ class InteractionJob:
         return make_segments(pieces)
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
-        """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
+        """Return the splits whose negatives are drawn, each with its own sampler, so that a user's lists differ."""
         split, seed = self._config.split, self._config.seed
         codes = held_out_codes(split)
         known = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if split.sampling == "distinct" else (TRAIN, EARLIER)
@@ -183,14 +183,14 @@ def _write_split(
 
 
 def _times(workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
-    """The times of rows, which files give in seconds since 1970, if they have any."""
+    """Return the times of rows, which files give in seconds since 1970, if they have any."""
     moment = Number(TIMESTAMP, (TIMESTAMP,))
     found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
     return tuple(Times(first=one.least, last=one.most) for one in found)
 
 
 def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
-    """The schema of a dataset of interactions, given the vocabularies of user and item."""
+    """Return the schema of a dataset of interactions, given the vocabularies of user and item."""
     features = tuple(
         CategoricalFeature(name=name, transforms=(vocabularies[name],), cardinality=vocabularies[name].size + 1)
         for name in (USER, ITEM)

@@ -63,7 +63,7 @@ class TableReader:
         return cls(layout, _columns(layout, file), layout.schema, layout.dictionaries)
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; lines count from the chunk's first, headers included."""
+        """Yield the blocks of a chunk; lines count from the chunk's first, headers included."""
         return text_blocks(chunk, lambda data: parse_lines(data, self.layout, self.columns), has_header=True)
 
 

@@ -110,7 +110,7 @@ def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.Reco
 
 
 def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, int, set[int], set[int]]:
-    """The number of documents, the largest publisher, and the sources that have and that lack a publisher somewhere."""
+    """Return the number of documents, the largest publisher, and the sources with and without a publisher."""
     documents = largest = 0
     published: set[int] = set()
     unpublished: set[int] = set()
@@ -198,7 +198,7 @@ def _publishers(documents: pa.RecordBatch, found: DocumentRows) -> pa.Array:
 def _first_values(
     owner: NDArray[np.int64], value: NDArray[np.int64], confidence: NDArray[np.float64], length: int, count: int
 ) -> pa.Array:
-    """The values of the highest confidence, equal ones ascending."""
+    """Return the values of the highest confidence, equal ones ascending."""
     order = np.lexsort((value, -confidence, owner))
     sizes = np.bincount(owner, minlength=count)
     position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

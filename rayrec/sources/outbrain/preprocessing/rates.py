@@ -80,7 +80,7 @@ class RateJob:
         return pa.schema([("kind", pa.int8()), *((name, pa.int64()) for name in numbers)])
 
     def table_schema(self, key: RateKey) -> pa.Schema:
-        """The schema of a key's table with the sums by fold."""
+        """Return the schema of a key's table with the sums by fold."""
         return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in self.sums[len(_COUNTS) :])])
 
 

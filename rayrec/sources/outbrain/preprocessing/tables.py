@@ -26,7 +26,7 @@ class ParsedTables(Config):
     """Number of bad lines by reason."""
 
     def of(self, table: Table) -> RowFiles:
-        """The rows of a table; no files if the table is absent."""
+        """Return the rows of a table; no files if the table is absent."""
         return self.tables.get(table.value, RowFiles())
 
 

@@ -73,7 +73,7 @@ class _Values:
 
     @classmethod
     def of(cls, viewed: pa.RecordBatch, aspect: Aspect, job: ProfileJob) -> "_Values":
-        """The values of rows of users and documents, which are read a slice after the other: a user may have many."""
+        """Return the values of rows of users and documents, read in slices, because a user may have many."""
         documents = KeyedTable.cached(job.documents)
         none = np.empty(0, np.int64)
         values = cls(none, none, none, np.empty(0))
@@ -85,7 +85,7 @@ class _Values:
         return values
 
     def __add__(self, other: "_Values") -> "_Values":
-        """The sums of these values and others, which are in any order and may repeat."""
+        """Return the sums of these values and others, which are in any order and may repeat."""
         user = np.concatenate((self.user, other.user))
         value = np.concatenate((self.value, other.value))
         order = np.lexsort((value, user))
@@ -105,7 +105,7 @@ class _Values:
 
 
 def _profiles(viewed: pa.RecordBatch, job: ProfileJob) -> pa.RecordBatch:
-    """The documents viewed by whole users as rows of the table."""
+    """Return the documents viewed by whole users as rows of the table."""
     users, owner = np.unique(viewed["user"].to_numpy(), return_inverse=True)
     names = KeyedTable.cached(job.users).column("uuid", users, pa.string())
     views = np.bincount(owner, viewed["views"].to_numpy()).astype(np.int64)
