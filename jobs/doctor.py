@@ -102,7 +102,7 @@ def check_versions() -> Iterable[Check]:
         needed = "" if fits else f", rayrec needs {pins[name]}"
         yield _check(name, f"{found or 'not installed'}{needed}", fits, reinstall)
     if len(builds) != 1:
-        found = "both the CPU and the CUDA build, which overwrite each other's files" if builds else "not installed"
+        found = "both builds, which overwrite each other" if builds else "not installed"
         yield _check("fbgemm", found, False, f"pip uninstall fbgemm-gpu fbgemm-gpu-cpu; {reinstall}")
 
 

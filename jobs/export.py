@@ -160,9 +160,9 @@ def _judged(run: "RunFolder") -> str | None:
     checkpoint = before.checkpoint("best")
     rows = [Dataset.open(folder).split("train").rows for folder in (before.dataset_folder, run.dataset_folder)]
     return (
-        f"The metrics are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
-        f"{read_progress(checkpoint).step:,} steps. This model was then trained from the beginning on all {rows[1]:,} "
-        f"rows, for {run.recipe.train.max_steps:,} steps (as many epochs); no rows were left to measure it."
+        f"They are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
+        f"{read_progress(checkpoint).step:,} steps. The model in this folder was then trained anew on all {rows[1]:,} "
+        f"rows, for {run.recipe.train.max_steps:,} steps, which are as many epochs, and could not be measured."
     )
 
 

@@ -54,7 +54,7 @@ class TuneRequest(TrainingRecipeRequest):
     def check(self) -> None:
         if self.confirm and self.search == "pbt":
             raise ConfigError(
-                "--confirm: population based training changes values during a training, so there is no recipe "
+                "--confirm: under population based training values change while a model trains, so there is no recipe "
                 "to train again; leave it out"
             )
         recipe = self.trial_content()

@@ -201,7 +201,7 @@ CONFIG = [
         "--confirm with --search pbt",
         f"{TUNE} run --search pbt --confirm 2",
         2,
-        "--confirm: population based training changes values during a training, so there is no recipe to train "
+        "--confirm: under population based training values change while a model trains, so there is no recipe to train "
         "again; leave it out",
     ),
     BadInput(

@@ -1,4 +1,4 @@
-"""The statistics of a dataset: tables of documents, ads, click-through rates and user profiles, looked up by key.
+"""The statistics of a dataset: tables of documents, ads, click-through rates and users' profiles, looked up by key.
 
     statistics/constants.json
     statistics/documents/   document -> source, publisher, time of publication, values of the three aspects
