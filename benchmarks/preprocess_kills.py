@@ -163,7 +163,7 @@ class _Dataset:
         """
         found: dict[str, float] = {}
         for scratch in self._scratches():
-            if not self.began and (is_new or "going on from there" in said.read_text()):
+            if not self.began and (is_new or "continuing unfinished work" in said.read_text()):
                 self.began = time.time()
             for mark in scratch.glob("[!.]*.json"):
                 with suppress(FileNotFoundError):

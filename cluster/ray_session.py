@@ -23,8 +23,8 @@ from rayrec.internals.ray_core import asks_for_another_token, head_address, hold
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
 ASKS_FOR_TOKEN = (
-    "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those of the "
-    "cluster"
+    "the Ray cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those "
+    "of the cluster"
 )
 logger = logging.getLogger(__name__)
 

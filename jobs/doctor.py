@@ -44,7 +44,7 @@ class Check(Config):
 
 def run(request: DoctorRequest, progress: Progress) -> Result:
     """Run every check (`details.checks`); the status is `failed` if one fails."""
-    progress.stage("checking this machine")
+    progress.stage("check this machine")
     limits = [_check(*limit) for limit in machine_limits()]
     machine = [check_cpus(), check_memory(), check_disk(), *limits, *check_network()]
     checks = [*check_java(), *check_versions(), check_haproxy(), *check_torch(), *machine]
@@ -125,12 +125,12 @@ def check_torch() -> Iterable[Check]:
         done = subprocess.run(program, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         found = f"importing them takes more than {_PROBE_SECONDS} s"
-        yield _check(name, found, False, "look at the disk of the environment and at the load of the machine")
+        yield _check(name, found, False, "check the disk that holds the environment and the load of the machine")
         return
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the process died with code {done.returncode}"]
         if _DRIVER_LIBRARY in lines[-1]:
-            found = f"fbgemm's CUDA build needs NVIDIA's driver, whose {_DRIVER_LIBRARY} is not there"
+            found = f"fbgemm's CUDA build needs NVIDIA's driver, and {_DRIVER_LIBRARY} was not found"
             fix = (
                 "install the driver; in a container, start it with NVIDIA's runtime (docker run --gpus all); on a "
                 "machine without a GPU, remove .venv and run make setup"
@@ -169,13 +169,13 @@ def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) ->
     install = "make setup EXTRA=gpu (in a fresh .venv)"
     if probe["gpus"]:
         names = ", ".join(f"{gpu['name']} ({gpu['bytes'] / GIB:.0f} GiB)" for gpu in probe["gpus"])
-        return _check("GPU", names if gpu_build else f"{names}, but fbgemm's CPU build", gpu_build, install)
+        return _check("GPU", names if gpu_build else f"{names}, but fbgemm is the CPU build", gpu_build, install)
     if probe["cuda_build"]:
         found = f"torch is built for CUDA {probe['cuda_build']} and sees no GPU"
         fix = "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; training runs on the CPU"
         return _check("GPU", found, "warn", fix)
     if nvidia_driver:
-        return _check("GPU", "a driver, but the CPU build of torch", "warn", install)
+        return _check("GPU", "NVIDIA's driver is installed, but torch is the CPU build", "warn", install)
     return _check("GPU", "none: everything runs on the CPU", True, "")
 
 
@@ -185,7 +185,7 @@ def check_compiler(*, has_gpu: bool) -> Check:
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is not None or not has_gpu:
         return _check("C compiler", compiler or "none: only GPUs and train.compile=true need one", True, "")
-    found = "none: DLRM's interaction runs without its kernel, and dense networks are not compiled"
+    found = "none: DLRM's interaction runs without its own kernel, and dense networks are not compiled"
     fix = "apt-get install g++, or set CC to a compiler"
     return _check("C compiler", found, "warn", fix)
 
@@ -199,7 +199,7 @@ def check_memory() -> Check:
     """Check for the memory that a pipeline of Ray, Spark and two workers needs besides the tables."""
     free = available_memory()
     status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
-    fix = "free memory up to 8 GiB: Ray, Spark and two workers run side by side"
+    fix = "free memory up to 8 GiB, because Ray, Spark and two workers run side by side"
     return _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
@@ -208,22 +208,24 @@ def check_disk() -> Check:
     path = Path.cwd()
     usage = shutil.disk_usage(path)
     status: Status = "fail" if usage.free < GIB else "warn" if usage.free < 5 * GIB else "ok"
-    return _check("Disk", f"{usage.free / GIB:.1f} GiB free at {path}", status, "free space, or work in another folder")
+    return _check(
+        "Disk", f"{usage.free / GIB:.1f} GiB free at {path}", status, "free some space, or work in another folder"
+    )
 
 
 def check_network() -> Iterable[Check]:
     """Tell of proxies, whose variables may hold passwords, and of IPv6."""
     proxies = ", ".join(proxy_variables())
     yield _check(
-        "Proxies", f"{proxies}: not for this machine, nor between Ray's processes" if proxies else "none", True, ""
+        "Proxies", f"{proxies}; not used for this machine or between Ray's processes" if proxies else "none", True, ""
     )
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError as error:
-        yield _check("IPv6", f"none ({(error.strerror or str(error)).lower()}): serve on an address of IPv4", True, "")
+        yield _check("IPv6", f"none ({(error.strerror or str(error)).lower()}): serve on an IPv4 address", True, "")
     else:
-        yield _check("IPv6", "::1 can be listened on", True, "")
+        yield _check("IPv6", "::1 works", True, "")
 
 
 def check_haproxy() -> Check:

@@ -56,11 +56,11 @@ class EvaluateRequest(PlacedRequest):
             if self.data is None:
                 raise ConfigError("data: missing; it is required without --server")
             if self.input is not None or self.token_file is not None:
-                raise ConfigError("--input, --token-file: only a --server is asked about raw rows; leave them out")
+                raise ConfigError("--input, --token-file: only for --server; leave them out")
         elif self.input is None or self.data is not None:
-            raise ConfigError("--server: scores raw rows; give them by --input, and leave out --data")
+            raise ConfigError("--server: scores raw rows; give --input instead of --data")
         elif self.precision != "fp32":
-            raise ConfigError("--precision: that of a server is its own (`rayrec serve --precision`); leave it out")
+            raise ConfigError("--precision: a server has its own (`rayrec serve --precision`); leave it out")
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -92,7 +92,9 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         from rayrec.inference.folder.model_folder import ModelFolder
 
         if request.checkpoint != "best":
-            raise ConfigError("--checkpoint: a model folder has one checkpoint alone; leave it out, or give the run")
+            raise ConfigError(
+                "--checkpoint: a model folder has only one checkpoint; leave it out, or give the run folder"
+            )
         model = ModelFolder.open(request.source)
         recipe, schema = model.recipe, model.schema
         fill = partial(_fill_from_model_folder, str(model.folder))

@@ -139,10 +139,10 @@ def _require_features(schema: "Schema", groups: Mapping[str, Sequence[str]], cho
             raise ConfigError(f"{option}: no feature '{name}'; {did_you_mean(name, names, 'features:')}")
     for name in chosen:
         if not _has_values(schema, name):
-            raise ConfigError(f"--feature {name}: a vector, which has no values to go through; leave it out")
+            raise ConfigError(f"--feature {name}: a vector, so there is no curve over its values; leave it out")
     for group in groups:
         if group in names:
-            raise ConfigError(f"--group {group}: a feature has this name; give another one")
+            raise ConfigError(f"--group {group}: this is the name of a feature; give another name")
 
 
 def _has_values(schema: "Schema", name: str) -> bool:

@@ -42,7 +42,7 @@ class ExportRequest(Request):
 
     def check(self) -> None:
         if self.register_as is not None and self.delta_of is not None:
-            raise ConfigError("--register-as: a version must be whole; leave out --delta-of")
+            raise ConfigError("--register-as: registers whole models only; leave out --delta-of")
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
@@ -129,8 +129,8 @@ def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None
     require_place(request.output.absolute(), parent.folder)
     if request.tables not in (None, parent.precision):
         raise ConfigError(
-            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and so are "
-            "those of its deltas; leave out --tables, or --delta-of"
+            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and its "
+            "deltas must be, too; leave out --tables or --delta-of"
         )
     require_continues(parent, trained.recipe, trained.schema)
     return parent
@@ -196,12 +196,12 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
 
     if (request.tables, request.delta_of, request.register_as) != (None, None, None):
         raise ConfigError(
-            "--tables, --delta-of and --register-as are for a run; a delta becomes the whole model that it stands for"
+            "--tables, --delta-of, --register-as: only for a run folder; leave them out to make a delta whole"
         )
     require_absent(request.output)
     model = ModelFolder.open(request.run)
     if model.base is None:
-        raise UserError(f"{location(request.run)}: is a whole model folder already; copy it")
+        raise UserError(f"{location(request.run)}: already a whole model folder; copy it")
     progress.stage(f"{len(model.deltas)} deltas on {location(model.base.folder)}")
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}

@@ -50,14 +50,14 @@ class FollowRequest(PipelineRequest):
     def landing(self) -> Path:
         """The folder in which files land. Raises ConfigError unless --input is one that this machine sees."""
         if len(self.input) != 1 or not Path(self.input[0]).is_dir():
-            raise ConfigError(f"--input {' '.join(self.input)}: give one folder of this machine, in which files land")
+            raise ConfigError(f"--input {' '.join(self.input)}: give one local folder to watch")
         return Path(self.input[0]).absolute()
 
 
 def run(request: FollowRequest, progress: Progress) -> Result:
     """Take in files for ever; every file once, whatever is killed."""
     if uri_of(request.output) is not None or uri_of(request.serve) is not None:
-        raise ConfigError("--serve, --output: give folders of this machine, not URIs")
+        raise ConfigError("--serve, --output: give local folders, not URIs")
     landing = request.landing
     with owned_pipeline(request):
         follower = _Follower(request, landing, progress)
@@ -120,8 +120,8 @@ class _Follower:
         age = time.time() - max(path.stat().st_mtime for path in files)
         taken = f"{len(files)} files, {result.rows or 0:,} rows"
         self._progress.message(
-            f"version {result.details['version']}: {taken}, published {age:.1f} s after the last of them had landed; "
-            f"{waiting} files wait"
+            f"version {result.details['version']}: {taken}, published {age:.1f} s after the last file arrived; "
+            f"{waiting} files are waiting"
         )
 
     def _refuse(self, files: list[Path], error: UserError) -> None:

@@ -153,7 +153,7 @@ def describe(result: Result) -> str:
     if result.output is None:
         return str(result.details["recipe"]).rstrip()
     command = result.details["next"]
-    following = f"; next:\n\n    {command}" if command is not None else ", but the bad rows must be mended first"
+    following = f"; next:\n\n    {command}" if command is not None else "; fix the bad rows first"
     return f"{_overview(result.details)}\n\n{result.output} is written{following}"
 
 
@@ -194,8 +194,8 @@ def _drift_table(result: Result) -> str:
         for feature in sorted(drift["features"], key=lambda feature: -feature["index"])
     ]
     lines = [text_table(rows), ""] if rows else []
-    lines += [f"new column, which the dataset does not know: {name}" for name in drift["new_columns"]]
-    limit = f"a stability index above {drift['limit']:g} and what samples differ by chance"
+    lines += [f"new column, not in the dataset: {name}" for name in drift["new_columns"]]
+    limit = f"a stability index above {drift['limit']:g} that chance does not explain"
     lines.append(f"{result.error or 'nothing has drifted'} ({result.rows:,} rows; drifted: {limit})")
     return "\n".join(lines)
 

@@ -53,7 +53,7 @@ class PredictRequest(PlacedRequest):
         if self.precision != "fp32" and self.top_k is not None:
             raise ConfigError("--precision: --top-k computes in float32; leave one of them out")
         if self.max_rejected_fraction is not None and not self.raw:
-            raise ConfigError("--max-rejected-fraction: only raw rows can lack a score; leave it out without --raw")
+            raise ConfigError("--max-rejected-fraction: only for raw rows; add --raw, or leave it out")
 
     @property
     def dataset(self) -> Path | None:
@@ -170,19 +170,20 @@ def describe(result: Result) -> str:
     """Return the outcome; of raw rows, what has no score and what the model does not know."""
     from rayrec.inference.unknown_values import UnknownValues
     from rayrec.ingest.dataset import REJECTED_FOLDER
-    from rayrec.raw.blocks import LEFT_OUT
+    from rayrec.raw.blocks import LEFT_OUT, describe_reasons
 
     lines, details = [describe_result(result)], result.details
     if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:
         assert result.rows is not None and result.output is not None
         lost = sum(rejected.values())
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items(), key=lambda r: -r[1]))
         folder = f"{location(result.output)}/{REJECTED_FOLDER}"
-        lines.append(f"{lost:,} of {result.rows + lost:,} rows have no score ({reasons}); see {folder}")
+        lines.append(
+            f"{lost:,} of {result.rows + lost:,} rows have no score ({describe_reasons(rejected)}); see {folder}"
+        )
     for column, counts in details.get("unknown", {}).items():
         found = UnknownValues(**counts)
         lines += [found.described(column)] if found.are_most else []
-    lines += [f"column '{name}': not read, as the recipe does not know it" for name in details.get("unread", ())]
+    lines += [f"column '{name}': ignored, because the recipe does not name it" for name in details.get("unread", ())]
     return "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ class PreprocessRequest(InputRequest, PlacedRequest):
         unfinished = self.output.parent.glob(f".{escape(self.output.name)}.unfinished-*")
         if uri_of(self.output) is None and not any(unfinished):
             return super().kept()
-        return "what was finished is kept, and the same command goes on from it"
+        return "finished parts are kept; run the same command again to continue"
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
@@ -117,7 +117,7 @@ def _run_on_spark(
         if at_uri:
             progress.message(f"Spark writes to {location(output)}, not to a disk of this node")
         elif not is_shared:
-            progress.message(f"not all nodes see {output.parent}: Spark works on this node alone")
+            progress.message(f"not all nodes can read {output.parent}, so Spark runs on this node only")
         with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
             workers = SparkWorkers(spark)
             execution = Execution.on_ray(SPARK, workers.parallelism)

@@ -38,12 +38,15 @@ class RunRequest(PipelineRequest):
     def check(self) -> None:
         super().check()
         if self.refit and self.continue_ is not None:
-            raise ConfigError("--refit: a day's model is judged by rows that it has not seen; leave it out")
+            raise ConfigError(
+                "--refit: with --continue, rows must stay held out to judge the day's model; leave it out"
+            )
         if self.refit and self.load_recipe().train.rows is not None:
             raise ConfigError("--refit: trains on all rows, and train.rows leaves some out; leave one of them out")
         if self.refit and self.load_recipe().preprocess.split_of_all_rows is None:
             raise ConfigError(
-                "--refit: what is held out here cannot be in train (source.kind, preprocess.split.kind); leave it out"
+                "--refit: held-out rows of this recipe cannot be in train (source.kind, preprocess.split.kind); "
+                "leave it out"
             )
 
     @property
@@ -59,7 +62,7 @@ class RunRequest(PipelineRequest):
     def _one_output(cls, values: Any) -> Any:
         output, continued = values.get("output"), values.get("continue_")
         if output is None and continued is None:
-            raise ValueError("give --output, or --continue to go on with another day's files")
+            raise ValueError("give --output for a new pipeline, or --continue to add a day to one")
         if None not in (output, continued) and str(output) != str(continued):
             raise ValueError("give --output or --continue, not both")
         return {**values, "output": output or continued}
@@ -83,7 +86,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
             models = request.output / MODELS_FOLDER
             if (before := repeated_day(request, request.output, models)) is not None:
                 progress.message(
-                    f"these files were taken in before: version {before.details['version']} is their model"
+                    f"these files were already processed; version {before.details['version']} is their model"
                 )
                 return before
             return run_day(request, request.output, models, progress)

@@ -114,7 +114,9 @@ class ServeRequest(Request):
             return
         # Ray Serve's gRPC server listens on all addresses and has no TLS: the user must accept both.
         if self.host not in _ALL_ADDRESSES:
-            raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0")
+            raise ConfigError(
+                "--grpc-port: gRPC listens on all addresses of the machine; add --host 0.0.0.0 to allow it"
+            )
         if self.tls_certificate is not None:
             raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
         if self.grpc_port == self.port:
@@ -158,13 +160,14 @@ def run(request: ServeRequest, progress: Progress) -> Result:
                 progress.message(line)
             told = models
         if not ask("end_soon"):
-            progress.message("a replica does not hear of the end; its health checks go on as before")
+            progress.message("a replica did not receive the notice to stop, so its health checks still pass")
         progress.message(
-            f"health checks fail now; requests are taken for another {request.drain_seconds:g} s, or until Ctrl-C again"
+            "stopping: health checks fail from now on; requests are accepted for another "
+            f"{request.drain_seconds:g} s or until Ctrl-C"
         )
         with suppress(Empty):
             interrupts.get(timeout=request.drain_seconds)
-        progress.message("answering the requests in work")
+        progress.message("finishing the requests in progress")
     return Result(command="serve", details={"url": url})
 
 
@@ -214,11 +217,13 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         tokens = bool(read_tokens(request.token_file))
         if not tokens and not request.is_local:
             progress.message(
-                f"anybody who reaches {_joined(request.host, request.port)} may ask; --token-file limits that"
+                f"anybody who can reach {_joined(request.host, request.port)} can send requests; "
+                "--token-file restricts that"
             )
         if (why := without_haproxy()) is not None:
             progress.message(
-                f"without HAProxy ({why}) Ray Serve holds bodies that do not say their size; limit them before it"
+                f"without HAProxy ({why}), bodies without a Content-Length are not limited; "
+                "put a proxy that limits them in front"
             )
         name, folder = next(iter(models.items()))
         progress.message(

@@ -155,13 +155,15 @@ def evaluate_server(
 
     from rayrec.evaluation.binary import BinaryMetrics
     from rayrec.inference.raw_rows import RawRows
-    from rayrec.raw.blocks import LEFT_OUT
+    from rayrec.raw.blocks import LEFT_OUT, describe_reasons
     from rayrec.raw.files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of
     from serve.operations.load import Sample, percentiles
 
     if schema.interactions is not None:
-        raise ConfigError("--server: a model of users and items is measured by ranked lists; give --data instead")
+        raise ConfigError(
+            "--server: cannot measure a model of users and items, which needs ranked lists; give --data instead"
+        )
     files = list_inputs(paths)
     reader = source_of(recipe.source.kind).reader(recipe.source, schema, files)
     raw_rows = RawRows(schema, recipe.unneeded_columns)
@@ -213,12 +215,11 @@ def evaluate_server(
     rows = versions.total()
     bad = {reason: n for reason, n in lost.items() if n and reason not in LEFT_OUT}
     if not rows:
-        raise UserError(f"--input {', '.join(paths)}: no row with a label ({dict(lost)})")
+        raise UserError(f"--input {', '.join(paths)}: no labelled row can be used ({describe_reasons(lost)})")
     most = recipe.preprocess.max_rejected_fraction
     if sum(bad.values()) > most * (rows + sum(bad.values())):
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(bad.items(), key=lambda item: -item[1]))
-        every = rows + sum(bad.values())
-        raise UserError(f"--input: {sum(bad.values()):,} of {every:,} rows cannot be used ({reasons}); mend them")
+        every, reasons = rows + sum(bad.values()), describe_reasons(bad)
+        raise UserError(f"--input: {sum(bad.values()):,} of {every:,} rows cannot be used ({reasons}); fix them")
     took = max(sample.began + sample.seconds for sample in samples) - min(sample.began for sample in samples)
     details: dict[str, Any] = {
         "server": client.url,
@@ -232,5 +233,7 @@ def evaluate_server(
     latency = ", ".join(f"{name} {value:.1f} ms" for name, value in details["latency_ms"].items())
     details["notes"] = [f"{details['rows_per_second']:,} rows/s over {connections} connections; a request: {latency}"]
     if getattr(recipe.source, "weight", None) is not None:
-        details["notes"].append("source.weight: every row counts once, as answers have no weights")
+        details["notes"].append(
+            "source.weight: ignored, because a server's answers have no weights; every row counts once"
+        )
     return metrics.compute(), details

@@ -37,7 +37,7 @@ class SubmitRequest(Request):
 
     def check(self) -> None:
         if self.retry and self.no_wait:
-            raise ConfigError("--retry: a job that is not followed is not started again; leave --no-wait out")
+            raise ConfigError("--retry: needs to follow the job; leave out --no-wait")
 
 
 def run(request: SubmitRequest, progress: Progress) -> Result:
@@ -47,7 +47,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     ConfigError for 2, UserError for 1, KeyboardInterrupt for 130.
     """
     if request.command[0] == "submit":
-        raise ConfigError("'submit' talks to a cluster itself; it cannot be submitted")
+        raise ConfigError("'submit' cannot be submitted; give the command to run")
     command, inner, flags = parse_command(request.command)
     inner.check()
     sent = inner.with_absolute_paths()
@@ -74,7 +74,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
             try:
                 end = client.follow(job, progress.message, RESTART_SECONDS if tries_left else LOST_SECONDS)
             except KeyboardInterrupt:
-                progress.message(f"job {job} goes on; `{_ray_job('stop', job, client.address)}` stops it")
+                progress.message(f"job {job} keeps running; `{_ray_job('stop', job, client.address)}` stops it")
                 raise
             loss = _loss(end)
             if loss is None or tries_left == 0:
@@ -105,7 +105,7 @@ def describe(result: Result) -> str:
 def _loss(end: "JobDetails | None") -> str | None:
     """What took a job away that neither ended by itself nor was stopped; None if it did or was."""
     if end is None:
-        return "was forgotten by the cluster, whose head was started anew"
+        return "is unknown to the cluster, whose head was restarted"
     if end.status != "FAILED":
         return None
     code = end.driver_exit_code

@@ -65,14 +65,14 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
         from rayrec.training.run.folder import RunFolder
 
         reached = RunFolder(self.output.absolute()).progress()
-        return super().kept() if reached is None else f"step {reached.step:,} is kept, and --resume goes on from it"
+        return super().kept() if reached is None else f"step {reached.step:,} is kept; --resume continues from it"
 
     def check(self) -> None:
         super().check()
         if self.reset and self.warm_start is None:
-            raise ConfigError("--reset: says what --warm-start leaves out; give --warm-start too, or leave it out")
+            raise ConfigError("--reset: only for a warm start; add --warm-start, or leave it out")
         if self.refit_of is not None and self.warm_start is not None:
-            raise ConfigError("--refit-of: trains from the beginning; leave out --warm-start")
+            raise ConfigError("--refit-of: always trains from the beginning; leave out --warm-start")
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:
@@ -167,7 +167,7 @@ def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Rec
     pairs |= {f"train.{name}": (getattr(judged.recipe.train, name), getattr(train, name)) for name in fields}
     for name, (was, now) in pairs.items():
         if was != now:
-            raise ConfigError(f"--refit-of: {name} is another one in {judged.path}; give the same recipe")
+            raise ConfigError(f"--refit-of: {name} differs from the recipe of {judged.path}; give the same recipe")
     epochs = read_progress(judged.checkpoint("best")).step / train.steps_per_epoch(before.split("train").rows)
     steps = max(1, round(epochs * train.steps_per_epoch(rows)))
     return recipe.model_copy(update={"train": train.model_copy(update={"max_steps": steps, "early_stop": None})})

@@ -156,7 +156,7 @@ def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found
         without = next(candidate.mean for candidate in found if candidate.trial is None)
         origin = f"of a search over {len(outcomes)} trials: {means}; {without:.4f} without them"
         if trial is None:
-            origin = f"which the best of {len(outcomes)} trials do not surpass: {means}"
+            origin = f"which the best of {len(outcomes)} trials do not beat: {means}"
     values = "as it stands," if trial is None else f"with the values of trial {trial.number}"
     recipe = trial_recipe(settings.space, settings.recipe, trial.assignment if trial is not None else {})
     description = f"{recipe.name} {values} {origin} (split '{recipe.train.evaluation_split}')."

@@ -36,7 +36,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
         if wrong is None:
             with open_file(path) as content:
                 if sha256_in(content) != file.sha256:
-                    wrong = f"{path}: has other content than when it was written"
+                    wrong = f"{path}: content changed since it was written"
         progress.advance(1)
         return wrong
 

@@ -43,7 +43,7 @@ def searchable_space(space: Space, search: Search, trials: int) -> Space:
     }
     if not movable:
         raise ConfigError(
-            f"{space.origin}: population based training changes models while they train, and none of these can be "
+            f"{space.origin}: population based training changes values during a training, and none of these can be "
             f"({', '.join(space.names)}); search learning rates, the schedule, dropout or embedding_l2"
         )
     return replace(space, parameters=movable)
@@ -53,13 +53,13 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
     """Raise ConfigError if trials have too few evaluations to compare, or there are too few trials to compare."""
     if train.evaluations_per_epoch == 0:
         raise ConfigError(
-            "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
+            "train.evaluations_per_epoch: trials are compared by their evaluations, but this is 0; add "
             "--set train.evaluations_per_epoch=1"
         )
     evaluations = train.most_evaluations
     if scheduler == "asha" and evaluations < 2:
         raise ConfigError(
-            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
+            "--scheduler asha: a trial has only one evaluation, so it cannot be stopped early; "
             "add --set train.evaluations_per_epoch=4"
         )
     if search == "pbt" and scheduler != "none":
@@ -85,7 +85,7 @@ def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) ->
     if split.positives in (0, split.rows) and not base.source.gives_interactions:
         raise ConfigError(
             f"train.evaluation_split: every label of split '{name}' of {dataset.folder} is "
-            f"{split.positives / split.rows:.0f}, which tells no trials apart; preprocess it with another split"
+            f"{split.positives / split.rows:.0f}, so trials cannot be compared; preprocess it with another split"
         )
 
     check_space(space, recipe, lambda trial: require_trainable(trial, dataset))

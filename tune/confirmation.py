@@ -100,7 +100,7 @@ def candidates(settings: SweepSettings, again: Sequence[TrialOutcome], runs: Seq
         if own:
             found.append(Candidate(trial, tuple(run.value for run in own if run.value is not None)))
     if not any(candidate.trial is None for candidate in found):
-        raise UserError(f"{settings.folder}: the recipe as it stands came to no evaluation with other seeds")
+        raise UserError(f"{settings.folder}: the unchanged recipe was not evaluated with other seeds")
     sign = -1 if settings.is_maximized else 1
     return sorted(found, key=lambda candidate: (len(candidate.values) < SEEDS, sign * candidate.mean))
 

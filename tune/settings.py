@@ -104,8 +104,8 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
         changed = [name for name, value in now.items() if before.get(name) != value]
         if changed:
             raise ConfigError(
-                f"{folder}: --resume with another {changed[0]} than the sweep was begun with; set it back, or begin a "
-                "new sweep"
+                f"{folder}: --resume needs the {changed[0]} that the sweep was started with; set it back, or start "
+                "a new sweep"
             )
     folder.mkdir(parents=True, exist_ok=True)
     try:

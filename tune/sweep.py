@@ -65,7 +65,9 @@ def run_sweep(
     dataset = Dataset.open(settings.dataset)
     varied = searchable_space(settings.space, settings.search, settings.trials)
     if left_out := set(settings.space.names) - set(varied.names):
-        progress.message(f"kept as the recipe has them, as pbt cannot vary them: {', '.join(sorted(left_out))}")
+        progress.message(
+            f"not searched, because pbt cannot change them during a training: {', '.join(sorted(left_out))}"
+        )
     # If reading tasks waited for CPUs, trials whose workers hold all of them would wait for each other.
     recipe = settings.recipe.with_values({"train.ingest.task_cpus": 0})
     settings = replace(settings, space=varied, recipe=recipe)
@@ -137,13 +139,12 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     if workers > cpus or (on_gpus and workers > gpus):
         unit, there = ("GPU", gpus) if on_gpus and workers > gpus else ("CPU", cpus)
         raise ConfigError(
-            f"train.workers: a trial of {workers} workers needs {workers} {unit}s, the cluster has {there}; "
-            "lower --workers"
+            f"train.workers: each of a trial's {workers} workers needs a {unit}, but Ray has {there}; lower --workers"
         )
     fitting = (min(cpus, gpus) if on_gpus else cpus) // workers
     if wanted is not None and wanted > fitting:
         raise ConfigError(
-            f"--concurrent {wanted}: {fitting} trials of {workers} workers fit the cluster's {cpus} CPUs"
+            f"--concurrent {wanted}: {fitting} trials of {workers} workers fit Ray's {cpus} CPUs"
             f"{f' and {gpus} GPUs' if on_gpus else ''}; lower it, or --workers"
         )
     if not on_gpus:
@@ -175,7 +176,7 @@ def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
     outcomes = read_outcomes(settings)
     if not outcomes or outcomes[0].value is None:
         reason = next((outcome.message for outcome in outcomes if outcome.message), "none was evaluated")
-        raise UserError(f"{settings.folder}: none of {len(outcomes)} trials came to an evaluation: {reason}")
+        raise UserError(f"{settings.folder}: none of {len(outcomes)} trials was evaluated: {reason}")
     _drop_checkpoints(outcomes[1:])
     return outcomes
 

@@ -87,8 +87,8 @@ class Request(Config):
             return ""
         with suppress(OSError):  # of a name that is too long
             if not is_vacant(output):
-                again = "--resume goes" if hasattr(self, "resume") else "the same command goes"
-                return f"what was finished is kept, and {again} on from it"
+                again = "--resume continues from them" if hasattr(self, "resume") else "run again to continue"
+                return f"finished parts are kept; {again}"
         return f"nothing was written to {location(output)}"
 
     def with_absolute_paths(self) -> Self:

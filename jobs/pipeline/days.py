@@ -76,14 +76,14 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     if begun is not None and begun != request.input:
         given_up = days_of(output)[-1].folder if versions_in(models) else output
         raise ConfigError(
-            f"{location(output)}: a day is not over that was begun with --input {' --input '.join(begun)}; give that "
-            f"again first, or remove {location(given_up)} to give it up"
+            f"{location(output)}: the day started with --input {' --input '.join(begun)} is unfinished; run it "
+            f"again with that input first, or remove {location(given_up)} to abandon it"
         )
     if not versions_in(models):
         return _run_first_day(request, output, models, progress)
     day = _begin(request, output, models)
     progress.message(
-        f"{location(day.folder)}: goes on from {location(day.before)}, whose model is version {day.serving}"
+        f"{location(day.folder)}: continues from {location(day.before)}, whose model is version {day.serving}"
     )
     try:
         seconds = _run(request, day, models, progress)
@@ -181,7 +181,7 @@ def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     version = next((version for version in reversed(versions) if version in published), None)
     if version is None:
         raise UserError(
-            f"{location(models)}: has no version that a day of {location(output)} has published; put one back"
+            f"{location(models)}: no version in it was published by a day of {location(output)}; restore one"
         )
     before = published[version]
     number = 1 + (int(days[-1].folder.name) if days else 0)
@@ -208,8 +208,8 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
         if judgement.faults:
             write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
             raise UserError(
-                f"{location(places.model)}: does not serve, as {'; '.join(judgement.faults)}; version {day.serving} "
-                "stays, and the next day goes on from it"
+                f"{location(places.model)}: not published: {'; '.join(judgement.faults)}; version {day.serving} keeps "
+                "serving, and the next day continues from it"
             )
         began = time.perf_counter()
         progress.stage(f"publish version {day.version}")
@@ -252,7 +252,7 @@ def _publish(request: PipelineRequest, model: Path, serving: Path, output: Path,
         except PassingError:
             raise
         except UserError as error:
-            progress.message(f"published in full: {error}")
+            progress.message(f"published a whole model instead of a delta: {error}")
     _copy_model(model, output)
 
 

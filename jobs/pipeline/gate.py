@@ -64,7 +64,7 @@ def judge(
         if feature.index > bound:
             faults.append(
                 f"'{feature.name}' has drifted: its stability index against the day before is {feature.index:.2f}, "
-                f"beyond publish.max_drift ({config.max_drift:g})"
+                f"above publish.max_drift ({config.max_drift:g})"
             )
     return Judgement(tuple(faults), splits[0] if splits else None, comparison, tuple(drift))
 

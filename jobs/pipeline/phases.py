@@ -101,14 +101,14 @@ class Phase(ABC):
         for key, before, now in differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
             parents = {".".join(key[: i + 1]) for i in range(len(key))}
             if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
-                raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
+                raise self._changed(f"{'.'.join(key)} is {now!r}, but was {before!r}")
 
     def _changed(self, difference: str) -> ConfigError:
         """An error that says why the folder does not fit, and what to do."""
         folders = [self._places.dataset, self._places.run, self._places.model]
         stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
         return ConfigError(
-            f"{self.folder}: {difference} when it was made; set it back, or remove {' '.join(stale)} to make "
+            f"{self.folder}: {difference} when it was made; change it back, or remove {' '.join(stale)} to make "
             f"{'them' if len(stale) > 1 else 'it'} again, or give another --output"
         )
 
@@ -135,7 +135,7 @@ class PreprocessPhase(Phase):
         now = source_files(preprocessing_job(self._recipe, self._request.inputs(self._recipe)))
         if before != now:
             changed = [file.path for file in (*now, *before) if file not in before or file not in now]
-            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
+            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not the same as")
         return result_of(dataset.manifest, self.folder)
 
     def run(self, progress: Progress) -> Result:
@@ -177,7 +177,7 @@ class TrainPhase(Phase):
         allowed = () if is_whole else {f"train.{field}" for field in RESUMABLE_CHANGES}
         self._require_recipe(run.recipe, ("model", "train", "evaluate"), allowed)
         if not run.was_trained_on(self._places.dataset):
-            raise self._changed("the dataset is not what it was")
+            raise self._changed("the dataset is not the same as")
         if not is_whole:
             return None
         metrics = json.loads((self.folder / METRICS_FILE).read_text())
@@ -256,11 +256,11 @@ class ExportPhase(Phase):
     def finished(self) -> Result | None:
         if not (self.folder / RESULT_FILE).is_file():
             if self.folder.exists():
-                raise UserError(f"{self.folder}: was not made by `rayrec run`; move it away")
+                raise UserError(f"{self.folder}: not made by `rayrec run`; move it away")
             return None
         result = Result.load(self.folder)
         if result.details.get("run") != self._run_fingerprint():
-            raise self._changed(f"{self._places.exported} is not what it was")
+            raise self._changed(f"{self._places.exported} is not the same as")
         return result
 
     def run(self, progress: Progress) -> Result:
@@ -306,7 +306,7 @@ def run_phases(
     first = finished.index(None) if None in finished else len(phases)
     results = [result for result in finished[:first] if result is not None]
     for phase in phases[:first]:
-        progress.message(f"{phase.name}: finished before, in {location(phase.folder)}")
+        progress.message(f"{phase.name}: already finished, in {location(phase.folder)}")
     seconds: dict[str, float | None] = {phase.name: None for phase in phases}
     if first < len(phases):
         from cluster.ray_session import ray_session

@@ -20,7 +20,7 @@ def in_background(work: Callable[[threading.Event], None], name: str) -> Iterato
         try:
             work(ended)
         except Exception:
-            logger.exception("the thread '%s' has failed and does no more; the rest goes on", name)
+            logger.exception("background task '%s' failed and has stopped; everything else keeps running", name)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -17,8 +17,8 @@ from rayrec.common.units import format_bytes
 
 _FULL = {errno.ENOSPC: "no space left on its disk", errno.EDQUOT: "the quota of its disk is used up"}
 _MENDED = {
-    errno.ENOSPC: "free some and run again",
-    errno.EDQUOT: "free some, or ask for more, and run again",
+    errno.ENOSPC: "free some space and run again",
+    errno.EDQUOT: "free some space, or ask for more, and run again",
     errno.EFBIG: "raise the limit (`ulimit -f`), or use another file system",
     errno.EROFS: "remount it, or give a path on another disk",
     errno.EACCES: "change its permissions, or give another path",

@@ -135,7 +135,7 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
         except BaseException as error:
             goes_on = isinstance(error, PassingError) or not isinstance(error, UserError)
             if fingerprint is not None and goes_on:
-                logger.warning("%s: keeps what is done; the same command goes on from there", unfinished)
+                logger.warning("%s: finished parts are kept; run the same command again to continue", unfinished)
             else:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -192,7 +192,7 @@ def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[N
         with naming(lock):
             held.acquire(blocking=False)
     except Timeout:
-        raise UserError(f"{output}: another run is writing it; wait for its end") from None
+        raise UserError(f"{output}: another command is writing to it; wait until it ends") from None
     try:
         yield
     finally:
@@ -212,5 +212,5 @@ def require_absent(path: Path) -> None:
         raise UserError(f"{path}: already exists; give another --output, or remove it first")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        reason = "may not be written to" if parent.is_dir() else "is no folder"
-        raise UserError(f"{path}: cannot be made, as {parent} {reason}; give another --output")
+        reason = "is not writable" if parent.is_dir() else "is not a folder"
+        raise UserError(f"{path}: cannot be created, because {parent} {reason}; give another --output")

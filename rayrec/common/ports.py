@@ -17,7 +17,7 @@ def free_ports(count: int) -> list[int]:
         candidates = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
         while len(ports) < count:
             if (port := next(candidates, None)) is None:
-                raise OSError(f"no {count} ports of this machine are free")
+                raise OSError(f"this machine does not have {count} free ports; end other programs that listen")
             one = stack.enter_context(socket.socket())
             with suppress(OSError):
                 one.bind(("127.0.0.1", port))

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,6 +19,13 @@ DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # Importing torch and Ray makes a million objects that stay. By default, after every 700 new ones, Python looks whether
 # any can go: a quarter of the time of these imports.
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_PLAIN = (
+    (r"^No such option: (\S+)", r"no option '\1'"),
+    (r"^No such command", "no command"),
+    (r" \(Possible options: (.+)\)$", r"; did you mean \1?"),
+    (r"\. Did you mean", "; did you mean"),
+)
+"""How messages of click read as rayrec's own."""
 
 
 def run_program(program: Any, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -53,4 +61,9 @@ def usage_error(error: typer.TyperException) -> str:
     """One line on wrong usage, with the command that shows the right one."""
     context = getattr(error, "ctx", None)
     message = " ".join(error.format_message().split()).removesuffix(".")
-    return f"{message}; see `{context.command_path} --help`" if message and context is not None else message
+    for click, ours in _PLAIN:
+        message = re.sub(click, ours, message)
+    message = message[:1].lower() + message[1:]
+    if not message or context is None:
+        return message
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{context.command_path} --help`"

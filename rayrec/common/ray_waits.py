@@ -51,7 +51,7 @@ class _Watch:
             self._progress.message(f"{what} lost ({', '.join(sorted(lost))}); {_free(room, ['CPU'])}")
         if not room.waiting:
             if self._has_said and self._since is not None:
-                self._progress.message(f"there is room now, after {now - self._since:.0f} s")
+                self._progress.message(f"resources are free again after {now - self._since:.0f} s")
             self._since, self._has_said = None, False
             return
         if self._since is None:
@@ -59,7 +59,7 @@ class _Watch:
         if now >= self._say_at:
             wanted = sorted({name for _, resources in room.waiting for name, _ in resources})
             workers = ", ".join(_workers(count, resources) for count, resources in room.waiting)
-            self._progress.message(f"waiting for room for {workers}; {_free(room, wanted)}")
+            self._progress.message(f"waiting for resources for {workers}; {_free(room, wanted)}")
             self._say_at, self._has_said = now + _REPEAT_SECONDS, True
 
 
@@ -71,7 +71,7 @@ def _workers(count: int, resources: Resources) -> str:
 def _free(room: Room, names: list[str]) -> str:
     """Say what is free of the named resources, over all nodes."""
     free = ", ".join(f"{_amount(name, room.free.get(name, 0))}" for name in names)
-    return f"free are {free} on {len(room.nodes)} node{'' if len(room.nodes) == 1 else 's'}"
+    return f"free: {free} on {len(room.nodes)} node{'' if len(room.nodes) == 1 else 's'}"
 
 
 def _amount(name: str, amount: float) -> str:

@@ -70,7 +70,7 @@ class Comparison:
             bound = np.log1p(config.max_miscalibration) + _ERRORS * self.calibration_error
             if abs(np.log(max(self.calibration, _LEAST_PROBABILITY))) > bound:
                 found.append(
-                    f"the probabilities add up to {self.calibration:.3f} times the positives, which is beyond "
+                    f"the probabilities add up to {self.calibration:.3f} times the number of positives, outside "
                     f"publish.max_miscalibration ({config.max_miscalibration:g})"
                 )
         return found

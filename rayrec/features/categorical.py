@@ -97,7 +97,7 @@ def encode_multi_hot(
     holds_strings = takes_strings(feature, lookup is not None)
     values = _strings(feature.name, values) if holds_strings else values
     if weights is not None and not pa.types.is_null(weights.type) and wrong_weights(weights, column).any():
-        raise UserError(f"feature '{feature.name}': a row has not a weight from 0 on for each value")
+        raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
 
     present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
     is_present = present.to_numpy(zero_copy_only=False)

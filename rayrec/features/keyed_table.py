@@ -224,4 +224,4 @@ def _open(path: Path) -> Iterator[pa.RecordBatch]:
         for index in range(file.num_record_batches):
             yield file.get_batch(index)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); make the folder it lies in again") from None
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); create its folder again") from None

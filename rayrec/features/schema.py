@@ -86,7 +86,7 @@ class NumericFeature(_Feature):
     @model_validator(mode="after")
     def _elapsed_comes_first(self) -> "NumericFeature":
         if any(isinstance(transform, Elapsed) for transform in self.transforms[1:]):
-            raise ValueError(f"feature '{self.name}': 'elapsed' comes first among its transforms")
+            raise ValueError(f"feature '{self.name}': 'elapsed' must be its first transform")
         return self
 
     @property
@@ -123,7 +123,7 @@ class CategoricalFeature(_Feature):
     def _transforms_in_order(self) -> "CategoricalFeature":
         following = {Vocabulary: (HashUnlisted, HashIds), HashUnlisted: (HashIds,)}
         if self.transforms and isinstance(self.transforms[0], HashUnlisted):
-            raise ValueError(f"feature '{self.name}': 'hash_unlisted' follows 'vocabulary'")
+            raise ValueError(f"feature '{self.name}': 'hash_unlisted' must follow 'vocabulary'")
         for transform, after in pairwise(self.transforms):
             if not isinstance(after, following.get(type(transform), ())):
                 raise ValueError(f"feature '{self.name}': '{after.op}' cannot follow '{transform.op}'")
@@ -148,7 +148,7 @@ class CategoricalFeature(_Feature):
                     rows = parts
         if rows is not None and rows > self.cardinality:
             raise ValueError(
-                f"feature '{self.name}': its transforms give ids up to {rows - 1}, cardinality is {self.cardinality}"
+                f"feature '{self.name}': transforms give ids up to {rows - 1}, but cardinality is {self.cardinality}"
             )
         return self
 
@@ -441,7 +441,7 @@ class Schema(Config):
         for feature in self.categorical:
             if feature.table is not None and feature.name in by_feature:
                 raise UserError(
-                    f"model.embedding_dims: '{feature.name}' reads the table of '{feature.table}'; name that"
+                    f"model.embedding_dims: '{feature.name}' shares the table of '{feature.table}'; set that one"
                 )
         unknown = sorted(set(by_feature) - known)
         if unknown:
@@ -466,16 +466,23 @@ class Schema(Config):
         for feature in self.features:
             other = encoded.get(feature.name)
             if other is None:
-                raise UserError(f"{source}: has no feature '{feature.name}', as the model; give another dataset")
+                raise UserError(
+                    f"{source}: has no feature '{feature.name}', which the model needs; "
+                    "give a dataset of the model's preprocessing"
+                )
             if feature.model_dump(exclude={"embedding_dim"}) != other.model_dump(exclude={"embedding_dim"}):
                 raise UserError(
-                    f"{source}: feature '{feature.name}' was encoded otherwise than for the model; preprocess with "
+                    f"{source}: feature '{feature.name}' was not encoded as the model needs it; preprocess with "
                     "the model's vocabulary, or score the raw rows with --raw"
                 )
         names = [f.name for f in self.features]
         if list(encoded) != names:
             extra = [name for name in encoded if name not in names]
-            wrong = f"has a feature '{extra[0]}', unlike the model" if extra else "has its features in another order"
+            wrong = (
+                f"has a feature '{extra[0]}' that the model does not have"
+                if extra
+                else "has its features in another order"
+            )
             raise UserError(f"{source}: {wrong}; give a dataset of the model's preprocessing")
 
     def save(self, folder: Path) -> None:
@@ -492,7 +499,7 @@ class Schema(Config):
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
             if any(found["loc"] == ("version",) for found in error.errors()):
-                reason = "written by a rayrec that spells values otherwise; preprocess and train again with this one"
+                reason = "written by a version of rayrec that spells values differently; preprocess and train again"
                 raise UserError(f"{path}: {reason}") from None
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
         for feature in schema.categorical:

@@ -141,7 +141,7 @@ class Predictor:
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
                 if feature.name not in rows.schema.names:
-                    message = f"column '{feature.name}': missing; the rows must have every feature of the model"
+                    message = f"column '{feature.name}': missing; rows must have every feature of the model"
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
         if 0 < rows.num_rows <= CHUNK_ROWS:
@@ -201,7 +201,7 @@ class Predictor:
         if isinstance(rows, pa.RecordBatch):
             return self.raw_rows.from_batch(rows)
         if isinstance(rows, (Mapping, str)):
-            raise UserError("rows: give a list of rows (objects of feature names and values), not one alone")
+            raise UserError("rows: give a list of rows (objects of feature names and values), not a single row")
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
         if hasattr(rows, "iloc"):  # pandas' columns may have values of several types

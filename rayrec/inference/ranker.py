@@ -104,7 +104,7 @@ class Ranker:
             else:
                 raise UserError(
                     f"candidates[{index}]: give an object of raw features, as for all other candidates; the model "
-                    "looks nothing up by an id alone"
+                    "cannot look anything up by an id"
                 )
         try:
             return self.predictor.raw_rows.from_rows(rows)

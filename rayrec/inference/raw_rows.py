@@ -226,7 +226,7 @@ def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -
             "if all weigh the same"
         )
     wrong = next(number for number in numbers if number is None or not 0 <= number <= _FLOAT32_MAX)
-    return f"the weight {'null' if wrong is None else wrong}; needs a number from 0 on for each value"
+    return f"the weight {'null' if wrong is None else wrong}; needs a number of at least 0 for each value"
 
 
 def _column(raw: RawColumn, values: Values) -> pa.Array:

@@ -96,7 +96,7 @@ class Recommender:
         schema = predictor.schema
         if not can_recommend(schema):
             raise UserError(
-                f"{predictor.folder}: the model reads more than a user and an item, which alone say nothing; "
+                f"{predictor.folder}: the model needs more features than a user and an item, so it cannot recommend; "
                 "score rows of all its features instead"
             )
         assert schema.interactions is not None
@@ -181,5 +181,5 @@ def _vocabulary(feature: CategoricalFeature, predictor: Predictor) -> Vocabulary
         case _:
             raise UserError(
                 f"{predictor.folder}: ids of '{feature.name}' stand for several values (its table is capped), so they "
-                "name none; preprocess without a cap"
+                "do not name an item; preprocess without preprocess.max_table_size"
             )

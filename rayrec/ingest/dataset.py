@@ -160,7 +160,7 @@ class Manifest(Config):
             manifest = cls.model_validate_json(read_bytes(path))
         except FileNotFoundError:
             raise UserError(
-                f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"
+                f"{path}: missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
             ) from None
         except ValidationError as error:
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
@@ -270,7 +270,7 @@ class Dataset:
 
     def other_preprocessing(self, recipe: Recipe) -> list[str]:
         """Say where the recipe would preprocess otherwise than the dataset was, whose rows are what they are."""
-        return [f"{difference}, which counts" for difference in self._differences("preprocess", recipe)]
+        return [f"{difference}; the dataset is used as it is" for difference in self._differences("preprocess", recipe)]
 
     def _differences(self, section: str, recipe: Recipe) -> Iterator[str]:
         made_with, given = (getattr(of, section).model_dump(mode="json") for of in (self.recipe, recipe))
@@ -298,4 +298,4 @@ def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> s
         found = sizes(file.path)
     except FileNotFoundError:
         return f"{path}: missing"
-    return None if found == file.bytes else f"{path}: has {found:,} bytes and had {file.bytes:,} when it was written"
+    return None if found == file.bytes else f"{path}: has {found:,} bytes, but had {file.bytes:,} when it was written"

@@ -305,7 +305,7 @@ def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[An
     _check_ids(values, feature.cardinality, where)
     weights = None if feature.weights is None else elements.field("weight").to_numpy()
     if weights is not None and not ((weights >= 0) & (weights < np.inf)).all():
-        raise UserError(f"{where}: weights that are no numbers from 0 on; {_AGAIN}")
+        raise UserError(f"{where}: weights that are not numbers of at least 0; {_AGAIN}")
     return Ragged((offsets - offsets[0]).astype(np.int32), values, weights)
 
 

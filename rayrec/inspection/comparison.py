@@ -77,7 +77,7 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
             continue
         twin = next((other for other in group if other.seed == run.seed), None)
         if twin is not None:
-            raise UserError(f"{run.folder.path}: has the recipe and the seed of {twin.folder.path}; leave one out")
+            raise UserError(f"{run.folder.path}: has the same recipe and seed as {twin.folder.path}; leave one out")
         group.append(run)
     return [ComparedRecipe(members[0].name, tuple(members)) for _, members in groups]
 
@@ -190,11 +190,11 @@ def _why(found: Difference) -> str:
     """What the verdict rests on, in a sentence."""
     if found.seed_error is None:
         if not found.is_beyond_rows:
-            return "other held-out rows alone may change as much"
+            return "the choice of held-out rows alone may explain it"
         return (
-            "more than other held-out rows change, but no recipe has two runs, so a luckier seed may be the cause: "
-            "train one again with another train.seed, and give that run, too"
+            "the held-out rows do not explain it, but the seed may, because no recipe has two runs: "
+            "train one again with another train.seed, and add that run"
         )
     if found.verdict == "no difference shown":
-        return "other held-out rows and other seeds may change as much"
-    return "more than other held-out rows and other seeds change"
+        return "the choice of held-out rows and seeds may explain it"
+    return "neither the held-out rows nor the seeds explain it"

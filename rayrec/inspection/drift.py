@@ -105,7 +105,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         raise UserError(f"{dataset.folder}: made from source.kind '{config.kind}'; only tables can be compared")
     sample = sample_rows(list_inputs(paths), config, rows, seed).rows
     if not sample.num_rows:
-        raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
+        raise UserError(f"{paths[0]}: no row can be read like the dataset's rows; give files with the same columns")
     label = config.label if config.label_column in sample.column_names else None
     schema = dataset.schema
     columns = schema.given_columns
@@ -116,7 +116,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     )  # fmt: skip
     parsed = RowTypes(columns, label, needs_label=False, list_lengths=schema.list_lengths).parse(cells)
     if not parsed.rows.num_rows:
-        raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
+        raise UserError(f"{paths[0]}: no row can be read like the dataset's rows; give files with the same columns")
     problems = [f"no column '{name}'" for name in missing]
     labels = pa.nulls(0) if label is None else parsed.rows.column(0)
     wrong = list(parsed.rejected_cells.values())
@@ -199,9 +199,9 @@ def _why_unlike(now: Feature, before: Feature) -> str | None:
         return None if getattr(now, "size", 0) == getattr(before, "size", 0) else "its vectors have another size there"
     own, other = ([t for t in f.transforms if not isinstance(t, Vocabulary)] for f in (now, before))
     if own != other or (now.vocabulary is None) != (before.vocabulary is None):
-        return "its values get ids by other rules there"
+        return "its values get ids by different rules there"
     if now.vocabulary != before.vocabulary and any(isinstance(transform, HashIds) for transform in own):
-        return "its table is capped, so that ids stand for several values, and other ones there"
+        return "its table is capped, so ids stand for several values, which differ there"
     return None
 
 
@@ -224,7 +224,7 @@ def _unreadable(cells: Sequence[Cell], columns: Mapping[str, RawColumn], rows: i
     return [
         f"'{name}' has {count / rows:.1%} values that are not {needs(columns[name])} (such as '{examples[name]}')"
         if name in columns
-        else f"'{name}' has {count / rows:.1%} values that are no label (such as '{examples[name]}')"
+        else f"'{name}' has {count / rows:.1%} values that are not labels (such as '{examples[name]}')"
         for name, count in counts.items()
         if count > UNREADABLE_LIMIT * rows
     ]

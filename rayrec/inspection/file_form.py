@@ -70,7 +70,7 @@ def _first_lines(file: InputFile) -> list[str]:
     try:
         lines = [line.decode().removesuffix("\r") for line in block.split(b"\n")[:_LINES]]
     except UnicodeDecodeError:
-        raise UserError(f"{file.name}: not UTF-8 text; convert it") from None
+        raise UserError(f"{file.name}: not UTF-8 text; convert it to UTF-8") from None
     lines = [line for line in lines if line]
     if not lines:
         raise UserError(f"{file.name}: empty; give files with rows")

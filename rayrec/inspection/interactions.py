@@ -126,8 +126,8 @@ def inspect_interactions(
     of_person = np.bincount(user.codes[(user.codes >= 0) & is_choice])
     held_out = int((of_person >= 3).sum()), int((of_person >= 2).sum())
     if items < 2 or not held_out[1]:
-        what = "there is one item" if items < 2 else f"no one has two rows (column '{user.name}')"
-        raise UserError(f"{file.name}: {what}, so there is nothing to recommend by; give more rows")
+        what = "there is one item" if items < 2 else f"no user has two rows (column '{user.name}')"
+        raise UserError(f"{file.name}: {what}, so recommendations cannot be learnt; give more rows")
     has_validation = held_out[0] >= _LEAST_HELD_OUT
     a_person = total / users
     is_bad = (user.codes < 0) | (item.codes < 0)

@@ -18,7 +18,7 @@ from rayrec.inspection.interactions import find_interactions, inspect_interactio
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.preprocessing.rows.columns import plan_columns
-from rayrec.raw.blocks import LEFT_OUT, Reason, describe_rejected
+from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table import open_table
@@ -91,7 +91,8 @@ def inspect_table(
         if pairs is None:
             names = ", ".join(map(repr, columns))
             raise ConfigError(
-                f"--model {model}: no one column of users, and no one of items, among {names}; rename them"
+                f"--model {model}: needs one column of users and one of items, recognized by their names; "
+                f"the files have {names}"
             )
         if sample.rows.num_rows < sample.total_rows:
             # How many rows a person has cannot be told from a few rows of all people.
@@ -130,11 +131,10 @@ def inspect_table(
     if unknown := left_out.reasons[Reason.NO_LABEL]:
         share = unknown / (unknown + left_out.bad + left_out.rows)
         warnings.append(
-            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label says what they "
-            "are otherwise"
+            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label gives them one"
         )
     if left_out.bad:
-        warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
+        warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; `rayrec preprocess` refuses so many: fix them"))
     return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values)
 
 
@@ -152,7 +152,7 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
     """A column as text, as too many of its values are not what it seemed to be; or if it is text, as nothing."""
     share = left_out.columns[column.name] / (left_out.rows + left_out.bad)
     seemed = {"integer": "integers", "number": "numbers", "time": "times"}.get(column.form, f"{column.form}s")
-    note = f"{share:.1%} of its values are no {seemed}"
+    note = f"{share:.1%} of its values are not {seemed}"
     if column.form == "text" or (column.lengths is not None and column.separator is None):
         return replace(column, form="nested", type=f"values of several types ({note})")
     return replace(column, form="text", notes=(note,), null_words=())
@@ -160,7 +160,7 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
 
 def _bad_rows(left_out: LeftOut) -> str:
     """Say how many rows are bad and why, with the first one, in one line."""
-    counts = ", ".join(f"{n:,} {reason}" for reason, n in left_out.reasons.most_common() if reason not in LEFT_OUT)
+    counts = describe_reasons({reason: rows for reason, rows in left_out.reasons.items() if reason not in LEFT_OUT})
     total, first = left_out.bad + left_out.rows, describe_rejected(left_out.examples[0])
     return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {first}"
 

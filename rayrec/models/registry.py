@@ -38,6 +38,6 @@ def compose_weights(config: ModelConfig, sources: Mapping[str, TrainedWeights], 
     """
     if importlib.util.find_spec(f"{MODELS.packages[config.kind]}.pretraining") is None:
         raise ConfigError(
-            f"train.initial_weights: a model of kind '{config.kind}' does not begin with others' weights; unset it"
+            f"train.initial_weights: a model of kind '{config.kind}' cannot begin with other models' weights; unset it"
         )
     return cast(Weights, MODELS.load(config.kind, "pretraining").compose(config, sources, options))

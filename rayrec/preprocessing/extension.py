@@ -20,7 +20,7 @@ _DAY_SECONDS = 86_400
 
 
 def source_file(file: InputFile) -> SourceFile:
-    """A raw file as a manifest describes it. Raises UserError if it cannot be read."""
+    """Return a raw file as a manifest describes it. Raises UserError if it cannot be read."""
     digest = hashlib.sha256(file.bytes.to_bytes(8))
     with file.open_packed() as content:
         digest.update(content.read(_END_BYTES))
@@ -37,7 +37,9 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
     taken = {*parent.manifest.earlier_sources, *(source.digest for source in parent.manifest.sources)}
     for file in files:
         if file.bytes and source_file(file).digest in taken:
-            raise UserError(f"{file.name}: its rows are in {parent.folder} already, or before; give new files alone")
+            raise UserError(
+                f"{file.name}: its rows are already in {parent.folder} or an earlier dataset; give new files only"
+            )
 
 
 def growth_of(
@@ -52,7 +54,7 @@ def growth_of(
 
 def require_same_ids(recipe: Recipe, parent: Dataset) -> None:
     """Raise ConfigError if the recipe of an extension reads other columns than its parent, or caps tables otherwise."""
-    fix = "set it back, or preprocess all files anew"
+    fix = "set it back, or preprocess all files again"
     parent.require_source(recipe, fix)
     old, new = (getattr(of.preprocess, "max_table_size", None) for of in (parent.recipe, recipe))
     if new != old:

@@ -20,7 +20,15 @@ from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
 from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, RawBlock, Reason, RowReader, describe_rejected
+from rayrec.raw.blocks import (
+    LEFT_OUT,
+    REJECTED_SCHEMA,
+    RawBlock,
+    Reason,
+    RowReader,
+    describe_reasons,
+    describe_rejected,
+)
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet, new_parquet_files
@@ -47,7 +55,7 @@ class Division(Protocol):
         """Counts the lines of a chunk, if `divide` needs to know how many come before one."""
 
     def divide(self, block: RawBlock, chunk: Chunk, lines_before: int) -> dict[str, pa.RecordBatch]:
-        """The rows of a block of a chunk by name; `lines_before`: those of the file before the chunk, if counted."""
+        """Return the rows of a block by name; `lines_before`: lines of the file before the chunk, if counted."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class ExtractedChunk:
     """What the good rows say about the form of each column of texts, or of lists of them."""
 
     def rows_before_line(self, line: int) -> int:
-        """The number of good rows among the first `line` lines of the chunk."""
+        """Return the number of good rows among the first `line` lines of the chunk."""
         if not self.rejected:
             return line
         with open_parquet(self.rejected_path) as file:
@@ -90,7 +98,7 @@ def text_forms(chunks: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
-    """The files of the chunks' rows of a split, in order."""
+    """Return the files of the chunks' rows of a split, in order."""
     return [piece for chunk in chunks for piece in chunk.pieces[split]]
 
 
@@ -225,7 +233,7 @@ def _check_rejected(
         reasons.update(chunk.rejected)
     of_no_label = reasons[Reason.NO_LABEL]
     if of_no_label and not any(piece.rows for c in extracted for pieces in c.pieces.values() for piece in pieces):
-        raise UserError(f"{extracted[0].file}: no row has a label (of {of_no_label:,}); give rows that have one")
+        raise UserError(f"{extracted[0].file}: none of {of_no_label:,} rows has a label; give rows with labels")
     of_bad = Tally({reason: number for reason, number in reasons.items() if reason not in LEFT_OUT})
     bad, lines = of_bad.total(), lines - sum(reasons[reason] for reason in LEFT_OUT)
     if bad > max_fraction * lines:
@@ -240,10 +248,9 @@ def _check_rejected(
         example = rows.filter(is_bad).slice(0, 1).to_pylist()[0]
         example["line"] += offset
         fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
-        counts = ", ".join(f"{number:,} {reason}" for reason, number in of_bad.most_common())
         raise UserError(
-            f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
-            f"({max_fraction:g}); the first is {describe_rejected(example)}{fix}"
+            f"{bad:,} of {lines:,} rows are bad ({describe_reasons(of_bad)}), more than "
+            f"preprocess.max_rejected_fraction ({max_fraction:g}); the first is {describe_rejected(example)}{fix}"
         )
     return dict(reasons)
 

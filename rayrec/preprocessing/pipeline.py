@@ -1,4 +1,4 @@
-"""Turns raw files into a dataset folder: what every source's job has around it.
+"""Turns raw files into a dataset folder with the job of any source.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, on a disk that all nodes see or at the URI
@@ -116,7 +116,7 @@ class Preprocessing:
         with user_errors(), new as folder, no_tasks_left_behind(workers):
             scratch = folder / _SCRATCH
             if files_below(folder):
-                progress.message(f"{location(folder)}: unfinished work of an earlier run; going on from there")
+                progress.message(f"{location(folder)}: continuing unfinished work of an earlier run")
             if not exists(folder / MANIFEST_FILE):
                 make_folder(scratch)
                 self._write(Workspace(workers, folder, scratch, progress), execution)
@@ -161,7 +161,7 @@ class Preprocessing:
 
 
 def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
-    """The raw files as a dataset's manifest describes them."""
+    """Return the raw files as a dataset's manifest describes them."""
     return tuple(map(source_file, job.files))
 
 

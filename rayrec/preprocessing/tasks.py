@@ -1,4 +1,4 @@
-"""What surrounds the tasks of a job: progress, errors that a user can read, and an end without tasks left behind."""
+"""Runs the tasks of a job with progress and readable errors, and leaves no task behind."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""What a preprocessing job works with and returns, and the stages of a long job.
+"""Holds what a preprocessing job works with and returns, and runs the stages of a long job.
 
 The files of each stage stay until no other needs them, so a job that died can continue.
 """
@@ -48,7 +48,7 @@ class Workspace:
         return self.workers.session
 
     def within(self, scratch: Path) -> Self:
-        """The same workspace for a stage whose scratch files lie in a folder of their own."""
+        """Return the same workspace for a stage whose scratch files lie in a folder of their own."""
         return replace(self, scratch=scratch)
 
 
@@ -85,13 +85,13 @@ class Stages:
     def run(
         self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
     ) -> ResultT:
-        """The result of `work(folder)`, or what it was when the stage was done before. JSON must be able to hold it.
+        """Return the result of `work(folder)`, which JSON can hold, or of the stage if it is already done.
 
         `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
         if exists(mark):
-            self._progress.message(f"{name}: done before")
+            self._progress.message(f"{name}: already done")
             return TypeAdapter(kind).validate_json(read_bytes(mark))
         files = folder or self._folder / name
         remove(files)

@@ -1,5 +1,6 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,18 +48,23 @@ class Reason(StrEnum):
     TEXT = "not a text"
     TIME = "not a time"
     VALUES = "not a list of values"
-    LENGTH = "not as many numbers as the vector's size"
-    WEIGHT = "not a weight: a number from 0 on"
-    WEIGHTS = "not a weight for each value of a list: a number from 0 on"
-    QUOTE = "double quotes that are not closed in the line"
+    LENGTH = "wrong size of vector"
+    WEIGHT = "weight below 0 or not a number"
+    WEIGHTS = "not one weight of at least 0 for each value"
+    QUOTE = "unclosed double quote"
     JSON = "not a JSON object"
     CARRIAGE_RETURN = "carriage return inside the row"
     EMPTY = "no user or no item"
-    KEY = "no value in a column that needs one"
+    KEY = "no value in a required column"
     LIST = "not (user,item) and its negatives"
     SCORE = "values so large that the score is not a number"
     NO_LABEL = "no label"
     HEADER = "header repeated"
+
+
+def describe_reasons(counts: Mapping[str, int]) -> str:
+    """List how many rows are bad for each reason, the most frequent first: "not a number: 12, invalid UTF-8: 3"."""
+    return ", ".join(f"{reason}: {rows:,}" for reason, rows in Counter(counts).most_common())
 
 
 LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
@@ -131,7 +137,7 @@ def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0
 
 
 def text_blocks(chunk: Chunk, parse: Callable[[bytes], ParsedLines], *, has_header: bool = False) -> Iterator[RawBlock]:
-    """The blocks of a chunk of a text file, a few megabytes each, of which `parse` reads all lines but the header's."""
+    """Yield the blocks of a text chunk, a few megabytes each; `parse` reads all lines but the header's."""
     is_headed = has_header and chunk.start == 0
 
     def parsed() -> Iterator[ParsedLines]:
@@ -153,7 +159,7 @@ class RowReader(Protocol):
         """The columns whose values repeat."""
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
+        """Yield the blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
 
 
 class ExampleReader(RowReader, Protocol):

@@ -52,14 +52,14 @@ class InputFile:
         return PurePosixPath(self.path).name
 
     def open(self) -> pa.NativeFile:
-        """The text of the file, decompressed; a plain file can seek.
+        """Return the text of the file, decompressed; a plain file can seek.
 
         Raises UserError if a zip file cannot be opened or does not have one member.
         """
         return self.unpack(self.open_packed())
 
     def open_packed(self) -> pa.NativeFile:
-        """The bytes of the file as they are, any part of which can be read; of a bucket's, all that are asked for.
+        """Open the file's bytes as they are, any part of which can be read; a bucket gives all that are asked for.
 
         Raises OSError, and UserError if a bucket cannot be read.
         """
@@ -68,7 +68,7 @@ class InputFile:
         return pa.PythonFile(open_remote(self.filesystem, self.path, self.name), "r")
 
     def unpack(self, file: pa.NativeFile) -> pa.NativeFile:
-        """The text of the file's bytes. Raises UserError as `open`."""
+        """Return the text of the file's bytes. Raises UserError as `open`."""
         match self.packing:
             case None:
                 return file
@@ -93,7 +93,7 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
 
 
 def list_inputs(paths: Iterable[str]) -> list[InputFile]:
-    """The files that `paths` (each a file, a folder, a glob or a URI of one of these) stand for.
+    """Return the files that `paths` (each a file, a folder, a glob or a URI of one of these) stand for.
 
     Files of one folder or glob are in natural order of their names (day_2 before day_10). Hidden
     files of a folder, and files that describe data (.json, .md), are left out.
@@ -122,7 +122,7 @@ def _list(path: str) -> list[InputFile]:
             infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
         infos = [info for info in infos if info.type == fs.FileType.File]
         if not infos:
-            raise UserError(f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI")
+            raise UserError(f"{path}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
         infos.sort(key=lambda info: _natural(info.path))
         return [_describe(filesystem, prefix, info) for info in infos]
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -132,7 +132,7 @@ def _list(path: str) -> list[InputFile]:
 
 
 def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """The file at `path`, the data files in the folder at `path`, or the files that match its last part as a glob."""
+    """Return the file at `path`, the data files in that folder, or the files that match its last part as a glob."""
     (info,) = filesystem.get_file_info([path])
     if info.type == fs.FileType.File:
         return [info]
@@ -157,7 +157,7 @@ def _describe(filesystem: fs.FileSystem, prefix: str, info: fs.FileInfo) -> Inpu
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A sort key that reads runs of digits as numbers."""
+    """Return a sort key that reads runs of digits as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
@@ -244,7 +244,7 @@ def _read_lines(chunk: Chunk) -> Iterator[bytes]:
 
 
 def read_data_lines(chunk: Chunk) -> Iterator[bytes]:
-    """The blocks of `read_lines`, without the blank lines at the end of the file."""
+    """Yield the blocks of `read_lines`, without the blank lines at the end of the file."""
     blank = b""
     for block in read_lines(chunk):
         end = len(block)
@@ -260,7 +260,7 @@ def read_data_lines(chunk: Chunk) -> Iterator[bytes]:
 
 
 def _is_blank_from(chunk: Chunk) -> bool:
-    """Whether nothing but blank lines follows the chunk in its file."""
+    """Tell whether nothing but blank lines follows the chunk in its file."""
     if chunk.stop is None:
         return True
     with chunk.file.open() as stream:

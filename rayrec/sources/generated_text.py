@@ -1,4 +1,4 @@
-"""What generators of text files have in common."""
+"""Writes the text files of generators."""
 
 import gzip
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the best possible model reaches on generated rows: one that knows each row's probability of a click."""
+"""Measures the best possible model on generated rows, which knows each row's probability of a click."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def source_of(kind: str) -> Source:
-    """The source of a kind, one of `SOURCES.packages`."""
+    """Return the source of a kind, one of `SOURCES.packages`."""
     return cast(Source, SOURCES.load(kind, "source").SOURCE)
 
 
 def preprocessing_job(recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-    """The job of a recipe's source. Raises UserError on inputs or a recipe that cannot work."""
+    """Return the job of a recipe's source. Raises UserError on inputs or a recipe that cannot work."""
     return source_of(recipe.source.kind).job(recipe, inputs)
 
 
 def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Dataset | None = None) -> Preprocessing:
-    """The writer of a recipe's dataset folder, which may extend a dataset.
+    """Return the writer of a recipe's dataset folder, which may extend a dataset.
 
     Raises UserError on inputs, a recipe or an output that cannot work.
     """
@@ -37,7 +37,7 @@ def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Data
 
 
 def ranker_of(model: "Predictor") -> "Ranker":
-    """The ranker of a model, with what its source looks up of candidates. Raises UserError if that is damaged."""
+    """Return the ranker of a model with its look-ups of candidates. Raises UserError if these are damaged."""
     from rayrec.inference.ranker import Ranker
 
     source = source_of(model.recipe.source.kind)
@@ -45,7 +45,7 @@ def ranker_of(model: "Predictor") -> "Ranker":
 
 
 def load_ranker(folder: str | Path) -> "Ranker":
-    """The ranker of a model folder, on CPU. Raises UserError."""
+    """Return the ranker of a model folder, on CPU. Raises UserError."""
     from rayrec.inference.predictor import load_model
 
     return ranker_of(load_model(folder))

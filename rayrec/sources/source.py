@@ -51,16 +51,16 @@ class Source(ABC):
 
     @abstractmethod
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-        """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
+        """Return the job that turns raw files into a dataset. Raises UserError on wrong inputs or config."""
 
     def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
-        """The job that turns raw files into a dataset that extends `parent`. Raises UserError as `job`."""
+        """Return the job that turns raw files into a dataset that extends `parent`. Raises UserError as `job`."""
         raise UserError(
             f"source.kind '{recipe.source.kind}': its datasets cannot be extended; preprocess all raw files"
         )
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
-        """The reader of files of examples, to score them with a model of this schema; they need what features need.
+        """Return the reader of examples to score with a model of this schema; they need what features need.
 
         Raises UserError if a file does not show its columns, or if the files of this source do not hold examples.
         """
@@ -97,11 +97,11 @@ class Source(ABC):
         raise NotImplementedError
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
-        """A sentence on the metrics that a model reached on generated data; `generated` is what `generate` returned."""
+        """Return a sentence on metrics reached on generated data; `generated` is what `generate` returned."""
         return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)
 
     def example_request(self, raw: Path) -> dict[str, Any] | None:
-        """The body of a `:rank` request made from generated data in `raw`; None if the source looks up no features."""
+        """Return a `:rank` request made from generated data in `raw`; None if the source looks up no features."""
         return None
 
     def lookup(self, model: "Predictor") -> "FeatureLookup | None":
@@ -109,7 +109,7 @@ class Source(ABC):
         return None
 
     def candidate(self, model: "Predictor") -> str | None:
-        """The raw feature that names candidates; None if none does, or `lookup` says what names them."""
+        """Return the raw feature that names candidates; None if none does, or `lookup` says what names them."""
         return None
 
 

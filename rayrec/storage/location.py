@@ -43,8 +43,8 @@ def local_path(given: str | Path) -> Path:
         return Path(unquote(parts.path))
     if parts.password is not None:
         raise ConfigError(
-            "a URI with a password would be written beside the results; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment"
+            "leave the password out, because URIs are stored with the results; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or the variables of your file system, instead"
         )
     segments = [segment for segment in parts.path.split("/") if segment]
     if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
@@ -162,7 +162,7 @@ def _as_local(given: object) -> object:
 
 def _refuse_uri(given: object) -> object:
     if is_uri(str(given)) or _COLLAPSED.match(str(given)):
-        raise ConfigError("takes a path of this machine, not a URI")
+        raise ConfigError("takes a local path, not a URI")
     return given
 
 

@@ -35,6 +35,7 @@ _OBJECT_STORES = {"s3", "gcs", "abfs"}
 _PROBE = ".rayrec-probe"
 _TOO_LITTLE = "the store sends or holds less than it should"
 _LASTING = {
+    "unknown kind of store; use s3://, gs://, abfs:// or hdfs://": ("Unrecognized filesystem type",),
     "no such bucket; make it, or correct the URI": ("NO_SUCH_BUCKET", "bucket does not exist"),
     "access denied; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "GOOGLE_APPLICATION_CREDENTIALS) and what they allow": (
@@ -48,7 +49,7 @@ _PASSING = {
     "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": (
         "NETWORK_CONNECTION", "curlCode", "CURL error",
     ),
-    "the store fails again and again; try again when it is well": ("HTTP status 5", "SLOW_DOWN", _TOO_LITTLE),
+    "the store keeps failing; try again later": ("HTTP status 5", "SLOW_DOWN", _TOO_LITTLE),
 }  # fmt: skip
 """The same, where a retry may help."""
 
@@ -88,7 +89,7 @@ def open_remote(filesystem: fs.FileSystem, path: str, uri: str) -> "RemoteReader
 
     file = tried(uri, "read", attempt)
     if file is None:
-        raise FileNotFoundError(f"{uri}: not there")
+        raise FileNotFoundError(f"{uri}: does not exist")
     return RemoteReader(file, uri)
 
 
@@ -119,7 +120,7 @@ class Remote:
         for name in files:
             confined(name, self._uri)
             if around := files.keys() & {str(folder) for folder in PurePath(name).parents}:
-                raise UserError(f"{self._uri}: {min(around)!a} is a file and a folder; remove one of them")
+                raise UserError(f"{self._uri}: {min(around)!a} is both a file and a folder; remove one of them")
         return files
 
     def has(self, name: str) -> bool:

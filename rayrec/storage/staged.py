@@ -67,7 +67,7 @@ def mirrored(path: Path, *, continues: bool, progress: Progress) -> Iterator[Non
             try:
                 folder.finish(mirror.upload, progress)
             except UserError as error:
-                message = f"{error}; all was written to {path}, and the next command that is given the URI sends it"
+                message = f"{error}; everything was written to {path}; the next command with this URI sends it"
                 if is_done:
                     raise UserError(message) from None
                 logger.warning(message)
@@ -313,7 +313,7 @@ class _StagedFolder:
         names = ({name for name in files if not is_large(name)} | left.keys()) - journal.begun
         if changed := [name for name in names if files.get(name) != left.get(name)]:
             raise UserError(
-                f"{self._uri}: {min(changed)} was changed by another machine, while {self.path.parent} has work that "
+                f"{self._uri}: {min(changed)} was changed by another machine, but {self.path.parent} has work that "
                 "was never sent; move that folder away to continue with what is at the URI"
             )
 

@@ -54,7 +54,7 @@ def new_folder_at_uri(path: Path, fingerprint: str, last: str) -> Iterator[Path]
         _move(path, unfinished, last)
     except BaseException as error:
         if isinstance(error, PassingError) or not isinstance(error, UserError):
-            logger.warning("%s: keeps what is done; the same command goes on from there", location(unfinished))
+            logger.warning("%s: finished parts are kept; run the same command again to continue", location(unfinished))
         else:
             with suppress(UserError):  # it would hide the error
                 remove(unfinished)

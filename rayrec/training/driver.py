@@ -130,7 +130,7 @@ def train(
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
     if recipe.train.rows is not None and recipe.train.rows < rows:
-        progress.message(f"train.rows: only the first {recipe.train.rows:,} of {rows:,} rows of 'train' are trained on")
+        progress.message(f"train.rows: training on the first {recipe.train.rows:,} of {rows:,} rows of 'train'")
     progress.stage("start training" if in_this_process else f"start {recipe.train.workers} workers")
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
         display = HistoryDisplay(recipe, rows, progress)
@@ -200,7 +200,7 @@ def device_of_workers(recipe: Recipe) -> DeviceName:
     available = int(resources.get(unit, 0))
     if workers > available:
         raise SmallClusterError(
-            f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
+            f"train.workers: each of {workers} workers needs a {unit}, but Ray has {available}; lower --workers"
         )
     return device
 

@@ -60,7 +60,9 @@ class WarmStart:
         run = RunFolder.open(fetch(resolve(origin.run, output)))
         checkpoint = run.checkpoints / origin.checkpoint
         if not (checkpoint / PROGRESS_FILE).exists():
-            raise UserError(f"{run.path}: checkpoint {origin.checkpoint} is gone; give another --output")
+            raise UserError(
+                f"{run.path}: checkpoint {origin.checkpoint} was removed; give another --output to start again"
+            )
         dataset.fetch_mapped()
         require_compatible(run, origin, recipe, dataset)
         return cls(

@@ -139,13 +139,13 @@ class Admission:
         """Raises RequestError 403 unless the request has the token of an administrator."""
         if not is_admin(call.authorization, self.tokens):
             how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
-            raise RequestError(403, f"only who has an administrator's token may ask this; {how}")
+            raise RequestError(403, f"this needs an administrator's token; {how}")
 
     def unanswered(self, call: Call, error: Exception) -> RequestError:
         """Return what a client is told of an error that nobody expected; the log has it."""
         if isinstance(error, TimeoutError):
             seconds = self.settings.request_timeout_seconds
-            return RequestError(504, f"not done within {seconds:g} s; send fewer rows, or try again")
+            return RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
         logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
         return RequestError(500, "internal error; the server's log has the details")
 

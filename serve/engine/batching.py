@@ -96,7 +96,7 @@ class Batcher(Generic[RequestT, AnswerT]):
                 if not future.done():
                     future.set_exception(error)
                 return
-            logger.warning("a pass over %d requests failed (%s); each is tried alone", len(taken), error)
+            logger.warning("a batch of %d requests failed (%s); trying each request alone", len(taken), error)
             for one in taken:
                 await self._answer_together([one])
             return

@@ -45,7 +45,7 @@ class Traffic(Config):
     @model_validator(mode="after")
     def _some_version_answers(self) -> "Traffic":
         if not (any(self.weights.values()) or self.unloaded):
-            raise ValueError("no version has a weight above 0; nobody would answer")
+            raise ValueError("no version has a weight above 0, so none would answer")
         return self
 
     @property

@@ -61,7 +61,7 @@ class ServedModel:
             lines.append(f"model '{self.name}': version {_shares(self.weights)} {verb}{f' (was {was})' if was else ''}")
         if not self.weights and (was or before is None):
             lines.append(f"model '{self.name}': no version answers{f' (was {was})' if was else ''}")
-        stays = f"; version {_shares(self.weights)} stays" if self.weights else ""
+        stays = f"; version {_shares(self.weights)} keeps serving" if self.weights else ""
         for what, why in self.failed.items():
             if before is None or before.failed.get(what) != why:
                 subject = f"version {what} cannot be loaded" if what.isdigit() else what
@@ -119,7 +119,7 @@ class ServedModels:
         self.absent: Mapping[str, str] = {}
         """Those of which none does -> why."""
         self.end_soon = False
-        """Set when the server is about to end: health checks fail, so that no more requests are sent to it."""
+        """Set when the server is stopping: health checks fail, so that no more requests are sent to it."""
 
     @property
     def row_bytes(self) -> int:
@@ -130,7 +130,7 @@ class ServedModels:
     def require_ready(self) -> None:
         """Raises RequestError 503 if no more requests should come."""
         if self.end_soon:
-            raise RequestError(503, "the server is about to end", {"Retry-After": "1"})
+            raise RequestError(503, "the server is stopping", {"Retry-After": "1"})
 
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises RequestError 404 if there is none."""

@@ -28,7 +28,7 @@ from serve.operations.metrics import ServingMetrics
 
 logger = logging.getLogger("ray.serve.rayrec")
 
-_UNLOADED = "it is unloaded; POST /v2/repository/models/{name}/load loads it"
+_UNLOADED = "unloaded; POST /v2/repository/models/{name}/load loads it"
 
 Load = Callable[[str, str, Path], ServedVersion]
 """(model, version, folder) -> the loaded version. Raises UserError."""
@@ -86,7 +86,7 @@ class Updates:
             with self._noted("the models stay as they are"):
                 self._look()
             for name, model in self._models.current.items():
-                with self._noted(f"model '{name}': its metrics are not reported"):
+                with self._noted(f"metrics of model '{name}' are not reported"):
                     self._report(model)
 
     def load(self, name: str, version: str | None = None) -> None:
@@ -169,7 +169,7 @@ class Updates:
         for name, source in scan(self._folders).items():
             if name in self.states:
                 models[name] = self.states[name]
-            with self._noted(f"model '{name}': it stays as it is"):
+            with self._noted(f"model '{name}' stays as it is"):
                 models[name] = self._model(name, source, settle=name != at_once)
         self._take(models)
 

@@ -24,7 +24,7 @@ class _FileOfLines(RotatingFileHandler):
         error = sys.exc_info()[1]
         if error is not None and not self._has_failed:
             reason = disk_error(error, [Path(self.baseFilename)]) or f"{self.baseFilename}: {error}"
-            logger.warning("%s; requests are answered, and lines of this log are lost", reason)
+            logger.warning("%s; requests are still answered, but lines of this log are lost", reason)
         self._has_failed = True
 
 

@@ -47,10 +47,10 @@ def _tokens(file: Path | None, environment: Mapping[str, str]) -> dict[str, bool
         source = TOKENS_VARIABLE
     tokens = {word: following == _ADMIN for word, following in pairwise([*words, ""]) if word != _ADMIN}
     if not tokens and file is not None:
-        raise UserError(f"{file}: no token in it; write one a line")
+        raise UserError(f"{file}: contains no token; write one a line")
     if not tokens and TOKENS_VARIABLE in environment:
         # Of a Secret that was made by a command that failed, for one: nobody meant to open the server by it.
-        raise ConfigError(f"{TOKENS_VARIABLE}: no token in it; separate several by commas, or unset it")
+        raise ConfigError(f"{TOKENS_VARIABLE}: contains no token; separate several by commas, or unset it")
     if any(len(token) < _SHORTEST for token in tokens):
         raise ConfigError(
             f"{source}: a token of fewer than {_SHORTEST} characters; make one with `openssl rand -hex 24`"

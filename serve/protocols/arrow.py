@@ -69,7 +69,7 @@ def _read(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     rows = 0
     for message in messages:
         if message.type != "record batch":
-            raise RequestError(422, f"the stream has a message of type '{message.type}'; send record batches alone")
+            raise RequestError(422, f"the stream has a message of type '{message.type}'; send only record batches")
         if len(batches) == _MOST_BATCHES:
             raise RequestError(413, f"more than {_MOST_BATCHES} record batches; join them, or send several requests")
         length, is_compressed = _stated(message.metadata)

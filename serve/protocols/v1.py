@@ -70,7 +70,7 @@ async def _predict_columns(model: ServedModel, version: ServedVersion, body: byt
 
 async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     if version.recommender is None:
-        raise _cannot(model, "scores more than a user and an item: it cannot recommend")
+        raise _cannot(model, "needs more features than a user and an item, so it cannot recommend")
     parse = partial(parse_recommend, body, admission.settings.max_rows_per_request)
     async with admission.parsed(len(body), 0, 0, parse) as asked:
         recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
@@ -96,7 +96,7 @@ async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admissi
 
 async def _explain(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     if version.explainer is None:
-        raise _cannot(model, "was exported without rows to compare with: it cannot explain")
+        raise _cannot(model, "was exported without reference rows, so it cannot explain")
     max_rows = min(MOST_EXPLAINED, admission.settings.max_rows_per_request)
     parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
     async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
@@ -185,7 +185,7 @@ async def _content(
     given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
     is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
     if is_arrow and verb != "predict":
-        raise RequestError(415, f"':{verb}' takes JSON; Arrow is for :predict")
+        raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
     body = await read_body(request, admission)
     if is_arrow:
         return await _predict_columns(model, chosen, body, admission), arrow.MEDIA_TYPE

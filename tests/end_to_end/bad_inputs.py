@@ -5,7 +5,8 @@
 
 import gzip
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rayrec.recipes import load_recipe
@@ -18,21 +19,24 @@ DOCUMENT = REPOSITORY / "docs" / "errors.md"
 TRAIN = "train dlrm-criteo-debug --data dataset --output run"
 TUNE = "tune dlrm-criteo-debug --data dataset --trials 4 --output"
 PREPROCESS = "preprocess dlrm-criteo-debug --output out --input"
+_NAMES = re.compile(r"^(--)?[\w.*-]+( '[^']*')?(?=:)|'[^']*'|`[^`]*`|[\w*-]+[./:][\w./:*-]*|\(.*\)|\d[\d,.]*")
+"""What a message says of one case alone: fields, files, values, numbers, and what is in brackets."""
+_REASON = re.compile(r"line \d+: (?P<reason>[^;(]*[^;( ])")
 
 
 USAGE = [
-    BadInput("unknown command", "trian", 2, "No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
+    BadInput("unknown command", "trian", 2, "no command 'trian'; did you mean 'train'? See `rayrec --help`"),
     BadInput(
         "option left out",
         "train dlrm-criteo-debug --output run",
         2,
-        "Missing option '--data'; see `rayrec train --help`",
+        "missing option '--data'; see `rayrec train --help`",
     ),
     BadInput(
         "misspelt option",
         f"{TRAIN} --wokers 2",
         2,
-        "No such option: --wokers (Possible options: --workers); see `rayrec train --help`",
+        "no option '--wokers'; did you mean --workers? See `rayrec train --help`",
     ),
     BadInput(
         "no workers",
@@ -59,13 +63,13 @@ USAGE = [
         "port: must be at most 65535 (got '99999')",
     ),
     BadInput(
-        "gRPC without leave to listen everywhere",
+        "gRPC port on a local host",
         "serve full --grpc-port 9000",
         2,
-        "--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0",
+        "--grpc-port: gRPC listens on all addresses of the machine; add --host 0.0.0.0 to allow it",
     ),
     BadInput(
-        "unknown precision of tables",
+        "unknown precision of exported tables",
         "export full --output model --tables int4",
         2,
         "tables: must be 'fp32', 'fp16' or 'int8' (got 'int4')",
@@ -80,23 +84,23 @@ USAGE = [
         "URI with a password",
         "train dlrm-criteo-debug --data s3://me:secret@bucket/dataset --output run",
         2,
-        "data: a URI with a password would be written beside the results; set AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment (got 's3://...@bucket/dataset')",
+        "data: leave the password out, because URIs are stored with the results; set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or the variables of your file system, instead (got 's3://...@bucket/dataset')",
     ),
     BadInput(
-        "URI where a file of this machine belongs",
+        "URI instead of a local file",
         "serve full --token-file s3://bucket/tokens",
         2,
-        "token_file: takes a path of this machine, not a URI (got 's3://bucket/tokens')",
+        "token_file: takes a local path, not a URI (got 's3://bucket/tokens')",
     ),
     BadInput(
-        "number that is none",
+        "text instead of a number",
         "generate criteo --rows many --output raw",
         2,
         "rows: must be a whole number (got 'many')",
     ),
     BadInput(
-        "expectation that is no comparison",
+        "expectation without a comparison",
         "report dataset --output out --expect auc",
         2,
         "--expect 'auc': write it as METRIC OPERATOR NUMBER, such as 'auc >= 0.76' (>=, <=, ==, !=, >, <)",
@@ -116,7 +120,7 @@ USAGE = [
         "http://127.0.0.1:9: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster",
     ),
     BadInput(
-        "submitted command that is wrong itself",
+        "mistake in a submitted command",
         f"submit {TRAIN} --set train.epochs=many",
         2,
         "dlrm-criteo-debug: train.epochs: must be a whole number (got 'many')",
@@ -136,7 +140,7 @@ CONFIG = [
         "missing.yaml: no such file or directory; give a recipe file",
     ),
     BadInput(
-        "recipe is no YAML",
+        "invalid YAML",
         "train broken.yaml --data dataset --output run",
         2,
         "broken.yaml, line 3: did not find expected key; fix the YAML",
@@ -148,7 +152,7 @@ CONFIG = [
         "typo.yaml: unknown key 'train.ephocs'; did you mean 'epochs'?",
     ),
     BadInput(
-        "fields that do not fit together",
+        "contradicting fields",
         "train widths.yaml --data dataset --output run",
         2,
         "widths.yaml: model: bottom_mlp must end in embedding_dim (64) for interaction 'dot', not in 128",
@@ -172,56 +176,56 @@ CONFIG = [
         "nowhere.yaml: no such file or directory; give a search space file",
     ),
     BadInput(
-        "search over what is the same for all trials",
+        "search over a fixed key",
         f"{TUNE} run --space space.yaml",
         2,
         "space.yaml: train.workers: cannot be searched: it is the same for all trials; use --set",
     ),
     BadInput(
-        "override of what is searched",
+        "override of a searched key",
         f"{TUNE} run --set train.dense_optimizer.lr=0.1",
         2,
         "--set train.dense_optimizer.lr=0.1: search_space.yaml of 'dlrm' searches train.dense_optimizer.lr; leave one "
         "of them out",
     ),
     BadInput(
-        "grid of more points than trials",
+        "grid larger than --trials",
         f"{TUNE} run --search grid",
         2,
         "--trials 4: the grid of search_space.yaml of 'dlrm' has 648 points (choices, and the ends and the middle of "
         "ranges); give as many --trials, or a smaller space",
     ),
     BadInput(
-        "confirmation of population based training",
+        "--confirm with --search pbt",
         f"{TUNE} run --search pbt --confirm 2",
         2,
         "--confirm: under population based training values change while a model trains, so there is no recipe to train "
         "again; leave it out",
     ),
     BadInput(
-        "batch that the workers cannot share",
+        "batch that workers cannot share equally",
         f"{TRAIN} --workers 3",
         2,
         "dlrm-criteo-debug: train: global_batch_size (512) must be a multiple of workers (3)",
     ),
     BadInput(
-        "column that is not there",
+        "unknown column",
         f"{PREPROCESS} good.tsv --set source.group=C77",
         2,
         "source.group: the files have no column 'C77'; did you mean 'C7'?",
     ),
     BadInput(
-        "splits come as files, input names none",
+        "files of splits without names",
         f"{PREPROCESS} good.tsv --set preprocess.split={{kind:\\ files}}",
         2,
         "--input good.tsv: preprocess.split.kind is 'files', so name its split: --input train=PATH",
     ),
     BadInput(
-        "splits do not come as files, input names one",
+        "named split, but kind is not files",
         f"{PREPROCESS} train=good.tsv",
         2,
-        "--input train=...: preprocess.split.kind is 'hash', which cuts the rows itself; add "
-        "--set 'preprocess.split={kind: files}' or give the paths alone",
+        "--input train=...: preprocess.split.kind is 'hash', which splits the rows itself; add --set "
+        "'preprocess.split={kind: files}' or give the paths alone",
     ),
 ]
 FILES = [
@@ -229,7 +233,7 @@ FILES = [
         "input missing",
         f"{PREPROCESS} nowhere.tsv",
         1,
-        "nowhere.tsv: no such file, and no files in it; give a file, a folder, a glob or a URI",
+        "nowhere.tsv: no such file, or a folder without files; give a file, a folder, a glob or a URI",
     ),
     BadInput("input empty", f"{PREPROCESS} empty.tsv", 1, "empty.tsv: empty; there are no rows to preprocess"),
     BadInput(
@@ -248,14 +252,13 @@ FILES = [
         "output below a file",
         "report dataset --output good.tsv/out",
         1,
-        "good.tsv/out: cannot be made, as good.tsv is no folder; give another --output",
+        "good.tsv/out: cannot be created, because good.tsv is not a folder; give another --output",
     ),
     BadInput(
         "URI of an unknown kind",
         "train dlrm-criteo-debug --data foo://bucket/dataset --output run",
         1,
-        "foo://bucket/dataset: cannot be opened: Unrecognized filesystem type in URI: foo://bucket/dataset; check the "
-        "URI",
+        "foo://bucket/dataset: cannot be opened: unknown kind of store; use s3://, gs://, abfs:// or hdfs://",
     ),
     BadInput(
         "store that does not answer",
@@ -272,7 +275,7 @@ FILES = [
         "dataset of displays",
     ),
     BadInput(
-        "report of a folder of something else",
+        "report of an unrelated folder",
         "report full --output out",
         1,
         "full: no dataset, run, model or search; give the folder that another command wrote",
@@ -316,13 +319,13 @@ FILES = [
         "train.ingest.drop_last=false",
     ),
     BadInput(
-        "split that the dataset does not have",
+        "unknown split of the dataset",
         f"{TRAIN} --set train.evaluation_split=tset",
         2,
         "train.evaluation_split: dataset has no split 'tset'; did you mean 'test'?",
     ),
     BadInput(
-        "search without rows to choose by",
+        "search without validation rows",
         f"{TUNE} run",
         2,
         "train.evaluation_split: dataset has no rows in split 'validation' to choose by; preprocess it with one, or "
@@ -332,8 +335,7 @@ FILES = [
         "dataset unfinished",
         "train dlrm-criteo-debug --data unfinished --output run",
         1,
-        "unfinished/manifest.json: missing, so this is no dataset, or an unfinished one; give the output of "
-        "`rayrec preprocess`",
+        "unfinished/manifest.json: missing, so this is not a finished dataset; give the output of `rayrec preprocess`",
     ),
     BadInput(
         "dataset damaged",
@@ -342,13 +344,13 @@ FILES = [
         "damaged/manifest.json: damaged, not whole JSON; make it again",
     ),
     BadInput(
-        "evaluating a folder that is no run",
+        "evaluating a folder that is not a run",
         "evaluate full --data dataset",
         1,
         "full: not a run folder (no run.json); give the output of `rayrec train`",
     ),
     BadInput(
-        "exporting a folder that is no run",
+        "exporting a folder that is not a run",
         "export full --output model",
         1,
         "full: not a run folder (no run.json); give the output of `rayrec train`",
@@ -360,7 +362,7 @@ FILES = [
         "--input good.tsv: not a dataset folder (no manifest.json); add --raw for raw rows",
     ),
     BadInput(
-        "serving a folder that is no model",
+        "serving a folder that is not a model",
         "serve full",
         1,
         "full: neither a model folder nor a folder of model folders; give the output of `rayrec export`",
@@ -377,9 +379,9 @@ ROWS = [
         "too many bad rows",
         f"{PREPROCESS} bad.tsv",
         1,
-        "10 of 100 rows are bad (6 label other than 0 or 1, 4 wrong column count), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1 "
-        "(column 'label': '2'); source.label: {column: label, at_least: NUMBER} makes a label of other values",
+        "10 of 100 rows are bad (label other than 0 or 1: 6, wrong column count: 4), more than "
+        "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1 (column "
+        "'label': '2'); source.label: {column: label, at_least: NUMBER} turns other values into a label",
     ),
     BadInput(
         "damaged gzip file",
@@ -396,7 +398,7 @@ REQUESTS = [
     BadRequest("empty body", "", 400, 'the body is empty; send {"instances": [{"FEATURE": VALUE, ...}, ...]}'),
     BadRequest("no rows", instances(), 422, "instances: empty; send at least one row"),
     BadRequest(
-        "instances is no list",
+        "instances not a list",
         json.dumps({"instances": {"I1": 3}}),
         422,
         "instances: must be a list of objects of features",
@@ -449,53 +451,51 @@ def prepare(folder: Path) -> None:
 
 
 def document() -> str:
-    """docs/errors.md."""
+    """docs/errors.md: each kind of message once, where it occurs first; the tests try every case."""
+    shown: set[str] = set()
     lines = [
-        "# Mistakes and the message that each gets",
+        "# Error messages",
         "",
-        "Every one is tried by `tests/end_to_end`; this page is written from the same table "
-        "(`python -m tests.end_to_end.bad_inputs`).",
-        *_commands("## Command line", USAGE),
-        *_commands("## Recipes and overrides", CONFIG),
-        *_commands("## Files and folders", FILES),
-        *_commands("## Rows of raw files", ROWS),
+        "A mistake gets one line on stderr, `error: MESSAGE`, which names the file or field and the fix; a server",
+        'answers `{"error": "MESSAGE"}` and counts rows from 0. Exit code 2 is wrong usage or a wrong recipe, found',
+        "before any work; 1 is everything else. `--debug` adds the traceback.",
         "",
-        "## HTTP requests",
+        "To find your message, search for a part without names of your own. Similar messages are listed once, each",
+        "after its cause. All come from real runs of `tests/end_to_end`.",
+        *_messages("Command line", USAGE, shown),
+        *_messages("Recipes", [*CONFIG, *bad_tables.RECIPES], shown),
+        *_messages("Files and folders", [*FILES, *bad_tables.FILES], shown),
+        *_messages("`rayrec inspect`", bad_tables.INSPECT, shown),
+        *_messages("Rows", [*ROWS, *bad_tables.BAD_ROWS], shown),
         "",
-        "| mistake | body | status | message |",
-        "| --- | --- | --- | --- |",
-        *(f"| {r.title} | {_code(r.body)} | {r.status} | {_code(r.message)} |" for r in REQUESTS),
+        "Reasons for bad rows, which `rejected/` in the output folder lists:",
         "",
-        "## Tables of your own",
-        "",
-        f"`clicks.csv` has {bad_tables.ROWS} rows of the columns {', '.join(bad_tables.COLUMNS)}; this is `mine.yaml`:",
-        "",
-        "```yaml",
-        *bad_tables.RECIPE.splitlines(),
-        "```",
-        *_commands("### Recipes", bad_tables.RECIPES),
-        *_commands("### Files", bad_tables.FILES),
-        *_commands("### Rows", bad_tables.BAD_ROWS),
-        *_commands("### `rayrec inspect`", bad_tables.INSPECT),
-        "",
-        "### Requests",
-        "",
-        "Here columns are named by what they hold; `numbers` is a vector of 3, `weights` are those of `texts`, and "
-        "`text` is `source.candidate`.",
-        "",
-        "| mistake | request | body | status | message |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {r.title} | `:{r.verb}` | {_code(r.body)} | {r.status} | {_code(r.message)} |"
-            for r in bad_tables.REQUESTS
-        ),
+        *(f"- {case.title}: {_code(reason)}" for case, reason in _reasons()),
+        *_messages("HTTP requests", [*REQUESTS, *bad_tables.REQUESTS], shown),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _commands(heading: str, cases: Iterable[BadInput]) -> list[str]:
-    rows = [f"| {c.title} | {_code(f'rayrec {c.command}')} | {c.code} | {_code(c.message)} |" for c in cases]
-    return ["", heading, "", "| mistake | command | exit code | message |", "| --- | --- | --- | --- |", *rows]
+def _messages(heading: str, cases: Iterable[BadInput | BadRequest], shown: set[str]) -> list[str]:
+    return ["", f"## {heading}", "", *(f"- {case.title}: {_code(case.message)}" for case in _once(cases, shown))]
+
+
+def _once(cases: Iterable[BadInput | BadRequest], shown: set[str]) -> Iterator[BadInput | BadRequest]:
+    """The cases whose messages say something that none in `shown` does, apart from names, values and the fix."""
+    for case in cases:
+        kind = _NAMES.sub("", case.message.partition(";")[0])
+        if kind not in shown:
+            shown.add(kind)
+            yield case
+
+
+def _reasons() -> Iterator[tuple[BadInput, str]]:
+    """The first case of each reason for which a row is bad."""
+    found: dict[str, BadInput] = {}
+    for case in [*ROWS, *bad_tables.BAD_ROWS]:
+        if match := _REASON.search(case.message):
+            found.setdefault(match["reason"], case)
+    return ((case, reason) for reason, case in found.items())
 
 
 def _code(text: str) -> str:
@@ -503,7 +503,7 @@ def _code(text: str) -> str:
         return ""
     fence = "``" if "`" in text else "`"
     pad = " " if "`" in text else ""
-    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
+    return f"{fence}{pad}{text}{pad}{fence}"
 
 
 if __name__ == "__main__":

@@ -113,25 +113,25 @@ RECIPES = [
         "mine.yaml: source.label: give either at_least or equals",
     ),
     _recipe(
-        "label that is not there",
+        "unknown label column",
         "source.label=clik",
         "source.label: the files have no column 'clik'; did you mean 'click'?",
     ),
     _recipe(
         "label among the features",
         ("source.ignore=[]", "source.label=user"),
-        "source.features.0: column 'user' is the label; a feature made of it would tell the answer",
+        "source.features.0: column 'user' is the label; a feature made from it would give away the answer",
     ),
     _recipe(
         "column matched twice",
         _rules("{columns: user, kind: categorical}", "{columns: user, kind: list}"),
-        "source.features.1: column 'user' is matched by source.features.0, too; remove one, or give one a "
-        "`name` to have both",
+        "source.features.1: column 'user' is also matched by source.features.0; remove one, or give one a `name` "
+        "to keep both",
     ),
     _recipe(
         "column after the pattern that takes it",
         _rules("{columns: '*', kind: categorical}", "{columns: price, kind: numeric}"),
-        "source.features.1: column 'price' is matched by source.features.0, too; put this rule before it",
+        "source.features.1: column 'price' is also matched by source.features.0; put this rule before that one",
     ),
     _recipe(
         "column that no rule matches",
@@ -139,7 +139,7 @@ RECIPES = [
         "source.features: no rule matches column 'rating'; add a rule, or list it in source.ignore",
     ),
     _recipe(
-        "column of a rule that is not there",
+        "unknown column of a rule",
         _rules("{columns: prise, kind: numeric}"),
         "source.features.0: the files have no column 'prise'; did you mean 'price'?",
     ),
@@ -149,29 +149,29 @@ RECIPES = [
         "source.features.0: no column matches 'C*'; they have click, rating, user, price, tags, time, fold",
     ),
     _recipe(
-        "column in two ways",
+        "column with two types",
         _rules("{columns: '*', kind: categorical}", "{columns: user, kind: numeric, name: user_number}"),
-        "source.features.1: column 'user' would be read as number here and as text in source.features.0; a "
-        "column is read in one way, so change one of them",
+        "source.features.1: column 'user' would be read as number here and as text in source.features.0; a column "
+        "can be read in one way only, so change one of them",
     ),
     _recipe(
         "two features of one name",
         _rules("{columns: '*', kind: categorical}", "{columns: price, name: user, kind: categorical}"),
-        "source.features.1: two columns of the dataset would be named 'user', the other by source.features.0;"
-        " give one another `name`",
+        "source.features.1: two columns of the dataset would be named 'user' (also source.features.0); give one "
+        "another `name`",
     ),
     _recipe(
-        "two ways to ids",
+        "two encodings",
         _rules("{columns: '*', kind: categorical, hash_buckets: 100, values: [u1, u2]}"),
         "mine.yaml: source.features.0: hash_buckets and values exclude each other; keep one",
     ),
     _recipe(
-        "cardinality that is no number",
+        "cardinality not a number",
         _rules("{columns: '*', kind: categorical, cardinality: many}"),
         "mine.yaml: source.features.0.cardinality: must be a whole number or 'auto' (got 'many')",
     ),
     _recipe(
-        "ranges that do not ascend",
+        "boundaries out of order",
         _rules("{columns: price, kind: buckets, boundaries: [10, 5]}"),
         "mine.yaml: source.features.0: boundaries must ascend, each once",
     ),
@@ -181,7 +181,7 @@ RECIPES = [
         "mine.yaml: source.features.0: give either boundaries or quantiles",
     ),
     _recipe(
-        "clip with bounds the wrong way",
+        "bounds of clip swapped",
         _rules("{columns: price, kind: numeric, transforms: [{op: clip, min: 9, max: 1}]}"),
         "mine.yaml: source.features.0.transforms.0: clip: min 9 is above max 1",
     ),
@@ -202,25 +202,25 @@ RECIPES = [
         "mine.yaml: source.features.0.zone: no such time zone; give an IANA name such as Europe/Vienna (got 'Vienna')",
     ),
     _recipe(
-        "age without the time of the row",
+        "age without a time of rows",
         _rules("{columns: time, kind: timestamp, derive: [age]}", "{columns: '*', kind: categorical}"),
-        "source.features.0.derive: 'age' is counted to the time of the row; add source.time",
+        "source.features.0.derive: 'age' needs the time of the row; add source.time",
     ),
     _recipe(
         "cross of a number",
         _rules(
             "{columns: price, kind: numeric}", "{columns: '*', kind: categorical}", "{kind: cross, of: [user, price]}"
         ),
-        "source.features.2.of: feature 'price' is numeric, a cross needs one category a row; make it "
+        "source.features.2.of: feature 'price' is numeric, but a cross needs one category a row; make it "
         "categorical or buckets",
     ),
     _recipe(
-        "vocabulary shared with nobody",
+        "shared vocabulary of an unknown feature",
         _rules("{columns: '*', kind: categorical}", "{columns: user, name: friend, kind: categorical, share: item}"),
         "source.features.1.share: no feature 'item'; there are user, price, tags, time, friend",
     ),
     _recipe(
-        "weights of a list that are not there",
+        "unknown weights of a list",
         _rules(
             "{columns: tags, kind: list, separator: '|', weights: tag_weights}", "{columns: '*', kind: categorical}"
         ),
@@ -228,20 +228,19 @@ RECIPES = [
         "tags, time, fold",
     ),
     _recipe(
-        "weight that is not there",
+        "unknown weight column",
         "source.weight=importance",
         "source.weight: the files have no column 'importance'; they have click, rating, user, price, tags, time, fold",
     ),
     _recipe(
         "lists in the order of the input",
         ("source.group=user", "preprocess.order=input"),
-        "preprocess.order: 'input' does not suit source.group, whose lists are put together in random order; "
-        "leave it out",
+        "preprocess.order: 'input' does not suit source.group, whose lists are shuffled; leave it out",
     ),
     _recipe(
-        "side table that is not there",
+        "missing side table",
         "source.tables.users={path: people.csv, key: user}",
-        "source.tables.users.path: people.csv: no such file, and no files in it; give a file, a folder, a "
+        "source.tables.users.path: people.csv: no such file, or a folder without files; give a file, a folder, a "
         "glob or a URI",
         1,
     ),
@@ -283,7 +282,7 @@ RECIPES = [
     _recipe(
         "split by time without a time",
         "preprocess.split={kind: time, test: 1d}",
-        "preprocess.split: kind 'time' needs the column of the rows' times; add source.time",
+        "preprocess.split: kind 'time' needs a column with the time of each row; add source.time",
     ),
     _recipe(
         "duration in words",
@@ -292,7 +291,7 @@ RECIPES = [
         " d or w) (got '1 day')",
     ),
     _recipe(
-        "split that leaves nothing to train",
+        "shares that leave no rows to train on",
         "preprocess.split={kind: hash, validation: 0.5, test: 0.5}",
         "mine.yaml: preprocess.split: validation + test must be below 1, so that rows are left for train",
     ),
@@ -302,7 +301,7 @@ RECIPES = [
         "mine.yaml: preprocess.split.kind: no such kind 'random'; use day, fraction, hash, time, column, files",
     ),
     _recipe(
-        "model of users and items alone",
+        "model that needs users and items",
         "model.kind=neumf",
         "mine.yaml: model.kind: 'neumf' needs a user and an item, which source.kind 'table' does not have; use "
         "dcnv2, dlrm, wide_deep, or source.kind interactions",
@@ -315,24 +314,26 @@ RECIPES = [
 ]
 FILES = [
     _files(
-        "empty folder", "nothing", "nothing: no such file, and no files in it; give a file, a folder, a glob or a URI"
+        "empty folder",
+        "nothing",
+        "nothing: no such file, or a folder without files; give a file, a folder, a glob or a URI",
     ),
     _files(
         "pattern without files",
         "'clicks-*.csv'",
-        "clicks-*.csv: no such file, and no files in it; give a file, a folder, a glob or a URI",
+        "clicks-*.csv: no such file, or a folder without files; give a file, a folder, a glob or a URI",
     ),
     _files(
         "file without a header",
         "bare.csv",
-        "source.label: the files have no column 'click'; they have 0, 1, u0, 0.0, a|d, 2024-05-01, f0; if "
-        "their first line is a row, name the columns as `header`",
+        "source.label: the files have no column 'click'; they have 0, 1, u0, 0.0, a|d, 2024-05-01, f0; if their "
+        "first line is a row, list the column names as `header`",
         2,
     ),
     _files(
-        "file without a header, its first values equal",
+        "file without a header, equal values",
         "twins.csv",
-        "twins.csv: two columns '1' in its first line; rename one, or give all names as 'header' if the file has none",
+        "twins.csv: two columns '1' in its first line; rename one, or list all names as 'header' if the file has none",
     ),
     _files(
         "second file with other columns",
@@ -341,7 +342,7 @@ FILES = [
     ),
     _files("semicolons", "semicolons.csv", "semicolons.csv: no tab and no comma in its first line; add separator: ';'"),
     _files(
-        "text of Windows",
+        "UTF-16 text",
         "windows.csv",
         "windows.csv: its first line is not UTF-8 text; convert or unpack it, or set 'format'",
     ),
@@ -360,8 +361,7 @@ FILES = [
     _files(
         "damaged Parquet file",
         "cut.parquet",
-        "cut.parquet: damaged Parquet file (Parquet magic bytes not found in footer. Either the file is "
-        "corrupted or this is not a parquet file.); fetch it again",
+        "cut.parquet: damaged Parquet file (Parquet magic bytes not found in footer); fetch it again",
     ),
     _files(
         "Parquet column of another type",
@@ -370,7 +370,7 @@ FILES = [
     ),
     _files("array of JSON", "array.json", "array.json: one array; write one object a line, or set 'format'"),
     _files(
-        "JSON lines that are none",
+        "text instead of JSON lines",
         "text.jsonl",
         "text.jsonl: no JSON object in its first lines; write one object a line, or set 'format'",
     ),
@@ -384,20 +384,20 @@ BAD_ROWS = [
     _recipe(
         "label of five values",
         ("source.label=rating", "source.ignore=[click, fold]"),
-        "160 of 201 rows are bad (160 label other than 0 or 1), more than preprocess.max_rejected_fraction "
-        "(0.01); the first is clicks.csv, line 3: label other than 0 or 1 (column 'rating': '2'); "
-        "source.label: {column: rating, at_least: NUMBER} makes a label of other values",
+        "160 of 201 rows are bad (label other than 0 or 1: 160), more than preprocess.max_rejected_fraction "
+        "(0.01); the first is clicks.csv, line 3: label other than 0 or 1 (column 'rating': '2'); source.label: "
+        "{column: rating, at_least: NUMBER} turns other values into a label",
         1,
     ),
     _recipe(
-        "label that is constant",
+        "constant label",
         ("source.label={column: rating, at_least: 9}", "source.ignore=[click, fold]"),
         "source.label: column 'rating' is 0 in all 182 rows of train, so there is nothing to learn; give rows"
         " of both kinds, or change preprocess.split",
         1,
     ),
     _recipe(
-        "side table that has a key twice",
+        "duplicate key in a side table",
         (
             "source.tables.users={path: twice.csv, key: id, on: user}",
             _rules("{columns: users_age, kind: numeric}", "{columns: '*', kind: categorical}"),
@@ -406,7 +406,7 @@ BAD_ROWS = [
         1,
     ),
     _recipe(
-        "cardinality that is too small",
+        "cardinality too small",
         _rules(
             "{columns: '*', kind: categorical}", "{columns: rating, name: stars, kind: categorical, cardinality: 3}"
         ),
@@ -414,97 +414,93 @@ BAD_ROWS = [
         1,
     ),
     _recipe(
-        "no value as often as asked for",
+        "frequency limit too high",
         ("preprocess.frequency_limit=1000", _rules("{columns: '*', kind: categorical}")),
-        "preprocess.frequency_limit: no value of a categorical column occurs 1000 times in train, so that "
-        "none would be listed; lower it, or give the rules a min_count",
+        "preprocess.frequency_limit: no value of a categorical column occurs 1000 times in train, so none would be "
+        "listed; lower it, or give the rules a min_count",
         1,
     ),
     _recipe(
-        "split by values that no row has",
+        "split by values that do not occur",
         "preprocess.split={kind: column, column: fold, values: {test: [f99]}}",
-        "preprocess.split.test: of 200 good rows none falls into test; change it",
+        "preprocess.split.test: none of 200 good rows falls into test; change it",
         1,
     ),
     _recipe(
         "split that takes all rows",
         "preprocess.split={kind: column, column: user, values: {test: [u0, u1, u2, u3, u4, u5, u6]}}",
-        "preprocess.split: of 200 good rows none falls into train; give more rows or change it",
+        "preprocess.split: none of 200 good rows falls into train; give more rows, or change it",
         1,
     ),
     _files("header alone", "header.csv", "header.csv: no good rows in the input; give files with rows"),
     _files(
         "decimal commas",
         "commas.csv",
-        "10 of 201 rows are bad (10 wrong column count), more than preprocess.max_rejected_fraction (0.01); "
-        "the first is commas.csv, line 2: wrong column count",
+        "10 of 201 rows are bad (wrong column count: 10), more than preprocess.max_rejected_fraction (0.01); the "
+        "first is commas.csv, line 2: wrong column count",
     ),
     _files(
-        "double quotes that are not closed",
+        "unclosed double quotes",
         "quotes.csv",
-        "10 of 201 rows are bad (10 double quotes that are not closed in the line), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is quotes.csv, line 2: double quotes that are not"
-        " closed in the line",
+        "10 of 201 rows are bad (unclosed double quote: 10), more than preprocess.max_rejected_fraction (0.01); "
+        "the first is quotes.csv, line 2: unclosed double quote",
     ),
     _files(
         f"text in row {FAR:,} of a column of numbers",
         "far.csv" + _set(("preprocess.max_rejected_fraction=0", _rules("{columns: price, kind: numeric}"))),
-        "1 of 1,000,000 rows are bad (1 not a number), more than preprocess.max_rejected_fraction (0); the "
-        "first is far.csv, line 1000000: not a number (column 'price': 'cheap')",
+        "1 of 1,000,000 rows are bad (not a number: 1), more than preprocess.max_rejected_fraction (0); the first "
+        "is far.csv, line 1000000: not a number (column 'price': 'cheap')",
     ),
     _files(
         "weights below zero",
         "debts.csv --set source.weight=price",
-        "10 of 201 rows are bad (10 not a weight: a number from 0 on), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is debts.csv, line 11: not a weight: a number "
-        "from 0 on (column 'price': '-1.5')",
+        "10 of 201 rows are bad (weight below 0 or not a number: 10), more than preprocess.max_rejected_fraction "
+        "(0.01); the first is debts.csv, line 11: weight below 0 or not a number (column 'price': '-1.5')",
     ),
     _files(
         "rows without a group",
         "gaps.csv --set source.group=user",
-        "29 of 201 rows are bad (29 no value in a column that needs one), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is gaps.csv, line 2: no value in a column that "
-        "needs one (column 'user': '')",
+        "29 of 201 rows are bad (no value in a required column: 29), more than preprocess.max_rejected_fraction "
+        "(0.01); the first is gaps.csv, line 2: no value in a required column (column 'user': '')",
     ),
     _files(
         "vectors of two lengths",
         "vectors.csv" + _set(_rules("{columns: point, kind: vector, size: 3, separator: ';'}")),
-        "10 of 201 rows are bad (10 not as many numbers as the vector's size), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is vectors.csv, line 2: not as many numbers as "
-        "the vector's size (column 'point': '0.5;1')",
+        "10 of 201 rows are bad (wrong size of vector: 10), more than preprocess.max_rejected_fraction (0.01); the "
+        "first is vectors.csv, line 2: wrong size of vector (column 'point': '0.5;1')",
     ),
     _files(
         "fewer weights than values of a list",
         "weights.csv" + _set(_rules("{columns: tags, kind: list, separator: ';', weights: shares}")),
-        "10 of 201 rows are bad (10 not a weight for each value of a list: a number from 0 on), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is weights.csv, line 2: not a weight for each value "
-        "of a list: a number from 0 on (column 'shares': '0.5')",
+        "10 of 201 rows are bad (not one weight of at least 0 for each value: 10), more than "
+        "preprocess.max_rejected_fraction (0.01); the first is weights.csv, line 2: not one weight of at least 0 "
+        "for each value (column 'shares': '0.5')",
     ),
     _files(
-        "times far in the future, as milliseconds are read as seconds",
+        "milliseconds read as seconds",
         "millis.csv" + _set(_rules("{columns: time, kind: timestamp, format: s}")),
-        "200 of 201 rows are bad (200 not a time), more than preprocess.max_rejected_fraction (0.01); the "
-        "first is millis.csv, line 2: not a time (column 'time': '1714521600000'); `format` of its rule, or "
-        "of source.time, says how times are written",
+        "200 of 201 rows are bad (not a time: 200), more than preprocess.max_rejected_fraction (0.01); the first "
+        "is millis.csv, line 2: not a time (column 'time': '1714521600000'); `format` of its rule, or of "
+        "source.time, says how times are written",
     ),
     _files(
-        "JSON lines that are no objects",
+        "JSON lines that are not objects",
         "some.jsonl",
-        "10 of 200 rows are bad (10 not a JSON object), more than preprocess.max_rejected_fraction (0.01); "
-        "the first is some.jsonl, line 1: not a JSON object",
+        "10 of 200 rows are bad (not a JSON object: 10), more than preprocess.max_rejected_fraction (0.01); the "
+        "first is some.jsonl, line 1: not a JSON object",
     ),
 ]
 INSPECT = [
     _inspect(
         "no file",
         "nowhere.csv --label click",
-        "nowhere.csv: no such file, and no files in it; give a file, a folder, a glob or a URI",
+        "nowhere.csv: no such file, or a folder without files; give a file, a folder, a glob or a URI",
         1,
     ),
     _inspect("no rows", "clicks.csv --label click --rows 0", "rows: must be above 0 (got '0')"),
     _inspect("header alone", "header.csv --label click", "header.csv: no rows; give files with rows", 1),
     _inspect(
-        "label that is not there", "clicks.csv --label clik", "--label clik: no column 'clik'; did you mean 'click'?"
+        "unknown label column", "clicks.csv --label clik", "--label clik: no column 'clik'; did you mean 'click'?"
     ),
     _inspect(
         "label of five values",
@@ -520,19 +516,19 @@ INSPECT = [
         1,
     ),
     _inspect(
-        "label that is constant",
+        "constant label",
         "constant.csv --label click",
         "--label click: all rows of the sample have '0'; a label needs two values: name another column, or "
         "give files with both",
         1,
     ),
     _inspect(
-        "label that could be any of two",
+        "two possible labels",
         "undecided.csv",
         "--label: name the column of the label; columns of two values: seen, kept",
     ),
     _inspect(
-        "condition that no row meets",
+        "condition that is never true",
         "clicks.csv --label 'rating>=9'",
         "--label rating>=9: no row of the sample meets it; its values are '1', '2', '3', '4', '5'",
         1,
@@ -555,7 +551,7 @@ INSPECT = [
         1,
     ),
     _inspect(
-        "nothing but row ids",
+        "only row ids",
         "rowids.csv --label click",
         "rowids.csv: no column can be a feature (id a row id: all 200 values differ)",
         1,
@@ -595,10 +591,9 @@ INSPECT = [
         1,
     ),
     _inspect(
-        "compared with a folder that is no dataset",
+        "compared with a folder that is not a dataset",
         "clicks.csv --against full",
-        "full/manifest.json: missing, so this is no dataset, or an unfinished one; give the output of `rayrec"
-        " preprocess`",
+        "full/manifest.json: missing, so this is not a finished dataset; give the output of `rayrec preprocess`",
         1,
     ),
     _inspect(
@@ -614,19 +609,19 @@ INSPECT = [
     _inspect(
         "compared files of other columns",
         "clicks.csv --against dataset",
-        "clicks.csv: no row can be read as the dataset's were; give files of the same columns",
+        "clicks.csv: no row can be read like the dataset's rows; give files with the same columns",
         1,
     ),
 ]
 REQUESTS = [
-    _predict("column that is not there", {"txt": "red"}, "row 0: unknown feature 'txt'; did you mean 'text'?"),
+    _predict("unknown column", {"txt": "red"}, "row 0: unknown feature 'txt'; did you mean 'text'?"),
     _predict(
-        "feature instead of the column that it is made of",
+        "feature name instead of its column",
         {"hour": 12},
         "row 0: unknown feature 'hour'; features: number, integer, text, time, seconds, texts, integers, "
         "numbers, weights, users_age, users_city, rate_text",
     ),
-    _predict("row that is no object", "red", "row 0: the string 'red'; a row is an object of feature names and values"),
+    _predict("row not an object", "red", "row 0: the string 'red'; a row is an object of feature names and values"),
     _predict(
         "text where a number belongs",
         {"number": "2,5"},
@@ -670,7 +665,7 @@ REQUESTS = [
     _predict(
         "weight below zero",
         {"texts": ["red"], "weights": [-1]},
-        "row 0, 'weights': the weight -1.0; needs a number from 0 on for each value",
+        "row 0, 'weights': the weight -1.0; needs a number of at least 0 for each value",
     ),
     _predict(
         "time of another format",
@@ -695,7 +690,7 @@ REQUESTS = [
         "table",
     ),
     _rank("no candidates", {"context": {"number": 1}}, "candidates: must be a list of at least one id"),
-    _rank("candidates that are no list", {"candidates": "red"}, "candidates: must be a list of at least one id"),
+    _rank("candidates not a list", {"candidates": "red"}, "candidates: must be a list of at least one id"),
     _rank(
         "candidate of another type",
         {"candidates": ["red", ["blue"]]},
@@ -713,12 +708,12 @@ REQUESTS = [
         "context: unknown feature 'numbr'; did you mean 'number'?",
     ),
     _rank(
-        "context that is no object",
+        "context not an object",
         {"context": ["red"], "candidates": ["red"]},
         "context: must be an object; leave it out if nothing is known",
     ),
     _rank(
-        "best none", {"candidates": ["red"], "k": 0}, "k: must be a whole number from 1, or left out for all candidates"
+        "k of 0", {"candidates": ["red"], "k": 0}, "k: must be a whole number from 1, or left out for all candidates"
     ),
 ]
 

@@ -63,16 +63,16 @@ def finished(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Pa
 CHANGES: list[tuple[list[str], str]] = [
     (
         ["--set", "preprocess.frequency_limit=5"],
-        "out/dataset: preprocess.frequency_limit is now 5 and was 4 when it was made; set it back, or remove "
+        "out/dataset: preprocess.frequency_limit is 5, but was 4 when it was made; change it back, or remove "
         "out/dataset out/run to make them again, or give another --output",
     ),
     (
         ["--set", "train.epochs=3"],
-        "out/run: train.epochs is now 3 and was 2 when it was made; set it back, or remove out/run to make it again, "
+        "out/run: train.epochs is 3, but was 2 when it was made; change it back, or remove out/run to make it again, "
         "or give another --output",
     ),
-    (["--set", "model.top_mlp=[64]"], "out/run: model.top_mlp is now [64] and was [64, 32] when it was made; set"),
-    (["--input", "more.tsv"], "out/dataset: more.tsv is not what it was when it was made; set it back, or remove"),
+    (["--set", "model.top_mlp=[64]"], "out/run: model.top_mlp is [64], but was [64, 32] when it was made; change"),
+    (["--input", "more.tsv"], "out/dataset: more.tsv is not the same as when it was made; change it back, or remove"),
 ]
 
 

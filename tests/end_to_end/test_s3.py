@@ -123,7 +123,7 @@ def test_the_whole_way(
     new_machine("two")
     done = run_rayrec(ray_cluster, *command)
     assert done.code == 0, done.err
-    assert "preprocess: finished before, in s3://bucket/out/dataset" in done.err
+    assert "preprocess: already finished, in s3://bucket/out/dataset" in done.err
     assert done.out.startswith("run: done") and "-> s3://bucket/out\n" in done.out
 
     new_machine("three")

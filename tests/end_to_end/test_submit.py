@@ -73,7 +73,7 @@ FAILURES = [
         ["train", RECIPE, "--data", "dataset", "--output", "o", "--workers", "512"],
         2,
         True,
-        "train.workers: 512 workers need 512 CPUs",
+        "train.workers: each of 512 workers needs a CPU",
     ),
 ]
 
@@ -222,7 +222,7 @@ def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
         )
         return done.returncode, done.stderr.splitlines()[-1]
 
-    refused = "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    refused = "the Ray cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
     wrong = [{"RAY_AUTH_MODE": "disabled"}, {**TOKEN, "RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "token"}]
     raw = tmp_path / "raw"
     with ray_head({**plain, **TOKEN}, dashboard=True) as head:

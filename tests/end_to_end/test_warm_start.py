@@ -62,10 +62,10 @@ def test_mistakes(pipeline: Pipeline, rayrec: Rayrec, continued: Path, tmp_path:
     new = _arguments(pipeline, output, pipeline.run)
     again = [*_arguments(pipeline, continued, pipeline.run), "--resume"]
     without = [word for word in again if word not in {"--warm-start", pipeline.run}]
-    recorded = f"begun with --warm-start {pipeline.run} --reset C3; --resume it with the same"
+    recorded = f"started with --warm-start {pipeline.run} --reset C3; --resume it with the same"
     cases = [
         ([*new, "--reset", "C99"], 2, "--reset: no feature 'C99' has a table; did you mean 'C9'?"),
-        ([*new[:4], "--output", output, "--reset", "C1"], 2, "--reset: says what --warm-start leaves out"),
+        ([*new[:4], "--output", output, "--reset", "C1"], 2, "--reset: only for a warm start"),
         ([*new, "--set", "model.top_mlp=[8]"], 2, "model: parameter dense_network.top_mlp.0.weight is (8, "),
         (_arguments(pipeline, output, pipeline.dataset), 1, "dataset: not a run folder (no run.json)"),
         (again, 2, recorded),

@@ -243,12 +243,24 @@ def test_a_delta_of_a_run_and_the_whole_that_it_makes(two_days: Path, tmp_path: 
 
 
 NO_DELTA = {
-    "another precision": ({"tables": "fp16"}, r"--tables fp16: the tables of .*/1 are fp32, and so are those of its"),
-    "another model": ({"run": "other"}, "no delta of it is possible: model.embedding_dim is 16 now and was 8; export"),
-    "another place": ({"output": "elsewhere"}, "--output .*/elsewhere: does not come right after .*/ctr/1, whose"),
+    "another precision": (
+        {"tables": "fp16"},
+        r"--tables fp16: the tables of .*/1 are fp32, and its deltas must be, too",
+    ),
+    "another model": (
+        {"run": "other"},
+        "cannot be the base of this delta: model.embedding_dim is 8 there and 16 in the run; export",
+    ),
+    "another place": (
+        {"output": "elsewhere"},
+        "--output .*/elsewhere: a delta must be the version right after its base .*/ctr/1",
+    ),
     "no parent": ({"delta_of": "ctr/7"}, "/ctr/7: not a model folder"),
-    "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: is a whole model folder already"),
-    "tables of a delta": ({"run": "ctr/1", "tables": "int8"}, "--tables, --delta-of and --register-as are for a run"),
+    "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: already a whole model folder"),
+    "tables of a delta": (
+        {"run": "ctr/1", "tables": "int8"},
+        "--tables, --delta-of, --register-as: only for a run folder",
+    ),
 }
 
 

@@ -217,7 +217,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
         finally:
             store.faults = Faults()
     assert f"{URI}: cannot be " in str(raised.value)
-    assert str(raised.value).endswith(": the store fails again and again; try again when it is well")
+    assert str(raised.value).endswith(": the store keeps failing; try again later")
     assert store.names("data/checkpoints")[0] == "index.json"
     assert not [name for name in store.names("data/checkpoints") if checkpoint_name(2) in name]
 
@@ -228,7 +228,7 @@ def test_a_store_that_does_not_get_well_ends_the_work_with_a_line(
     folder = Remote(URI)
     folder.write("file", io.BytesIO(b"12345"), 5)
     monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 1.0)
-    line = f"{URI}: cannot be read: the store fails again and again; try again when it is well"
+    line = f"{URI}: cannot be read: the store keeps failing; try again later"
     for faults in (Faults(fail=1.0), Faults(short=1.0)):
         endpoint.store.faults = faults
         with pytest.raises(UserError) as raised:

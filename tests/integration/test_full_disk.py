@@ -57,7 +57,7 @@ def test_every_command_goes_on_when_there_is_room(disk: Path, tmp_path: Path) ->
     rayrec.generate("criteo", 20_000, raw, progress=False)
     assert files(disk / "raw", "*.tsv") == files(raw, "*.tsv")
 
-    kept = "what was finished is kept, and the same command goes on from it"
+    kept = "finished parts are kept; run the same command again to continue"
     refused(500, kept, partial(rayrec.preprocess, RECIPE, raw, disk / "data"))
     rayrec.preprocess(RECIPE, raw, tmp_path / "data", progress=False)
     assert files(disk / "data", "*.parquet") == files(tmp_path / "data", "*.parquet")
@@ -65,7 +65,7 @@ def test_every_command_goes_on_when_there_is_room(disk: Path, tmp_path: Path) ->
     training: dict[str, Any] = {"workers": 1, "set": {"train.epochs": 2, "train.tracking.tensorboard": False}}
     whole = rayrec.train(RECIPE, tmp_path / "data", tmp_path / "run", **training, progress=False)
     first, _ = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
-    kept = f"step {int(first.name[5:])} is kept, and --resume goes on from it"
+    kept = f"step {int(first.name[5:])} is kept; --resume continues from it"
     train = partial(rayrec.train, RECIPE, disk / "data", disk / "run", **training)
     assert refused(used(first) * 3 // 2, kept, train).metrics == whole.metrics
 

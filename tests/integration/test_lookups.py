@@ -240,7 +240,7 @@ def test_rows_without_a_key_are_set_aside(workspace: Workspace, write: WriteTabl
     items = make_tables()["items"]
     items.loc[[3, 5], "item"] = None
     rejected = write(ITEMS, write_parquet(items, tmp_path / "items", 1), 0.1)
-    assert rejected == {"no value in a column that needs one": 2}
+    assert rejected == {"no value in a required column": 2}
     rows = pq.read_table(workspace.folder / "rejected").to_pylist()
     assert [(row["line"], row["column"]) for row in rows] == [(4, "item"), (6, "item")]
 

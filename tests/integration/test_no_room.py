@@ -26,11 +26,11 @@ def test_training_waits_for_the_cpus_of_others(ray_cluster: str, no_spark: None,
         command = [sys.executable, "-m", "rayrec.cli", *words]
         process = subprocess.Popen(command, stderr=out, env={**os.environ, "RAY_ADDRESS": ray_cluster})
     try:
-        line = "waiting for room for 2 workers of 1 CPU; free are 1 CPU on 1 node"
+        line = "waiting for resources for 2 workers of 1 CPU; free: 1 CPU on 1 node"
         while line not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.2)
     finally:
         remove_placement_group(taken)
     assert process.wait(300) == 0, log.read_text()
-    assert log.read_text().count("there is room now") == 1
+    assert log.read_text().count("resources are free again") == 1

@@ -123,7 +123,7 @@ def test_a_dataset_encoded_otherwise(predictor: Predictor, tmp_path: Path) -> No
     other = schema.model_copy(update={"features": tuple(larger if f is first else f for f in schema.features)})
     write_dataset(tmp_path / "data", other, {"test": make_rows(other, 10, 0)})
     request = PredictRequest(model=predictor.folder, input=str(tmp_path / "data"), output=tmp_path / "out")
-    with pytest.raises(UserError, match="feature 'C1' was encoded otherwise than for the model"):
+    with pytest.raises(UserError, match="feature 'C1' was not encoded as the model needs it"):
         run(request, SilentProgress())
     assert not (tmp_path / "out").exists()
 
@@ -131,7 +131,7 @@ def test_a_dataset_encoded_otherwise(predictor: Predictor, tmp_path: Path) -> No
 def test_raw_rows_of_another_kind(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("a,b\n")
     request = PredictRequest(model=predictor.folder, input=str(tmp_path / "in.csv"), output=tmp_path / "out", raw=True)
-    with pytest.raises(UserError, match=r"nothing to score \(1 wrong column count\); give files of kind 'criteo'"):
+    with pytest.raises(UserError, match=r"nothing to score \(wrong column count: 1\); give files of kind 'criteo'"):
         run(request, SilentProgress())
     assert not (tmp_path / "out").exists()
 
@@ -158,7 +158,7 @@ def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
         ({"input": str(tmp_path / "file"), "raw": True, "output": tmp_path / "full"}, UserError, "already exists"),
         ({}, ConfigError, "input: missing; give what to score, or --top-k"),
         ({"input": str(tmp_path / "file"), "top_k": 3}, ConfigError, "reads no --input; leave one of them out"),
-        ({"top_k": 3}, UserError, "reads more than a user and an item"),
+        ({"top_k": 3}, UserError, "needs more features than a user and an item"),
         ({"model": tmp_path, "input": str(tmp_path / "file"), "raw": True}, UserError, "neither a model nor a run"),
     ]
     for values, kind, message in wrong:

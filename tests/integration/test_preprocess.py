@@ -319,7 +319,7 @@ def test_too_many_bad_rows_leave_no_trace(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         run({None: [str(path)]}, max_rejected_fraction=0.05)
     assert str(error.value) == (
-        "2 of 20 rows are bad (2 wrong column count), more than preprocess.max_rejected_fraction (0.05); "
+        "2 of 20 rows are bad (wrong column count: 2), more than preprocess.max_rejected_fraction (0.05); "
         f"the first is {path}, line 4: wrong column count"
     )
     assert sorted(tmp_path.iterdir()) == before

@@ -90,8 +90,8 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "unfinished work of an earlier run; going on from there" in done.stderr
-    assert "parse: done before" in done.stderr or "tables: done before" in done.stderr
+    assert "continuing unfinished work of an earlier run" in done.stderr
+    assert "parse: already done" in done.stderr or "tables: already done" in done.stderr
     store.faults = Faults()
     copied = tmp_path / "copied"
     fs.copy_files(f"{prefix}/dataset", str(copied), store.filesystem, fs.LocalFileSystem())

@@ -288,8 +288,8 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
 
     messages = Messages()
     manifest = preprocessing(whole, {None: [str(raw)]}, work / "out").run(SparkWorkers(spark), messages)
-    assert {text.partition(":")[0] for text in messages.texts if text.endswith("done before")} >= set(done)
-    assert not {"parse", "join clicks and events", "rates of clicks", "users"} & set(messages.stages)
+    assert {text.partition(":")[0] for text in messages.texts if text.endswith("already done")} >= set(done)
+    assert not {"parse", "join clicks and events", "click-through rates", "users"} & set(messages.stages)
     assert [p.name for p in work.iterdir()] == ["out"]
     at_once = datasets("full")
     assert manifest.splits == at_once.manifest.splits

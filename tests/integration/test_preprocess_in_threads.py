@@ -71,7 +71,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     arguments = write_raw(tmp_path, "criteo", 2_000)
     raw = tmp_path / "raw" / "criteo.tsv"
     raw.write_text(raw.read_text() + "1\tno number\n" * 200)
-    with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(200 wrong column count\)"):
+    with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(wrong column count: 200\)"):
         job(arguments, tmp_path / "dataset").run(Threads(2))
     assert not (tmp_path / "dataset").exists()
 

@@ -277,7 +277,7 @@ def test_few_items_and_few_interactions(run: Run, tmp_path: Path, messages: Mess
     assert (repeated.rows, repeated.users) == (1, 0)
     assert messages.lines == [
         "1 users with too few interactions to hold one out stay in train",
-        "test: 1 users know so many items that fewer than 4 negatives are left; their lists are shorter",
+        "test: 1 users have so many items that fewer than 4 negatives are left; their lists are shorter",
     ]
 
 

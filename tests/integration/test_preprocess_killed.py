@@ -15,7 +15,7 @@ MARK = r"\.scratch/\.{}\.json\."
 """The file that becomes the mark of a finished stage, when all that the stage made is on the disk."""
 MANIFEST = r"\.unfinished-[^/]+/\.?manifest\.json"
 """The last file of a dataset."""
-GOES_ON = "unfinished work of an earlier run; going on from there"
+GOES_ON = "continuing unfinished work of an earlier run"
 STAGES = {
     "criteo": ("parse", "write-train"),
     "table": ("rates", "joined"),

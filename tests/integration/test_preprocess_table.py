@@ -131,12 +131,12 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nothing listed": (
         small({"columns": "user", "kind": "categorical"}),
         {"frequency_limit": 1_000},
-        "preprocess.frequency_limit: no value of a categorical column occurs 1000 times in train, so that",
+        "preprocess.frequency_limit: no value of a categorical column occurs 1000 times in train, so",
     ),
     "empty split": (
         small(ROW),
         {"split": {"kind": "column", "column": "debug_note", "values": {"test": ["T"]}}},
-        "preprocess.split.test: of 2,998 good rows none falls into test; change it",
+        "preprocess.split.test: none of 2,998 good rows falls into test; change it",
     ),
     "words as numbers": (
         small(ROW, {"columns": "device", "kind": "numeric"}),

@@ -140,12 +140,12 @@ def test_only_the_same_recipe_on_all_rows(
 
 
 def test_what_cannot_be_refitted(files: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--refit: a day's model is judged"):
+    with pytest.raises(ConfigError, match="--refit: with --continue, rows must stay held out"):
         request(files, continue_=tmp_path, refit=True).check()
     lists = ("preprocess.split={kind: files}",)
     for recipe, settings in (("wide-deep-outbrain-debug", ()), ("neumf-ml-1m-debug", lists)):
         given = RunRequest(recipe=recipe, input=("x",), output=tmp_path, set=settings, refit=True)
-        with pytest.raises(ConfigError, match="--refit: what is held out here"):
+        with pytest.raises(ConfigError, match="--refit: held-out rows of this recipe"):
             given.check()
         assert not given.model_copy(update={"refit": None}).refits
 

@@ -88,7 +88,7 @@ def test_an_arrow_stream_gets_the_predictors_scores(url: str, predictors: dict[s
     refused = requests.post(address, b"{}", headers=headers, timeout=TIMEOUT)
     assert refused.status_code == 400 and refused.json()["error"].startswith("the body is not a valid Arrow IPC stream")
     elsewhere = requests.post(f"{url}/v1/models/dlrm:rank", b"{}", headers=headers, timeout=TIMEOUT)
-    assert (elsewhere.status_code, elsewhere.json()["error"]) == (415, "':rank' takes JSON; Arrow is for :predict")
+    assert (elsewhere.status_code, elsewhere.json()["error"]) == (415, "':rank' takes JSON; send Arrow to :predict")
 
 
 def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]) -> None:

@@ -195,7 +195,7 @@ def test_limits(server: Server) -> None:
             late += (piece := connection.recv(4096))
             assert piece
     assert late.startswith(b"HTTP/1.1 504 ")
-    assert late.endswith(b'{"error":"not done within 2 s; send fewer rows, or try again"}')
+    assert late.endswith(b'{"error":"the request timed out after 2 s; send fewer rows, or try again"}')
     assert server.post(1).status_code == 200
 
 

@@ -193,7 +193,7 @@ def _saved_on_notice(path: Path) -> list[int]:
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"--resume with train\.seed changed from 5 to 6"):
+    with pytest.raises(ConfigError, match=r"--resume cannot change train\.seed from 5 to 6"):
         train(_recipe(seed=6), dataset, undisturbed, resume=True)
     with pytest.raises(UserError, match="already exists"):
         train(_recipe(), dataset, undisturbed)
@@ -202,7 +202,7 @@ def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, d
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"workers": 64}, r"train\.workers: 64 workers need 64 CPUs"),
+        ({"workers": 64}, r"train\.workers: each of 64 workers needs a CPU"),
         ({"freeze": ["dense_network.middle"]}, r"train\.freeze: no part 'dense_network\.middle'"),
         (
             {"embedding_optimizer": {"kind": "adam", "lr": 0.1}},

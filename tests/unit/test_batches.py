@@ -163,9 +163,9 @@ WEIGHTED = {
         pa.array([[1]] * 50),
         "column 'M1': list<element: int64>, the schema says a list of int32 w",
     ),
-    "weights below 0": (_weighted(-1.0), "column 'M1': weights that are no numbers from 0 on; "),
-    "weights that are none": (_weighted(float("nan")), "column 'M1': weights that are no numbers from 0 on; "),
-    "weights without an end": (_weighted(float("inf")), "column 'M1': weights that are no numbers from 0 on; "),
+    "weights below 0": (_weighted(-1.0), "column 'M1': weights that are not numbers of at least 0; "),
+    "weights that are none": (_weighted(float("nan")), "column 'M1': weights that are not numbers of at least 0; "),
+    "weights without an end": (_weighted(float("inf")), "column 'M1': weights that are not numbers of at least 0; "),
 }
 
 

@@ -97,8 +97,14 @@ def test_a_target_that_is_undefined(folder: Path) -> None:
         ("layout={rows_per_row_group: 77}", None),
         ("max_rejected_fraction=0.7", None),
         ("broadcast_limit=3", None),
-        ("order=input", "preprocess.order: is 'input', but {folder} was made with 'total_random', which counts"),
-        ("frequency_limit=8", "preprocess.frequency_limit: is 8, but {folder} was made with 15, which counts"),
+        (
+            "order=input",
+            "preprocess.order: is 'input', but {folder} was made with 'total_random'; the dataset is used as it is",
+        ),
+        (
+            "frequency_limit=8",
+            "preprocess.frequency_limit: is 8, but {folder} was made with 15; the dataset is used as it is",
+        ),
     ],
 )
 def test_other_preprocessing_is_told(folder: Path, key: str, note: str | None) -> None:
@@ -134,9 +140,9 @@ def test_benchmark_of_another_dataset(folder: Path) -> None:
 def test_evaluate(folder: Path) -> None:
     make_model_folder(folder / "model")
     request = EvaluateRequest(source=folder / "model", data=folder / "data", checkpoint="latest")
-    with pytest.raises(ConfigError, match=r"^--checkpoint: a model folder has one checkpoint alone; leave it out"):
+    with pytest.raises(ConfigError, match=r"^--checkpoint: a model folder has only one checkpoint; leave it out"):
         evaluate(request, SilentProgress())
-    with pytest.raises(UserError, match=r"feature 'I1' was encoded otherwise than for the model; preprocess with"):
+    with pytest.raises(UserError, match=r"feature 'I1' was not encoded as the model needs it; preprocess with"):
         evaluate(request.model_copy(update={"checkpoint": "best"}), SilentProgress())
 
 

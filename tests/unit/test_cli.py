@@ -117,9 +117,9 @@ def test_commands_make_the_request(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
-        (["train"], "error: Missing argument 'RECIPE'; see `rayrec train --help`"),
-        (["train", "r", "--xyz"], "error: No such option: --xyz; see `rayrec train --help`"),
+        (["trian"], "error: no command 'trian'; did you mean 'train'? See `rayrec --help`"),
+        (["train"], "error: missing argument 'RECIPE'; see `rayrec train --help`"),
+        (["train", "r", "--xyz"], "error: no option '--xyz'; see `rayrec train --help`"),
         (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: must be a whole number"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: must be above 0"),
         (
@@ -143,13 +143,13 @@ def test_commands_make_the_request(
             "error: drift: must be at most 10",
         ),
         (["submit", "trian"], "error: no command 'trian'; did you mean 'train'?"),
-        (["submit"], "error: Missing argument 'COMMAND'; see `rayrec submit --help`"),
+        (["submit"], "error: missing argument 'COMMAND'; see `rayrec submit --help`"),
         (
             ["submit", "train", "r", "--dta", "d"],
-            "error: No such option: --dta (Possible options: --data, --set); see `rayrec train --help`",
+            "error: no option '--dta'; did you mean --data, --set? See `rayrec train --help`",
         ),
         (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
-        (["submit", "submit", "doctor"], "error: 'submit' talks to a cluster itself; it cannot be submitted"),
+        (["submit", "submit", "doctor"], "error: 'submit' cannot be submitted; give the command to run"),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )

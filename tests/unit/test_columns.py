@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "weight is label": ({"weight": "click"}, "source.weight: column 'click' is the label; name another column"),
     "label is a feature": (
         {"features": rules(at=0, change={"columns": ["click"]})},
-        "source.features.0: column 'click' is the label; a feature made of it would tell the answer",
+        "source.features.0: column 'click' is the label; a feature made from it would give away the answer",
     ),
     "condition on a feature": (
         {"label": {"column": "price", "at_least": 4}},
@@ -158,11 +158,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "named by two rules": (
         {"features": rules(at=2, change=[GOOD["features"][2], {"columns": "C1", "kind": "categorical"}])},
-        "source.features.3: column 'C1' is matched by source.features.1, too; remove one, or give one a `name` to have",
+        "source.features.3: column 'C1' is also matched by source.features.1; remove one, or give one a `name` to keep",
     ),
     "after the pattern": (
         {"features": [*GOOD["features"], {"columns": "C2", "kind": "categorical"}]},
-        "source.features.9: column 'C2' is matched by source.features.2, too; put this rule before it",
+        "source.features.9: column 'C2' is also matched by source.features.2; put this rule before that one",
     ),
     "named twice": (
         {"features": rules(at=1, change={"columns": ["C1", "C1"]})},
@@ -170,19 +170,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ignored and named": (
         {"ignore": ["debug_*", "price"]},
-        "source.features.0: column 'price' is in source.ignore, too; remove one, or give the feature a `name`",
+        "source.features.0: column 'price' is also in source.ignore; remove one, or give the feature a `name`",
     ),
     "name for a pattern": (
         {"features": rules(at=2, change={"name": "all"})},
-        "source.features.2.name: a feature's name needs a rule of one column; name one column",
+        "source.features.2.name: only a rule of one column can have a name; name one column",
     ),
     "name used twice": (
         {"features": rules(at=6, change={"name": "C1"})},
-        "source.features.6: two columns of the dataset would be named 'C1', the other by source.features.1; give one",
+        "source.features.6: two columns of the dataset would be named 'C1' (also source.features.1); give one",
     ),
     "name of the label": (
         {"features": rules(at=6, change={"name": "click"})},
-        "source.features.6: two columns of the dataset would be named 'click', the other by source.label; give one",
+        "source.features.6: two columns of the dataset would be named 'click' (also source.label); give one",
     ),
     "name with a dot": (
         {"features": rules(at=6, change={"name": "price.range"})},
@@ -194,7 +194,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two types": (
         {"features": rules(at=6, change={"columns": "C1", "name": "C1_range"})},
-        "source.features.6: column 'C1' would be read as number here and as text in source.features.1; a column is",
+        "source.features.6: column 'C1' would be read as number here and as text in source.features.1; a column can",
     ),
     "number as key": (
         {"rates": [{"keys": "price"}]},
@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"time": {"column": "ts"}},
         "source.time: column 'ts' would be read as time in format iso and zone UTC here and as time in format s and ",
     ),
-    "age without time": ({"time": None}, "source.features.5.derive: 'age' is counted to the time of the row; add"),
+    "age without time": ({"time": None}, "source.features.5.derive: 'age' needs the time of the row; add"),
     "unknown share": (
         {"features": rules(at=3, change={"share": "userid"})},
         "source.features.3.share: no feature 'userid'; did you mean 'user_id'?",
@@ -215,7 +215,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "shares a share": (
         {"features": rules(at=4, change={"share": "item_id"})},
-        "source.features.4.share: feature 'item_id' itself shares 'user_id'; name that",
+        "source.features.4.share: feature 'item_id' itself shares 'user_id'; share that one",
     ),
     "unknown weights": (
         {"features": rules(at=4, change={"weights": "weigth"})},
@@ -239,7 +239,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "number crossed": (
         {"features": rules(at=7, change={"of": ["user_id", "price"]})},
-        "source.features.7.of: feature 'price' is numeric, a cross needs one category a row; make it categorical or",
+        "source.features.7.of: feature 'price' is numeric, but a cross needs one category a row; make it",
     ),
     "list crossed": (
         {"features": rules(at=7, change={"of": ["user_id", "tags"]})},
@@ -255,13 +255,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "useless side table": (
         {"ignore": ["debug_*", "users_*"], "features": rules(at=8, change=[])},
-        "source.tables.users: no feature reads a column of it; remove it, or ignore less of it",
+        "source.tables.users: no feature reads a column of it; remove the table, or ignore fewer of its columns",
     ),
     "unknown key of a rate": ({"rates": [{"keys": ["C3"]}]}, "source.rates.0.keys: the files have no column 'C3'; "),
     "rate by the label": ({"rates": [{"keys": "click"}]}, "source.rates.0.keys: column 'click' is the label; name"),
     "split without time": (
         {"time": None, "split": {"kind": "time"}},
-        "preprocess.split: kind 'time' needs the column of the rows' times; add source.time",
+        "preprocess.split: kind 'time' needs a column with the time of each row; add source.time",
     ),
     "split by an unknown column": (
         {"split": {"kind": "column", "column": "fold"}},

@@ -40,7 +40,7 @@ def test_runs_that_differ_in_their_seed_have_one_recipe(folder: Path) -> None:
         "train.dense_optimizer.lr": {"a1": 0.1, "b1": 0.5, "c1": 0.5},
         "train.evaluations_per_epoch": {"a1": 0, "b1": 0, "c1": 2},
     }
-    with pytest.raises(UserError, match=r"a3: has the recipe and the seed of .*a1; leave one out"):
+    with pytest.raises(UserError, match=r"a3: has the same recipe and seed as .*a1; leave one out"):
         group_by_recipe([*runs, begin(folder, "a3", seed=1)])
 
 

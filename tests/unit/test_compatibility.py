@@ -67,14 +67,14 @@ LISTS = MultiHotFeature(name="C2", cardinality=9, hotness=2)
 NEW = CategoricalFeature(name="C4", cardinality=5)
 NEW_RUN = "train a new run, without --warm-start"
 CASES = [
-    (DLRM, _without("I2"), {}, r"^feature 'I2' of RUN is not in DATA; " + NEW_RUN),
-    (DLRM, _without("C3"), {}, r"^feature 'C3' of RUN is not in DATA; " + NEW_RUN),
-    (WIDE, _without("C3"), {}, r"^feature 'C3' of RUN is not in DATA; give --reset C3 to begin with a new table$"),
+    (DLRM, _without("I2"), {}, r"^feature 'I2' of RUN is missing in DATA; " + NEW_RUN),
+    (DLRM, _without("C3"), {}, r"^feature 'C3' of RUN is missing in DATA; " + NEW_RUN),
+    (WIDE, _without("C3"), {}, r"^feature 'C3' of RUN is missing in DATA; give --reset C3 to begin with a new table$"),
     (DLRM, _with(NEW), {}, r"^feature 'C4' is not in RUN; " + NEW_RUN),
     (WIDE, _with(NEW), {}, r"^feature 'C4' is not in RUN; give --reset C4 to begin with a new table$"),
     (DLRM, _with(NumericFeature(name="I3")), {}, r"^feature 'I3' is not in RUN; " + NEW_RUN),
     (DLRM, _with(LISTS), {}, r"^feature 'C2' is multi_hot and was categorical in RUN; give --reset C2 to begin"),
-    (DLRM, _swapped, {}, r"^feature 'C3' is where 'C2' was among the features of RUN; keep their order, or"),
+    (DLRM, _swapped, {}, r"^feature 'C3' is at the place of 'C2' in RUN; keep the order of the features, or"),
     (DLRM, list, {"embedding_dims": {"C2": 8}, "interaction": "cat"},
      r"^feature 'C2' has embedding_dim 8 and had 4 in RUN; " + NEW_RUN),
     (DLRM, list, {"top_mlp": [16]},
@@ -123,7 +123,7 @@ PARTS = {"parts": {"wide": {"embedding_optimizer": FTRL}}}
     ("before", "now", "message"),
     [
         ({}, {"embedding_optimizer": {"kind": "adagrad"}},
-         r"^train\.embedding_optimizer\.kind is adagrad and was sgd in RUN, so that its optimizer state does not fit"),
+         r"^train\.embedding_optimizer\.kind is adagrad and was sgd in RUN, so its optimizer state does not fit"),
         ({"dense_optimizer": {"kind": "adam"}}, {}, r"^train\.dense_optimizer\.kind is sgd and was adam in RUN"),
         ({}, {"dense_optimizer": {"momentum": 0.9}}, r"^train\.dense_optimizer\.momentum is above 0 and was 0 in RUN"),
         ({}, PARTS, r"^train\.parts\.wide\.embedding_optimizer\.kind is ftrl and was absent in RUN"),
@@ -167,9 +167,9 @@ def test_the_old_dataset_is_needed_only_for_look_ups(tmp_path: Path) -> None:
     other = _dataset(tmp_path / "old2", listed="xyz")
     shutil.copy(other.folder / "manifest.json", tmp_path / "old")
     write_json(tmp_path / "old" / "manifest.json", {**other.manifest.model_dump(mode="json"), "rejected": {"some": 1}})
-    _refused(run, recipe, renumbered, (), needed + r"is another one now \(.*old\); bring it back, or give --reset C1")
+    _refused(run, recipe, renumbered, (), needed + r"has changed \(.*old\); restore it, or give --reset C1")
     shutil.rmtree(tmp_path / "old")
-    _refused(run, recipe, renumbered, (), needed + r"cannot be read \(.*\); bring it back, or give --reset C1")
+    _refused(run, recipe, renumbered, (), needed + r"cannot be read \(.*\); restore it, or give --reset C1")
     require_compatible(run, _origin(), recipe, longer)
     require_compatible(run, _origin(("C1",)), recipe, renumbered)
 

@@ -200,18 +200,18 @@ def _edit(name: str, **values: object) -> Callable[[Path], None]:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "lost": (lambda f: shutil.rmtree(f / "4"), "/5: needs version 4, which is not there; "),
-    "the newest but one is lost": (lambda f: shutil.rmtree(f / "5"), "/6: needs version 5, which is not there; "),
-    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/2: needs version 1, which is not there; "),
+    "lost": (lambda f: shutil.rmtree(f / "4"), "/5: needs version 4, which is missing; "),
+    "the newest but one is lost": (lambda f: shutil.rmtree(f / "5"), "/6: needs version 5, which is missing; "),
+    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/2: needs version 1, which is missing; "),
     "all others are lost": (
         lambda f: [shutil.rmtree(f / name) for name in "12345"],
-        "/6: needs version 5, which is not there; ",
+        "/6: needs version 5, which is missing; ",
     ),
-    "repeated": (lambda f: shutil.copytree(f / "6", f / "7"), "/7: repeats version 6; "),
-    "an earlier one repeated": (lambda f: shutil.copytree(f / "3", f / "7"), "/7: repeats version 3; "),
+    "repeated": (lambda f: shutil.copytree(f / "6", f / "7"), "/7: the same model as version 6; "),
+    "an earlier one repeated": (lambda f: shutil.copytree(f / "3", f / "7"), "/7: the same model as version 3; "),
     "one repeated before the newest": (
         lambda f: [os.rename(f / "6", f / "8"), shutil.copytree(f / "5", f / "7")],
-        "/7: repeats version 5; ",
+        "/7: the same model as version 5; ",
     ),
     "swapped": (_rename("3", "4", "3"), "/3: is a delta of another model than version 2, which it follows; "),
     "foreign": (_foreign, "/2: is a delta of another model than version 1, which it follows; "),
@@ -221,7 +221,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "the manifest is empty": (lambda f: (f / "4/delta.json").write_text(""), "/4/delta.json: damaged"),
     "the manifest was edited": (_edit("4/delta.json", sequence=7), "/4/delta.json: damaged"),
     "the manifest has no fingerprint": (_edit("4/delta.json", fingerprint=None), "/4/delta.json: damaged"),
-    "the manifest is lost": (lambda f: (f / "4/delta.json").unlink(), "/5: needs version 4, which is not there"),
+    "the manifest is lost": (lambda f: (f / "4/delta.json").unlink(), "/5: needs version 4, which is missing"),
     **{
         f"{kind} {name}": (change(f"4/{name}"), f"/4/{name}: {message}; copy version 4 again")
         for name in (
@@ -230,8 +230,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         )
         for kind, change, message in (
             ("lost", lambda name: lambda f: (f / name).unlink(), "missing"),
-            ("truncated", _truncate, "has [0-9,]+ bytes and had [0-9,]+ when it was written"),
-            ("changed", _flip, "has other content than when it was written"),
+            ("truncated", _truncate, "has [0-9,]+ bytes, but had [0-9,]+ when it was written"),
+            ("changed", _flip, "content changed since it was written"),
         )
     },
 }  # fmt: skip
@@ -265,15 +265,15 @@ def _days(folder: Path, seed: int = 0, values: int = 30, config: DLRMConfig | No
 WIDER = DLRMConfig(embedding_dim=16, bottom_mlp=(16,), top_mlp=(16,))
 NO_DELTA: dict[str, tuple[Callable[[Path], ModelDays], TablePrecision, str]] = {
     "another precision": (_days, "int8", "its tables are int8, the parent's fp32"),
-    "another model section": (
+    "needs the same model section": (
         lambda folder: _days(folder, config=WIDER),
         "fp32",
-        r"no delta of it is possible: model.embedding_dim is 16 now and was 8",
+        r"cannot be the base of this delta: model.embedding_dim is 8 there and 16 in the run",
     ),
     "smaller tables": (
         lambda folder: _days(folder, values=20),
         "fp32",
-        r"no delta of it is possible: table 'C1' is \(21, 8\) now and was \(31, 8\)",
+        r"cannot be the base of this delta: table 'C1' has shape \(31, 8\) there and \(21, 8\) in the run",
     ),
 }
 
@@ -302,7 +302,9 @@ def test_tables_of_another_name(tmp_path: Path) -> None:
     write_table_model(tmp_path / "1")
     days = _days(tmp_path / "whole")
     days.write("2")
-    with pytest.raises(UserError, match=r"no delta of it is possible: model\.kind is 'dlrm' now and was 'wide_deep'"):
+    with pytest.raises(
+        UserError, match=r"cannot be the base of this delta: model\.kind is 'wide_deep' there and 'dlrm' in the run"
+    ):
         write_delta(days.open("2"), ModelFolder.open(tmp_path / "1"), tmp_path / "m/2")
 
 

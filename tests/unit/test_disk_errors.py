@@ -31,8 +31,8 @@ from rayrec.storage.location import Folder
 from rayrec.storage.parquet_files import new_parquet
 from rayrec.storage.remote import RemoteFile
 
-FULL = r"no space left on its disk: [\d.]+ \w+ of [\d.]+ \w+ free; free some and run again"
-QUOTA = r"the quota of its disk is used up: .* free; free some, or ask for more"
+FULL = r"no space left on its disk: [\d.]+ \w+ of [\d.]+ \w+ free; free some space and run again"
+QUOTA = r"the quota of its disk is used up: .* free; free some space, or ask for more"
 READ_ONLY = "read-only file system; remount it, or give a path on another disk"
 DENIED = "permission denied; change its permissions, or give another path"
 TOO_LARGE = r"file too large; raise the limit \(`ulimit -f`\), or use another file system"
@@ -228,5 +228,5 @@ def test_a_command_says_what_is_kept(tmp_path: Path) -> None:
     before = _run(output, begins=False)
     assert re.fullmatch(rf"{output}/step-8: {FULL}; nothing was written to {output}", before)
     line = _run(output, begins=True)
-    assert re.fullmatch(rf"{output}/step-8: {FULL}; what was finished is kept, and --resume goes on from it", line)
+    assert re.fullmatch(rf"{output}/step-8: {FULL}; finished parts are kept; --resume continues from them", line)
     assert Result.load(output).error == line

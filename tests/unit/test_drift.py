@@ -185,7 +185,7 @@ def test_files_with_few_labels_are_compared(against: Compare) -> None:
     assert drift.verdict is None and drift.rows == ROWS
     assert drift.features[0].name == "price"
     drift = against({**rows, "click": [v if i % 10 else "maybe" for i, v in enumerate(rows["click"])]})
-    assert drift.verdict == "'click' has 10.0% values that are no label (such as 'maybe')"
+    assert drift.verdict == "'click' has 10.0% values that are not labels (such as 'maybe')"
 
 
 def test_only_datasets_of_tables(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_verdict_is_the_exit_code(dataset: Dataset, tmp_path: Path, capfd: p
     rows = rows_of(1)
     assert code(rows) == 0
     shown = capfd.readouterr().out
-    assert "nothing has drifted (4,000 rows; drifted: a stability index above 0.25 and what" in shown
+    assert "nothing has drifted (4,000 rows; drifted: a stability index above 0.25 that chance" in shown
     assert shown.splitlines()[0].split()[:2] == ["column", "kind"]
     assert code({**rows, "price": ["9.5"] * ROWS}, json_output=True) == 1
     result = json.loads(capfd.readouterr().out)

@@ -390,7 +390,7 @@ def test_weights_go_with_their_values(folder: Path) -> None:
 @pytest.mark.parametrize("weights", [[1.0], [1.0, None], [1.0, -0.5], [1.0, math.nan], [1.0, math.inf], [1.0, 1e39]])
 def test_weights_that_are_none(folder: Path, weights: list[float | None]) -> None:
     raw = pa.record_batch({"words": [["red"], ["red", "blue"]], "weights": [[1.0], weights]})
-    with pytest.raises(UserError, match="feature 'M': a row has not a weight from 0 on for each value"):
+    with pytest.raises(UserError, match="feature 'M': needs a weight of at least 0 for each value"):
         FeatureEncoder(WEIGHTED, folder).encode(raw)
 
 

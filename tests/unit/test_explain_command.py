@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
     "a group named as a feature": (
         {"group": ("I1=I2,I3",)},
         ConfigError,
-        "--group I1: a feature has this name; give another one",
+        "--group I1: this is the name of a feature; give another name",
     ),
     "an unknown feature": ({"feature": ("C22",)}, ConfigError, "--feature: no feature 'C22'; did you mean 'C2'?"),
     "no such split": ({"split": "train"}, UserError, "no rows in split 'train'; it has validation, test"),
@@ -98,13 +98,13 @@ def test_mistakes(folder: Path, tmp_path: Path, case: str) -> None:
 
 def test_a_vector_has_no_values_to_go_through(folder: Path, tmp_path: Path) -> None:
     write_table_model(tmp_path / "model")
-    with pytest.raises(ConfigError, match="--feature vector: a vector, which has no values to go through; leave it"):
+    with pytest.raises(ConfigError, match="--feature vector: a vector, so there is no curve over its values; leave it"):
         ask(folder, tmp_path / "out", source=tmp_path / "model", feature=("vector",))
 
 
 def test_another_model(folder: Path, tmp_path: Path) -> None:
     make_model_folder(tmp_path / "model", numeric=2, multi_hot=1)
-    with pytest.raises(UserError, match="has a feature 'I3', unlike the model"):
+    with pytest.raises(UserError, match="has a feature 'I3' that the model does not have"):
         ask(folder, tmp_path / "out", source=tmp_path / "model")
 
 

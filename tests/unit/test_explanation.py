@@ -192,7 +192,7 @@ def test_rows_of_a_dataset(tmp_path: Path) -> None:
         LabelledRows.read(dataset, "validation", 10)
     table = pq.read_table(dataset.folder / "test" / "part-00000.parquet")
     same = table.set_column(table.column_names.index("label"), "label", pa.array(np.ones(len(table), np.float32)))
-    with pytest.raises(UserError, match="all 1,000 rows taken of 'test' have one label; take more"):
+    with pytest.raises(UserError, match="all 1,000 rows taken from split 'test' have the same label; take more"):
         LabelledRows.read(write_dataset(tmp_path / "ones", dataset.schema, {"test": same}), "test", 5_000)
 
 

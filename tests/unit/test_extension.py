@@ -248,7 +248,7 @@ def test_the_same_rows_are_refused(days: list[Dataset], tmp_path: Path) -> None:
     copy.parent.mkdir()
     copy.write_bytes((days[0].folder.parent / "raw" / "1.csv").read_bytes())
     for parent in days[1], days[4]:
-        with pytest.raises(UserError, match=rf"^{copy}: its rows are in {parent.folder} already"):
+        with pytest.raises(UserError, match=rf"^{copy}: its rows are already in {parent.folder}"):
             preprocess(tmp_path / "twice", [copy], parent)
     assert not (tmp_path / "twice").exists()
     preprocess(tmp_path / "elsewhere" / "dataset", [copy], days[0])

@@ -121,7 +121,7 @@ def test_an_output_has_one_owner(has_locks: bool, tmp_path: Path, monkeypatch: p
     output = tmp_path / "deep" / "out"
 
     def refused() -> str:
-        with pytest.raises(UserError, match="out: another run is writing it") as error, owned(output):
+        with pytest.raises(UserError, match="out: another command is writing to it") as error, owned(output):
             pass
         return str(error.value)
 

@@ -105,7 +105,7 @@ def test_tokens_that_are_no_use(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=file):
             read_tokens(tmp_path / file, {})
     for nothing in ("", " , ", "admin"):
-        with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: no token in it"):
+        with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: contains no token"):
             read_tokens(None, {"RAYREC_SERVE_TOKENS": nothing})
     with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: a token of fewer than 16") as raised:
         read_tokens(None, {"RAYREC_SERVE_TOKENS": "hunter2"})
@@ -122,7 +122,7 @@ def test_a_stated_size_beyond_the_limit_is_not_read() -> None:
 def test_what_takes_too_long_is_504() -> None:
     status, _, body = ask(app=sleeping)
     assert status == 504
-    assert json.loads(body) == {"error": "not done within 0.2 s; send fewer rows, or try again"}
+    assert json.loads(body) == {"error": "the request timed out after 0.2 s; send fewer rows, or try again"}
 
 
 async def failing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -256,7 +256,7 @@ def test_files_differ_in_what_is_not_needed(predictor: Predictor, tmp_path: Path
     request = PredictRequest(model=predictor.folder, input=str(tmp_path / "raw"), output=tmp_path / "out", raw=True)
     result = run(request, SilentProgress())
     assert result.rows == 6 and result.details["unread"] == ("more",)
-    assert "column 'more': not read, as the recipe does not know it" in describe(result)
+    assert "column 'more': ignored, because the recipe does not name it" in describe(result)
 
 
 @pytest.mark.parametrize("lacking", [{"bought"}, {"bought", "counts", "session", "row id"}])
@@ -318,20 +318,20 @@ def lossy(predictor: Predictor, tmp_path: Path) -> PredictRequest:
 def test_rows_without_a_score_are_an_error_above_the_share(lossy: PredictRequest) -> None:
     with pytest.raises(UserError) as raised:
         run(lossy, SilentProgress())
-    for part in ("12 of 120 rows have no score (12 not a number)", "b.csv, line 4", "column 'number': 'n/a'", "0.01"):
+    for part in ("12 of 120 rows have no score (not a number: 12)", "b.csv, line 4", "column 'number': 'n/a'", "0.01"):
         assert part in str(raised.value)
     assert not lossy.output.exists()
 
 
 def test_datasets_have_no_rows_without_a_score(lossy: PredictRequest) -> None:
-    with pytest.raises(ConfigError, match="leave it out without --raw"):
+    with pytest.raises(ConfigError, match="only for raw rows; add --raw"):
         lossy.model_copy(update={"raw": False, "max_rejected_fraction": 0.1}).check()
 
 
 def test_rows_without_a_score_are_counted_below_the_share(lossy: PredictRequest) -> None:
     result = run(lossy.model_copy(update={"max_rejected_fraction": 0.1}), SilentProgress())
     assert (result.rows, result.details["rejected"]) == (108, {"not a number": 12})
-    assert f"12 of 120 rows have no score (12 not a number); see {lossy.output}/rejected" in describe(result)
+    assert f"12 of 120 rows have no score (not a number: 12); see {lossy.output}/rejected" in describe(result)
     assert pq.read_table(lossy.output / "rejected").num_rows == 12
 
 

@@ -124,8 +124,8 @@ NOT_GROWN = {
     "another order": (["b", "a", "c"], "id 1 is 'b' and was 'a'"),
     "another value": (["a", "b", "x", "d"], "id 3 is 'x' and was 'c'"),
     "a removed one has its id again": (["a", "b", "c", "z"], "id 4 is 'z' and was ''"),
-    "fewer values": (["a", "b"], "has 2 ids, the version before has 4"),
-    "none": ([], "has 0 ids, the version before has 4"),
+    "fewer values": (["a", "b"], "has 2 ids, but the previous version has 4"),
+    "none": ([], "has 0 ids, but the previous version has 4"),
 }
 
 

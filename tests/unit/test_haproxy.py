@@ -136,7 +136,7 @@ def test_without_a_route_it_says_when_to_come_back(short_folder: Path, path: str
     with running(short_folder, None) as ask:
         status, headers, body = ask(request_of(path))
     assert (status, headers["retry-after"], headers["content-type"]) == (503, "1", "application/json")
-    assert json.loads(body) == {"error": "no model answers, yet or any more; try again"}
+    assert json.loads(body) == {"error": "no model is ready; try again"}
 
 
 @pytest.mark.parametrize("lost", ["no answer", "half an answer"])
@@ -204,7 +204,7 @@ def test_grpc_is_unavailable_rather_than_unknown(tmp_path: Path) -> None:
 
 def test_an_address_of_another_machine_is_none_of_this_one() -> None:
     assert haproxy.addresses("127.0.0.1") == ["127.0.0.1"]
-    with pytest.raises(OSError, match=r"203.0.113.7 is no address of this machine"):
+    with pytest.raises(OSError, match=r"203.0.113.7 is not an address of this machine"):
         haproxy.addresses("203.0.113.7")
 
 

@@ -565,7 +565,7 @@ def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: t
 def test_rows_without_a_label_are_warned_of(inspect: Inspect) -> None:
     found = inspect({"shop": [1, 2, 3] * 100, "click": [0, 1, 1, None] * 75})
     assert found.warnings == [
-        "click: 25.00% of the rows have no label and are left out; --missing-label says what they are otherwise"
+        "click: 25.00% of the rows have no label and are left out; --missing-label gives them one"
     ]
 
 

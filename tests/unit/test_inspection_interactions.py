@@ -118,8 +118,8 @@ def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n3,4\n", "no one column of users"),
-        ("user,item\n1,2\n3,4\n", "no one has two rows"),
+        ("a,b\n1,2\n3,4\n", "needs one column of users"),
+        ("user,item\n1,2\n3,4\n", "no user has two rows"),
         ("user,item\n1,2\n1,2\n", "there is one item"),
         ("user;item\n1;2\n1;3\n", "with commas or tabs"),
         ("1,2\n1,3\n2,2\n", "with commas or tabs"),
@@ -142,7 +142,7 @@ def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
     preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(Threads(2))
     dataset = Dataset.open(tmp_path / "dataset")
     liked = table[table["rating"] >= 3]
-    dropped = dataset.manifest.dropped["rows that are no choices (source.choices)"]
+    dropped = dataset.manifest.dropped["rows that are not choices (source.choices)"]
     assert (dropped.rows, dropped.users) == (len(table) - len(liked), 200 - liked["user"].nunique())
     positives, others = (
         {tuple(pair) for pair in rows[["user", "item"]].to_numpy().tolist()}

@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str | None, list[s
         {**FILES, "validation": True},
         {"train": ["a.tab"], "validation": ["x.test.negative"]},
         ConfigError,
-        "preprocess.split.validation cuts that split",
+        "preprocess.split.validation makes that split",
     ),
 }  # fmt: skip
 

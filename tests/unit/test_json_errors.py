@@ -51,14 +51,14 @@ def answer_of(app: Any, path: str = "/") -> tuple[int, dict[str, str], bytes]:
     [
         (PlainTextResponse("Request dropped", 503, {"Retry-After": "7"}), 503, "Request dropped"),
         (PlainTextResponse("Internal Server Error", 500), 500, "Internal Server Error"),
-        (PlainTextResponse("Path '/' not found.", 404), 503, "no model answers, yet or any more; try again"),
+        (PlainTextResponse("Path '/' not found.", 404), 503, "no model is ready; try again"),
     ],
 )
 def test_text_becomes_json(given: Response, status: int, error: str) -> None:
     found, headers, body = answer_of(JsonErrors(given))
     assert (found, headers["content-type"], json.loads(body)) == (status, "application/json", {"error": error})
     assert int(headers["content-length"]) == len(body)
-    assert headers.get("retry-after") == ({"Request dropped": "7"}.get(error) or ("1" if "any more" in error else None))
+    assert headers.get("retry-after") == ({"Request dropped": "7"}.get(error) or ("1" if "is ready" in error else None))
 
 
 def test_text_in_pieces_is_joined() -> None:
@@ -100,6 +100,6 @@ def test_health_checks_fail_before_the_end(app: Starlette, models: ServedModels,
     assert answer_of(app, path)[0] == 200
     models.end_soon = True
     status, headers, body = answer_of(app, path)
-    assert (status, headers["retry-after"], json.loads(body)) == (503, "1", {"error": "the server is about to end"})
+    assert (status, headers["retry-after"], json.loads(body)) == (503, "1", {"error": "the server is stopping"})
     for still in ("/v2/health/live", "/v1/models"):
         assert answer_of(app, still)[0] == 200

@@ -25,7 +25,7 @@ def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
             log.write({"status": 200})
     (message,) = (record.getMessage() for record in logs.records)
     assert message.startswith(f"{tmp_path}/access-r8.jsonl: no space left on its disk: ")
-    assert message.endswith("; requests are answered, and lines of this log are lost")
+    assert message.endswith("; requests are still answered, but lines of this log are lost")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -41,9 +41,7 @@ def test_too_few_files_are_said_before_ray_starts() -> None:
     assert done.returncode == 1 and "started" not in done.stdout
     assert done.stdout.split() == ["108", "fail"]
     last = done.stderr.splitlines()[-1]
-    assert (
-        "UserError: Ray cannot run on this machine: open files: at most 400 a process" in last and "ulimit -Hn" in last
-    )
+    assert "UserError: Ray cannot run on this machine: open files: 400 per process" in last and "ulimit -Hn" in last
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_the_folder_for_temporary_files(name: str, status: str, text: str, monke
         (4 * 2**30, 0, "warn", "4.0 GiB free"),
         (2**36, 0, "warn", "64.0 GiB free"),  # less than 5 % of the disk
         (2**40, os.ST_NOEXEC, "warn", "noexec"),
-        (2**40, os.ST_RDONLY, "fail", "cannot be written"),
+        (2**40, os.ST_RDONLY, "fail", "not writable"),
     ],
 )
 def test_the_disk_of_temporary_files(

@@ -91,7 +91,7 @@ def test_models_are_unloaded_and_loaded(replica: Replica) -> None:
     assert replica.post("/v2/repository/index", {"ready": True})[1] == index("READY", "UNAVAILABLE")[:1]
     status, told = replica.post("/v2/repository/models/ads/unload", {"parameters": {"unload_dependents": False}})
     assert (status, {entry["state"] for entry in told}) == (200, {"UNAVAILABLE"})
-    assert "it is unloaded" in told[0]["reason"]
+    assert "unloaded" in told[0]["reason"]
     for path in ("/v1/models/ads:predict", "/v2/models/ads/infer"):
         status, told = replica.post(path, {})
         assert status == 404

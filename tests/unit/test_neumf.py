@@ -132,7 +132,7 @@ def test_dense_network_under_autocast() -> None:
         (interactions().model_copy(update={"interactions": None}), "names the user and the item"),
         (
             interactions().model_copy(update={"features": (*interactions().features, NumericFeature(name="age"))}),
-            "has a feature 'age', too",
+            "also has a feature 'age'",
         ),
     ],
 )

@@ -34,14 +34,14 @@ def held(tmp_path: Path) -> Iterator[Path]:
 
 def test_preprocess(held: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("\t".join(["1", *["2"] * 13, *["a"] * 26]) + "\n")
-    with pytest.raises(UserError, match="out: another run is writing it; wait for its end"):
+    with pytest.raises(UserError, match="out: another command is writing to it; wait until it ends"):
         rayrec.preprocess("dlrm-criteo-debug", tmp_path / "rows.tsv", held, progress=False)
     assert not _ray_runs() and not held.exists()
 
 
 def test_train(held: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", recipe=rayrec.load_recipe("dlrm-criteo-debug"))
-    with pytest.raises(UserError, match="out: another run is writing it; wait for its end"):
+    with pytest.raises(UserError, match="out: another command is writing to it; wait until it ends"):
         rayrec.train("dlrm-criteo-debug", tmp_path / "data", held, progress=False)
     assert not _ray_runs() and not held.exists()
 

@@ -242,13 +242,13 @@ def test_bad_lengths(predictor: Predictor, length: str) -> None:
 
 
 BAD_ENCODED: dict[str, tuple[str, list[Any], str]] = {
-    "an id beyond the table": ("C2", [34], "encoded ids go from 0 to 33"),
-    "a negative id": ("C2", [-1], "encoded ids go from 0 to 33"),
+    "an id beyond the table": ("C2", [34], "encoded ids must be from 0 to 33"),
+    "a negative id": ("C2", [-1], "encoded ids must be from 0 to 33"),
     "a huge id": ("C2", [2**70], "out of range"),
     "a fraction": ("C2", [1.5], "a value of another type than INT64"),
     "a string": ("C2", ["a"], "a value of another type"),
     "null": ("C2", [None], "a value of another type"),
-    "a list beyond the table": ("M1", [[1, 500]], "encoded ids go from 0"),
+    "a list beyond the table": ("M1", [[1, 500]], "encoded ids must be from 0"),
 }
 
 

@@ -57,10 +57,10 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         b"display_id,ad_id,clicked\n1,42337,0\n1,139684,1\n,1,0\n1,,0\n1,2,2\n1,2,\n1,2\n1,x,0\n1,99999999999999999999,0",
         [(1, 42337, 0), (1, 139684, 1)],
         [
-            (4, "no value in a column that needs one", ",1,0"),
-            (5, "no value in a column that needs one", "1,,0"),
+            (4, "no value in a required column", ",1,0"),
+            (5, "no value in a required column", "1,,0"),
             (6, "label other than 0 or 1", "1,2,2"),
-            (7, "no value in a column that needs one", "1,2,"),
+            (7, "no value in a required column", "1,2,"),
             (8, "wrong column count", "1,2"),
             (9, "not an integer", "1,x,0"),
             (10, "not an integer", "1,99999999999999999999,0"),
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
             (4, "u", 5, 6, None, "Å"),
         ],
         [
-            (6, "no value in a column that needs one", "\\N,u,5,6,1,US"),
+            (6, "no value in a required column", "\\N,u,5,6,1,US"),
             (7, "not an integer", "5,u,5,6,2.0,US"),
             (8, "invalid UTF-8", "6,\\xff,5,6,1,US"),
         ],
@@ -95,8 +95,8 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         b"2,-9,x,u,1,1,US>CA\n0,5,,u,1,\\N,\\N\n1,\\N,x,u,1,1,US\n1,3,x,,1,1,US\n",
         [("u", 1, -9, 1, "US>CA", 2), ("u", 1, 5, None, None, None)],
         [
-            (4, "no value in a column that needs one", "1,\\N,x,u,1,1,US"),
-            (5, "no value in a column that needs one", "1,3,x,,1,1,US"),
+            (4, "no value in a required column", "1,\\N,x,u,1,1,US"),
+            (5, "no value in a required column", "1,3,x,,1,1,US"),
         ],
     ),
     "promoted content": (
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         [(1, 140, 0.0731131601068925), (1, 2, 0.001), (1, 6, 0.5)],
         [
             (4, "not a number", "1,3,nan"),
-            (5, "no value in a column that needs one", "1,4,"),
+            (5, "no value in a required column", "1,4,"),
             (6, "not a number", "1,5,0x1"),
         ],
     ),
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         Table.DOCUMENTS_ENTITIES,
         b'"document_id","entity_id","confidence_level"\n1,"f9eec25663db",0.5\n"1","","0.5"\n',
         [(1, "f9eec25663db", 0.5)],
-        [(3, "no value in a column that needs one", '"1","","0.5"')],
+        [(3, "no value in a required column", '"1","","0.5"')],
     ),
     "categories, no rows": (Table.DOCUMENTS_CATEGORIES, b"document_id,category_id,confidence_level\n", [], []),
 }
@@ -180,7 +180,7 @@ def test_what_is_not_required_may_be_absent(folder: Path) -> None:
     (folder / "page_views_sample.csv.zip").unlink()
     (folder / "clicks_test.csv.gz").unlink()
     assert set(names(folder, ".", required=LEAN_TABLES)) == {table.value for table in LEAN_TABLES}
-    with pytest.raises(UserError, match=r"no page_views.csv \(nor .csv.gz, .csv.zip\); give the folder"):
+    with pytest.raises(UserError, match=r"no page_views.csv \(or .csv.gz, .csv.zip\); give the folder"):
         names(folder, ".")
 
 

@@ -140,7 +140,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
     request = TrainRequest(
         recipe=str(tmp_path / "of_all.yaml"), data=tmp_path / "whole", output=tmp_path / "run-whole", resume=True
     )
-    with pytest.raises(ConfigError, match=r"--resume with train\.rows changed from 333 to None; set it back"):
+    with pytest.raises(ConfigError, match=r"--resume cannot change train\.rows from 333 to None; set it back"):
         train(request, SilentProgress())
 
     one = evaluate(EvaluateRequest(source=tmp_path / "run-part", data=tmp_path / "part"), SilentProgress())

@@ -36,7 +36,7 @@ def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, i
 def test_what_a_cpu_cannot_do() -> None:
     with pytest.raises(ConfigError, match="tf32 is a mode of NVIDIA GPUs"):
         resolve_precision("tf32", "cpu")
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(ConfigError, match="needs a GPU"):
         resolve_device("cuda", gpus=0)
     assert resolve_device("auto", gpus=0) == "cpu"
     assert resolve_device("auto", gpus=2) == "cuda"

@@ -156,5 +156,5 @@ def test_wrong_rows(predictor: Predictor, case: str) -> None:
 
 def test_encoded_rows_must_be_whole(pair: tuple[Predictor, RankingModel]) -> None:
     predictor, _ = pair
-    with pytest.raises(UserError, match="missing; the rows must have every feature"):
+    with pytest.raises(UserError, match="missing; rows must have every feature"):
         predictor.predict_encoded(pa.record_batch({"I1": pa.array([1.0], pa.float32())}))

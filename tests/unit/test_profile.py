@@ -254,7 +254,7 @@ def test_features_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
     now = Dataset(before.folder, before.schema.model_copy(update={"features": features}), before.manifest)
     _, unlike = drift_between(now, before)
     assert unlike == {
-        "C1": "its values get ids by other rules there",
+        "C1": "its values get ids by different rules there",
         "C2": "it is categorical there, multi_hot here",
     }
 

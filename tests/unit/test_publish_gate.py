@@ -28,8 +28,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "as good, by other errors": ({"noise": 0.3, "seed": 1}, {"noise": 0.3, "seed": 2}, None),
     "worse": ({"noise": 1.5}, {}, r"^log loss 0\.\d+ exceeds the serving model's 0\.\d+ by 0\.\d+ \(standard error"),
     "worse, but the rows are few": ({"noise": 0.8, "rows": 40}, {"rows": 40}, None),
-    "too high": ({"factor": 1.6}, {"factor": 1.6}, r"^the probabilities add up to 1\.\d+ times the positives"),
-    "too low": ({"factor": 0.6}, {"factor": 0.6}, r"^the probabilities add up to 0\.\d+ times the positives"),
+    "too high": (
+        {"factor": 1.6},
+        {"factor": 1.6},
+        r"^the probabilities add up to 1\.\d+ times the number of positives",
+    ),
+    "too low": ({"factor": 0.6}, {"factor": 0.6}, r"^the probabilities add up to 0\.\d+ times the number of positives"),
     "too high, but the rows are few": ({"factor": 1.5, "rows": 30}, {"factor": 1.5, "rows": 30}, None),
 }
 

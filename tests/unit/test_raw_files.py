@@ -117,7 +117,7 @@ def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: st
     [
         (["/absent"], "no such file"),
         (["/absent*"], "no such file"),
-        (["/folder"], "no files in it"),
+        (["/folder"], "folder without files"),
         (["", "/day_1"], "given twice"),
     ],
 )
@@ -128,7 +128,7 @@ def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
 
 
 def test_unknown_scheme() -> None:
-    with pytest.raises(UserError, match="cannot be opened: Unrecognized filesystem type"):
+    with pytest.raises(UserError, match="cannot be opened: unknown kind of store"):
         list_inputs(["nosuch://bucket/key"])
 
 

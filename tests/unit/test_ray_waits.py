@@ -42,23 +42,23 @@ def _room(*waiting: Any, nodes: str = "abc", **free: float) -> Room:
         (
             {0: _room((3, CPU), CPU=1), 6: _room((3, CPU), CPU=1), 8: _room((3, CPU), CPU=1), 10: _room()},
             [
-                "waiting for room for 3 workers of 1 CPU; free are 1 CPU on 3 nodes",
-                "there is room now, after 10 s",
+                "waiting for resources for 3 workers of 1 CPU; free: 1 CPU on 3 nodes",
+                "resources are free again after 10 s",
             ],
         ),
         (
             {0: _room((1, GPU)), 5: _room((1, GPU)), 30: _room((1, GPU)), 36: _room((1, GPU), (2, CPU), nodes="a")},
             [
-                "waiting for room for 1 worker of 2 CPUs and 1 GPU; free are 0 CPUs, 0 GPUs on 3 nodes",
-                "2 nodes were lost (10.0.0.98, 10.0.0.99); free are 0 CPUs on 1 node",
-                "waiting for room for 1 worker of 2 CPUs and 1 GPU, 2 workers of 1 CPU; "
-                "free are 0 CPUs, 0 GPUs on 1 node",
+                "waiting for resources for 1 worker of 2 CPUs and 1 GPU; free: 0 CPUs, 0 GPUs on 3 nodes",
+                "2 nodes were lost (10.0.0.98, 10.0.0.99); free: 0 CPUs on 1 node",
+                "waiting for resources for 1 worker of 2 CPUs and 1 GPU, 2 workers of 1 CPU; "
+                "free: 0 CPUs, 0 GPUs on 1 node",
             ],
         ),
-        ({0: _room(CPU=4), 1: _room(nodes="ac", CPU=3)}, ["a node was lost (10.0.0.98); free are 3 CPUs on 2 nodes"]),
+        ({0: _room(CPU=4), 1: _room(nodes="ac", CPU=3)}, ["a node was lost (10.0.0.98); free: 3 CPUs on 2 nodes"]),
         (
             {0: _room((1, (("memory", 2.0**31),))), 9: _room((1, (("memory", 2.0**31),)), memory=2**29)},
-            ["waiting for room for 1 worker of 2.0 GiB of memory; free are 512.0 MiB of memory on 3 nodes"],
+            ["waiting for resources for 1 worker of 2.0 GiB of memory; free: 512.0 MiB of memory on 3 nodes"],
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_an_unknown_user_is_said(recommender: Recommender) -> None:
 
 def test_other_models_do_not_recommend(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "dlrm")
-    with pytest.raises(UserError, match="reads more than a user and an item"):
+    with pytest.raises(UserError, match="needs more features than a user and an item"):
         load_recommender(tmp_path / "dlrm")
 
 

@@ -175,11 +175,11 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     ),
     "weight below 0": (
         {"tags": "a", "weights": [-1]},
-        "row 1, 'weights': the weight -1.0; needs a number from 0 on for each value",
+        "row 1, 'weights': the weight -1.0; needs a number of at least 0 for each value",
     ),
     "weight null": (
         {"tags": "a|b", "weights": [1, None]},
-        "row 1, 'weights': the weight null; needs a number from 0 on for each value",
+        "row 1, 'weights': the weight null; needs a number of at least 0 for each value",
     ),
     "weight infinite": (
         {"tags": "a", "weights": [math.inf]},
@@ -207,7 +207,9 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, None])
 def test_weights_in_columns(weight: float | None) -> None:
     batch = pa.record_batch({"tags": [["a"], ["a", "b"]], "weights": [[1.0], [0.5, weight]]})
-    with pytest.raises(UserError, match=r"row 1, 'weights': the weight .*; needs a number from 0 on for each value"):
+    with pytest.raises(
+        UserError, match=r"row 1, 'weights': the weight .*; needs a number of at least 0 for each value"
+    ):
         RAW_ROWS.from_batch(batch)
 
 

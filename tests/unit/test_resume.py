@@ -55,7 +55,7 @@ def _train(output: Path) -> None:
 
 
 FROM, OTHER = Origin("/runs/7", "step-00000009", "hash", ("C1",)), Origin("/runs/6", "step-00000009", "hash", ("C1",))
-WITH = r"run: the run was begun with --warm-start /runs/7 --reset C1; --resume it with the same$"
+WITH = r"run: the run was started with --warm-start /runs/7 --reset C1; --resume it with the same$"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_warm_started_run_continues_from_the_same_alone(
 
 def test_reset_needs_a_warm_start(tmp_path: Path) -> None:
     request = TrainRequest(recipe=RECIPE, data=tmp_path, output=tmp_path / "out", reset=("C1",))
-    with pytest.raises(ConfigError, match=r"^--reset: says what --warm-start leaves out; give --warm-start too"):
+    with pytest.raises(ConfigError, match=r"^--reset: only for a warm start; add --warm-start"):
         execute(COMMAND, request, SilentProgress())
 
 
@@ -98,7 +98,7 @@ def test_a_sweep_is_continued_by_the_same_sweep_alone(output: Path) -> None:
     with owned_folder(_sweep(output), resume=True):
         pass
     assert (output / "trials").exists()
-    with pytest.raises(ConfigError, match="--resume with another trials"), owned_folder(_sweep(output, 3), resume=True):
+    with pytest.raises(ConfigError, match="--resume needs the trials"), owned_folder(_sweep(output, 3), resume=True):
         pass
     with pytest.raises(UserError, match="out: already exists"), owned_folder(_sweep(output), resume=False):
         pass

@@ -162,14 +162,14 @@ DIFFERENCES: list[tuple[Feature, Feature, str | None]] = [
     (_one_hot(), _one_hot(HashIds(buckets=5)), None),
     (_one_hot(), MultiHotFeature(name="f", cardinality=99), "is multi_hot and was categorical"),
     (_one_hot(), _one_hot(HASH), "has hash and had no transform"),
-    (_one_hot(HASH), _one_hot(Hash(buckets=8, of="strings")), "has other settings of 'hash'"),
-    (_one_hot(HASH), _one_hot(Hash(buckets=9, of="integers")), "has other settings of 'hash'"),
-    (_one_hot(Buckets(boundaries=(1,))), _one_hot(Buckets(boundaries=(2,))), "has other settings of 'buckets'"),
-    (_one_hot(TimePart(part="hour")), _one_hot(TimePart(part="day")), "has other settings of 'time_part'"),
+    (_one_hot(HASH), _one_hot(Hash(buckets=8, of="strings")), "has different settings of 'hash'"),
+    (_one_hot(HASH), _one_hot(Hash(buckets=9, of="integers")), "has different settings of 'hash'"),
+    (_one_hot(Buckets(boundaries=(1,))), _one_hot(Buckets(boundaries=(2,))), "has different settings of 'buckets'"),
+    (_one_hot(TimePart(part="hour")), _one_hot(TimePart(part="day")), "has different settings of 'time_part'"),
     (
         _one_hot(TimePart(part="hour")),
         _one_hot(TimePart(part="hour", zone="Asia/Tokyo")),
-        "has other settings of 'time_part'",
+        "has different settings of 'time_part'",
     ),
     (_one_hot(CROSS, inputs=("a", "b")), _one_hot(CROSS, inputs=("b", "a")), "crosses b, a and crossed a, b"),
     (_one_hot(CROSS, inputs=("a", "b")), _one_hot(CROSS, inputs=("a", "b")), None),
@@ -196,7 +196,7 @@ def test_vocabularies_may_differ_but_not_their_buckets(tmp_path: Path) -> None:
     hashed = Listed("ab", buckets=2).feature(tmp_path / "c")
     assert difference(plain, hashed) == "has vocabulary, hash_unlisted and had vocabulary"
     other = Listed("ab", buckets=3).feature(tmp_path / "d")
-    assert difference(hashed, other) == "has other settings of 'hash_unlisted'"
+    assert difference(hashed, other) == "has different settings of 'hash_unlisted'"
 
 
 def test_many_values_in_another_order(tmp_path: Path) -> None:

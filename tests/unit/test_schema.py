@@ -59,9 +59,9 @@ def test_a_dataset_must_be_encoded_as_the_model_reads_it() -> None:
     require(price, ad.model_copy(update={"embedding_dim": None}), topics)
     wrong = {
         "data: has no feature 'ad'": (price, topics),
-        "data: feature 'ad' was encoded otherwise": (price, ad.model_copy(update={"cardinality": 6}), topics),
-        "data: feature 'price' was encoded otherwise": (NumericFeature(name="price"), ad, topics),
-        "data: feature 'ad' was encoded otherwise .*vocabulary": (
+        "data: feature 'ad' was not encoded as": (price, ad.model_copy(update={"cardinality": 6}), topics),
+        "data: feature 'price' was not encoded as": (NumericFeature(name="price"), ad, topics),
+        "data: feature 'ad' was not encoded as .*vocabulary": (
             price,
             ad.model_copy(
                 update={"transforms": (Vocabulary(file="vocabulary/ad", size=9, fingerprint="1"), HashIds(buckets=5))}
@@ -69,7 +69,7 @@ def test_a_dataset_must_be_encoded_as_the_model_reads_it() -> None:
             topics,
         ),
         "data: has its features in another order": (price, topics, ad),
-        "data: has a feature 'hour', unlike the model": (price, NumericFeature(name="hour"), ad, topics),
+        "data: has a feature 'hour' that the model does not have": (price, NumericFeature(name="hour"), ad, topics),
     }
     for message, features in wrong.items():
         with pytest.raises(UserError, match=message):
@@ -100,7 +100,7 @@ def test_ids_fit_the_table(transforms: tuple, cardinality: int, fits: bool) -> N
     if fits:
         CategoricalFeature(name="ad", transforms=transforms, cardinality=cardinality)
     else:
-        with pytest.raises(ValidationError, match="feature 'ad': its transforms give ids up to"):
+        with pytest.raises(ValidationError, match="feature 'ad': transforms give ids up to"):
             CategoricalFeature(name="ad", transforms=transforms, cardinality=cardinality)
 
 
@@ -144,7 +144,10 @@ def test_interactions_are_two_categorical_features(user: str, item: str, message
         (None, "missing; give a dataset or model folder"),
         ("{", "damaged, not whole JSON; make it again"),
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
-        ('{"label": "y", "features": [], "version": 1}', "written by a rayrec that spells values otherwise"),
+        (
+            '{"label": "y", "features": [], "version": 1}',
+            "written by a version of rayrec that spells values differently",
+        ),
         (
             '{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}',
             "unknown key 'features.0.nme'; did you mean 'name'? (and 1 more)",
@@ -189,15 +192,15 @@ def cross(*inputs: str, **settings: object) -> dict[str, object]:
     [
         (
             [one(transforms=[WORDS, HashUnlisted(buckets=31)])],
-            "'c': its transforms give ids up to 40, cardinality is 40",
+            "'c': transforms give ids up to 40, but cardinality is 40",
         ),
-        ([one(transforms=[Buckets(boundaries=tuple(range(39)))])], "its transforms give ids up to 40"),
-        ([one(transforms=[TimePart(part="month")], cardinality=12)], "its transforms give ids up to 12"),
+        ([one(transforms=[Buckets(boundaries=tuple(range(39)))])], "transforms give ids up to 40"),
+        ([one(transforms=[TimePart(part="month")], cardinality=12)], "transforms give ids up to 12"),
         ([one(transforms=[Hash(buckets=9, of="strings"), WORDS])], "'vocabulary' cannot follow 'hash'"),
-        ([one(transforms=[HashUnlisted(buckets=3)])], "'hash_unlisted' follows 'vocabulary'"),
+        ([one(transforms=[HashUnlisted(buckets=3)])], "'hash_unlisted' must follow 'vocabulary'"),
         ([one(transforms=[WORDS, HashIds(buckets=4), HashUnlisted(buckets=3)])], "cannot follow 'hash_ids'"),
         ([one(kind="multi_hot", transforms=[Buckets(boundaries=(1.0,))])], "'buckets' is for one value a row"),
-        ([{"kind": "numeric", "name": "n", "transforms": [Log(), Elapsed()]}], "'elapsed' comes first"),
+        ([{"kind": "numeric", "name": "n", "transforms": [Log(), Elapsed()]}], "'elapsed' must be its first"),
         ([one(), cross("c")], "'x': its inputs must be two or more categorical features before it"),
         ([one(), cross("c", "d"), one(name="d")], "'x': its inputs must be two or more categorical features before it"),
         ([one(), one(kind="multi_hot", name="d"), cross("c", "d")], "two or more categorical features before it"),
@@ -280,5 +283,5 @@ def test_zones_and_formats_of_times_are_known() -> None:
 def test_the_width_of_a_shared_table_is_its_owners() -> None:
     schema = Schema.model_validate({"label": "y", "features": [one(), one(name="d", table="c")]})
     assert [f.embedding_dim for f in schema.with_embedding_dims(8, {"c": 3}).categorical] == [3, 3]
-    with pytest.raises(UserError, match=r"model\.embedding_dims: 'd' reads the table of 'c'; name that"):
+    with pytest.raises(UserError, match=r"model\.embedding_dims: 'd' shares the table of 'c'; set that one"):
         schema.with_embedding_dims(8, {"d": 3})

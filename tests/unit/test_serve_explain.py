@@ -111,7 +111,7 @@ def test_a_model_without_rows_to_compare_with(tmp_path: Path, executor: ThreadPo
         ask(version, {})
     assert raised.value.status == 404
     assert raised.value.message == (
-        "model 'm' was exported without rows to compare with: it cannot explain; use /v1/models/m:predict"
+        "model 'm' was exported without reference rows, so it cannot explain; use /v1/models/m:predict"
     )
     models = ServedModels()
     models.current = {"m": ServedModel("m", {"1": version}, {"1": 1.0})}

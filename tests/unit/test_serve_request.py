@@ -14,7 +14,7 @@ from rayrec.common.errors import ConfigError, UserError
 from serve.protocols.http import below
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "gRPC on one address": ({"grpc_port": 8001}, "gRPC listens on all of the machine's addresses; allow it by --host"),
+    "gRPC on one address": ({"grpc_port": 8001}, "gRPC listens on all addresses of the machine; add --host"),
     "gRPC on HTTP's port": ({"host": "0.0.0.0", "port": 8001, "grpc_port": 8001}, "--grpc-port 8001: is also --port"),
     "gRPC and HTTPS": (
         {"host": "0.0.0.0", "grpc_port": 8001, "tls_certificate": __file__, "tls_key": __file__},

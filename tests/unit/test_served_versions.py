@@ -115,7 +115,7 @@ def test_scan(made: Path, tmp_path: Path) -> None:
 
 WRONG_TRAFFIC = {
     "not JSON": ("{", "not whole JSON"),
-    "nobody answers": ('{"weights": {"1": 0}}', "nobody would answer"),
+    "nobody answers": ('{"weights": {"1": 0}}', "so none would answer"),
     "below zero": ('{"weights": {"1": -1}}', "weights"),
     "unknown key": ('{"weights": {"1": 1}, "shadows": "2"}', "shadow"),
 }
@@ -282,7 +282,7 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     described = server.models.current["m"].describe()
     assert described["4"] == {
         "state": "failed",
-        "reason": "4: needs version 3, which is not there; copy it beside this one, or export in full",
+        "reason": "4: needs version 3, which is missing; copy it beside this one, or export in full",
     }
     assert server.loads == [("m", "2"), ("m", "4")], "it is tried again only when files change"
     copy(deltas / "3", tmp_path / "m/.coming")
@@ -375,12 +375,12 @@ def test_an_error_of_one_model_stays_its_own(
     logged.clear()
     server.poll(3)
     assert reported == ["a", "b", "c"] * 3
-    assert logged == [f"model '{name}': its metrics are not reported: {error}" for name, error in broken.items()]
+    assert logged == [f"metrics of model '{name}' are not reported: {error}" for name, error in broken.items()]
     monkeypatch.setattr(server.updates, "_model", Mock(side_effect=[broken["c"], server.models.current["b"]] * 2))
     shutil.rmtree(tmp_path / "all/c")
     server.poll(2)
     assert set(server.models.current) == {"a", "b"}
-    assert logged[2:] == ["model 'a': it stays as it is: 'x'", "model 'c': removed"]
+    assert logged[2:] == ["model 'a' stays as it is: 'x'", "model 'c': removed"]
 
 
 def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
@@ -425,7 +425,7 @@ def test_what_changes_is_told_and_counted(
         "model 'm': version 1 (75%), 2 (25%) answer (was 2)",
         "model 'm': serving.",
     ]
-    assert logged[-1].endswith("; version 1 (75%), 2 (25%) stays")
+    assert logged[-1].endswith("; version 1 (75%), 2 (25%) keeps serving")
     assert [call.args for call in counters["switches"].inc.call_args_list] == [(1, {"model": "m"})] * 2
     assert [call.args for call in counters["failed_loads"].inc.call_args_list] == [(1, {"model": "m", "version": "3"})]
     shares = {call.args[1]["version"]: call.args[0] for call in counters["traffic"].set.call_args_list}
@@ -442,7 +442,7 @@ def test_unloaded_models_do_not_answer_until_they_are_loaded(
     later = Server({"m": model}, tmp_path, executor)
     for server in (one, other, later):
         assert server.models.current == {}
-        with pytest.raises(RequestError, match="model 'm': it is unloaded; POST /v2/repository/models/m/load") as told:
+        with pytest.raises(RequestError, match="model 'm': unloaded; POST /v2/repository/models/m/load") as told:
             server.models.model("m")
         assert told.value.status == 404
         assert {(entry["version"], entry["state"]) for entry in server.updates.index()} == {
@@ -522,7 +522,7 @@ def test_the_command_tells_what_all_replicas_agree_on() -> None:
         ([new, old], []),
         ([], []),
         ([new, new], ["model 'm': version 3 answers (was 2)"]),
-        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 stays"]),
+        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 keeps serving"]),
         ([broken, broken], []),
         ([split, split], ["model 'm': version 2 (90%), 3 (10%) answer (was 3)"]),
         ([split, {}], []),

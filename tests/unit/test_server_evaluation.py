@@ -128,12 +128,12 @@ def test_the_first_token_is_sent(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "data: missing; it is required without --server"),
-    "raw rows without a server": ({"data": "d", "input": "x.csv"}, "--input, --token-file: only a --server"),
+    "raw rows without a server": ({"data": "d", "input": "x.csv"}, "--input, --token-file: only for --server"),
     "a dataset for a server": ({"server": "http://h", "data": "d", "input": "x.csv"}, "--server: scores raw rows"),
-    "no rows for a server": ({"server": "http://h"}, "--server: scores raw rows; give them by --input"),
+    "no rows for a server": ({"server": "http://h"}, "--server: scores raw rows; give --input"),
     "a precision for a server": (
         {"server": "http://h", "input": "x.csv", "precision": "bf16"},
-        "--precision: that of a server is its own",
+        "--precision: a server has its own",
     ),
 }
 

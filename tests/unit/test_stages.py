@@ -51,7 +51,7 @@ def test_a_stage_runs_once(tmp_path: Path) -> None:
     again = Stages(tmp_path, messages).run("parse", Found, work)
     assert first == again == Found(path=tmp_path / "parse" / "rows", rows=1)
     assert len(calls) == 1 and first.path.read_text() == "1"
-    assert messages.texts == ["parse: done before"]
+    assert messages.texts == ["parse: already done"]
 
 
 def test_results_are_what_they_were(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         while not held.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         for fingerprint in ("abc", "other", None):
-            with pytest.raises(UserError, match="another run is writing it"), new_folder(output, fingerprint):
+            with pytest.raises(UserError, match="another command is writing to it"), new_folder(output, fingerprint):
                 pass
         assert held.exists()
     finally:

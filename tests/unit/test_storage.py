@@ -108,7 +108,7 @@ BAD_URIS: dict[str, tuple[str, str]] = {
     ),
     "hidden": ("s3://bucket/.run", "without names in dots"),
     "leaves the bucket": ("s3://bucket/../other", "without names in dots"),
-    "password": ("s3://user:secret@bucket/run", "a URI with a password"),
+    "password": ("s3://user:secret@bucket/run", "leave the password out"),
     "made a Path": (str(Path("s3://bucket/run")), "loses a slash; give it as text"),
     "too long": (f"s3://bucket/{'x' * 300}", "give a shorter one"),
 }
@@ -346,7 +346,7 @@ def test_a_failure_leaves_nothing_that_says_it_is_whole(bucket: Path, store: Sto
         mirror(work)
     path = local_path(URI)
     assert str(raised.value) == (
-        f"s3://bucket: no answer; all was written to {path}, and the next command that is given the URI sends it"
+        f"s3://bucket: no answer; everything was written to {path}; the next command with this URI sends it"
     )
     assert tree(bucket / "exp" / "run") == {"part": "1"}
     store.broken = set()
@@ -425,7 +425,7 @@ def test_another_machine_goes_on_with_what_arrived(bucket: Path, store: Store, m
     assert (bucket / "exp" / "run" / "checkpoints" / "step-3" / "progress.json").exists()
     # The first machine comes back: its work and the other's exclude each other.
     monkeypatch.setenv("RAYREC_STAGING", str(first.parents[1]))
-    with pytest.raises(UserError, match=r"was changed by another machine, while .* move that folder away"):
+    with pytest.raises(UserError, match=r"was changed by another machine, but .* move that folder away"):
         fetched()
     assert (first / "checkpoints" / "step-2").exists()
 
@@ -449,7 +449,7 @@ def test_the_same_machine_goes_on_with_all_that_it_wrote(
 def test_one_process_writes_and_readers_see_what_it_wrote(bucket: Path) -> None:
     def work(folder: Path) -> None:
         write(folder, {"a": "1"})
-        with pytest.raises(UserError, match="another run is writing it"):
+        with pytest.raises(UserError, match="another command is writing to it"):
             mirror(lambda _: None, continues=True)
         assert fetched() == {"a": "1"}
 

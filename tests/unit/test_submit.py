@@ -217,7 +217,7 @@ def test_a_lost_job_is_started_again_and_goes_on(monkeypatch: pytest.MonkeyPatch
     assert [line.partition(" ")[2].partition(" ")[2] for line in lines if "started again" in line] == [
         "was killed by signal 9; it is started again (1 of 3)",
         "was lost: Job supervisor actor died: its node is gone; it is started again (2 of 3)",
-        "was forgotten by the cluster, whose head was started anew; it is started again (3 of 3)",
+        "is unknown to the cluster, whose head was restarted; it is started again (3 of 3)",
     ]
 
 
@@ -250,13 +250,13 @@ def test_a_job_that_ended_by_itself_or_was_stopped_is_not_started_again(
 @pytest.mark.parametrize(("retry", "sent"), [(0, 1), (2, 3)])
 def test_a_job_that_is_lost_each_time_is_given_up(retry: int, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = Jobs(*[None] * 5)
-    with pytest.raises(UserError, match="was forgotten by the cluster, whose head was started anew"):
+    with pytest.raises(UserError, match="is unknown to the cluster, whose head was restarted"):
         _submit(jobs, monkeypatch, *TRAINING, retry=retry)
     assert len(jobs.sent) == sent
 
 
 def test_a_job_that_is_not_followed_is_not_started_again() -> None:
-    with pytest.raises(ConfigError, match="--retry: a job that is not followed is not started again"):
+    with pytest.raises(ConfigError, match="--retry: needs to follow the job"):
         SubmitRequest(command=TRAINING, retry=1, no_wait=True).check()
 
 
@@ -297,7 +297,7 @@ def test_a_job_that_does_not_begin_is_said_to_wait(
     assert _follow(monkeypatch, *[pending] * 8, done, done) is done
     lines = capsys.readouterr().out.splitlines()
     # Each look at the clock takes ten seconds.
-    assert len(lines) == 2 and all(line.startswith("job j has not begun: ") for line in lines)
+    assert len(lines) == 2 and all(line.startswith("job j has not started yet: ") for line in lines)
 
 
 def test_a_head_that_was_started_anew_has_forgotten_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

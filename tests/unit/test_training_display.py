@@ -75,7 +75,7 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
     ]
     assert told.rows == 384
     assert [text for text, _ in told.notes] == [
-        "reading the first rows",
+        "read the first rows",
         "training",
         "evaluating on validation",
         "training",
@@ -135,7 +135,7 @@ def test_a_resumed_run_counts_what_is_left() -> None:
 
 def test_workers_that_start_again_are_told() -> None:
     told = _show({"step": 0, **EPOCH}, {"step": 4, **TRAIN}, _phase(3, "place the tables"), {"step": 5, **TRAIN})
-    assert told.lines[-1] == "step 3: the workers were started again and go on from here"
+    assert told.lines[-1] == "step 3: the workers were restarted and continue from here"
     assert told.rows == 5 * 64
 
 

@@ -103,7 +103,7 @@ def test_a_candidate_that_some_seed_cannot_train_is_never_the_best() -> None:
 def test_without_the_recipe_there_is_nothing_to_compare_with() -> None:
     settings = _settings()
     values = {"recipe": (None, None, None), "trial 4": (0.7, 0.7, 0.7), "trial 2": (0.7, 0.7, 0.7)}
-    with pytest.raises(UserError, match="sweep: the recipe as it stands came to no evaluation with other seeds"):
+    with pytest.raises(UserError, match="sweep: the unchanged recipe was not evaluated with other seeds"):
         candidates(settings, [FIRST, SECOND], _runs(settings, values))
 
 

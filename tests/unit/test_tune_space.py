@@ -210,9 +210,9 @@ def _request(**fields: Any) -> TuneRequest:
         ),
         (
             {"scheduler": "asha", "set": ONE},
-            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; add",
+            "--scheduler asha: a trial has only one evaluation, so it cannot be stopped early; add",
         ),
-        ({"set": ("train.evaluations_per_epoch=0",)}, "trials are compared by evaluations, and there are 0; add"),
+        ({"set": ("train.evaluations_per_epoch=0",)}, "trials are compared by their evaluations, but this is 0; add"),
         ({"search": "grid"}, "--trials 4: the grid of search_space.yaml of 'dlrm' has 648 points"),
         ({"space": "dlrm"}, "--space dlrm: a search space is a file whose name ends in .yaml"),
         ({"space": "nowhere.yaml"}, "nowhere.yaml: no such file or directory; give a search space file"),

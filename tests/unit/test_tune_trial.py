@@ -51,7 +51,7 @@ def _fills_the_disk(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -
 
 
 def _finds_too_few_nodes(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
-    raise SmallClusterError("train.workers: 2 workers need 2 CPUs, the cluster has 1")
+    raise SmallClusterError("train.workers: each of 2 workers needs a CPU, but Ray has 1")
 
 
 def _never(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
@@ -113,7 +113,7 @@ def test_values_that_cannot_be_trained_end_without_an_objective(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("train", "message"),
-    [(_dies, "died"), (_fills_the_disk, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")],
+    [(_dies, "died"), (_fills_the_disk, "no space left"), (_finds_too_few_nodes, "each of 2 workers needs a CPU")],
 )
 def test_a_failure_is_raised_so_that_tune_tries_again(
     train: TrainFunction, message: str, tmp_path: Path, dataset: Path

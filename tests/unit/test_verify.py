@@ -40,9 +40,9 @@ def test_a_whole_dataset(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "one bit": (flip, "has other content than when it was written"),
-    "cut short": (lambda path: os.truncate(path, 100), r"has 100 bytes and had [\d,]+ when it was written"),
-    "empty, as after a loss of power": (lambda path: os.truncate(path, 0), "has 0 bytes and had"),
+    "one bit": (flip, "content changed since it was written"),
+    "cut short": (lambda path: os.truncate(path, 100), r"has 100 bytes, but had [\d,]+ when it was written"),
+    "empty, as after a loss of power": (lambda path: os.truncate(path, 0), "has 0 bytes, but had"),
     "gone": (Path.unlink, "missing"),
 }
 
@@ -63,5 +63,5 @@ def test_damage_is_found_and_named(damage: str, file: str, folder: Path) -> None
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"manifest\.json: missing, so this is no dataset"):
+    with pytest.raises(UserError, match=r"manifest\.json: missing, so this is not a finished dataset"):
         run(VerifyRequest(folder=tmp_path), SilentProgress())

@@ -145,7 +145,7 @@ def _wrong_columns(path: Path) -> None:
         (lambda path: None, "missing"),
         (lambda path: path.write_bytes(b"not parquet at all"), "not a vocabulary"),
         (_wrong_columns, "not a vocabulary"),
-        (_wrong_ids, "ids do not run on from 1"),
+        (_wrong_ids, "ids do not continue from 1"),
     ],
 )
 def test_what_is_no_vocabulary_is_named(tmp_path: Path, make, message: str) -> None:

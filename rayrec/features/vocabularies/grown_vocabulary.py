@@ -211,12 +211,12 @@ def _changed_rows(vocabulary: Path, before: VocabularyLookup) -> Iterator[pa.Rec
         wrong = np.flatnonzero(is_changed[: len(old)] & ~is_removed)
         if len(wrong):
             raise UserError(
-                f"{vocabulary}: id {ids[wrong[0]]} is '{now[wrong[0]]}' and was '{old[wrong[0]]}' in the version "
-                "before, so the rows of its table changed their meaning; export in full"
+                f"{vocabulary}: id {ids[wrong[0]]} is '{now[wrong[0]]}' and was '{old[wrong[0]]}' in the "
+                "previous version, so rows of its table changed their meaning; export in full"
             )
         yield rows.filter(pa.array(is_changed))
     if size < len(before):
-        raise UserError(f"{vocabulary}: has {size:,} ids, the version before has {len(before):,}; export in full")
+        raise UserError(f"{vocabulary}: has {size:,} ids, but the previous version has {len(before):,}; export in full")
 
 
 def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:

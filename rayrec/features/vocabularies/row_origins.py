@@ -143,7 +143,7 @@ def difference(old: Feature, new: Feature) -> str | None:
         return f"has {names[0]} and had {names[1]}"
     for rule, was in zip(now, before, strict=True):
         if rule != was:
-            return f"has other settings of '{rule[0]}'"
+            return f"has different settings of '{rule[0]}'"
     if isinstance(old, CategoricalFeature) and isinstance(new, CategoricalFeature):
         if old.table != new.table:
             tables = [f"the table of '{feature.table}'" if feature.table else "its own table" for feature in (new, old)]

@@ -295,7 +295,7 @@ def read_vocabulary(
                     head = batch if max_values is None else batch.slice(0, max_values - rows)
                     ids = head.column("id").to_numpy(zero_copy_only=False)
                     if not np.array_equal(ids, np.arange(rows + 1, rows + 1 + len(ids))):
-                        raise UserError(f"{file}: ids do not run on from {rows + 1}; run `rayrec preprocess` again")
+                        raise UserError(f"{file}: ids do not continue from {rows + 1}; run `rayrec preprocess` again")
                     rows += len(ids)
                     large = head.column("value").cast(pa.large_string())
                     yield head.set_column(head.schema.get_field_index("value"), "value", large)

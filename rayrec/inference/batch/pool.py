@@ -145,7 +145,9 @@ def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Non
 def require_output(folder: Path) -> None:
     """Raise UserError if the node of this actor neither sees the driver's unfinished output folder nor has its URI."""
     if staged_root(folder) is None and not folder.is_dir():
-        raise UserError(f"{folder.parent}: not the same folder on all nodes; give an --output that all of them see")
+        raise UserError(
+            f"{folder.parent}: not the same folder on all nodes of the cluster; give an --output that all nodes share"
+        )
 
 
 class NumberLines:

@@ -40,7 +40,7 @@ from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.models.common.precision import AmpError, resolve_precision
-from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_rejected
+from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
 from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
@@ -164,7 +164,7 @@ def predict_raw(
         scored = sum(file.rows for report in reports for file in report.files[SCORES_FOLDER])
         lost = sum(count for reason, count in rejected.items() if reason not in LEFT_OUT)
         if not scored or lost > max_rejected * (scored + lost):
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common()) or "no rows"
+            reasons = describe_reasons(rejected) or "no rows"
             bad = ((report.first_rejected, lines) for report, lines in zip(reports, before, strict=True))
             first = next(({**row, "line": row["line"] + lines} for row, lines in bad if row is not None), None)
             example = "" if first is None else f"; the first is {describe_rejected(first)}"
@@ -172,8 +172,9 @@ def predict_raw(
                 kind = f"give files of kind '{model.recipe.source.kind}'"
                 raise UserError(f"{', '.join(paths)}: nothing to score ({reasons}); {kind}{example}")
             raise UserError(
-                f"{lost:,} of {scored + lost:,} rows have no score ({reasons}), a larger share than {max_rejected:g}"
-                f"{example}; mend them, or keep the scores of the others with a larger --max-rejected-fraction"
+                f"{lost:,} of {scored + lost:,} rows have no score ({reasons}), more than "
+                f"--max-rejected-fraction ({max_rejected:g}){example}; fix them, or raise it "
+                "to keep the scores of the others"
             )
         progress.stage("number lines", scored + rejected.total())
         numbering = _numbering(folder, before, [report.files for report in reports])

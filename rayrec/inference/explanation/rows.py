@@ -82,7 +82,9 @@ class LabelledRows:
         labels = _tensor(others[schema.label], np.float32)
         weights = _tensor(others[schema.weight], np.float32) if schema.weight else torch.ones(len(labels))
         if not _are_both(labels, weights):
-            raise UserError(f"{dataset.folder}: all {len(labels):,} rows taken of '{split}' have one label; take more")
+            raise UserError(
+                f"{dataset.folder}: all {len(labels):,} rows taken from split '{split}' have the same label; take more"
+            )
         are_whole = len(labels) == info.rows or info.longest_group is not None
         return cls(
             features=pa.RecordBatch.from_pydict(features),

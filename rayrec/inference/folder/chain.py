@@ -156,7 +156,7 @@ def require_place(output: Path, parent: Path) -> None:
     if not before or location(before[0]) != location(parent):
         right = f"{location(in_folder_around(parent).parent)}/{int(parent.name) + 1 if _number(parent) else 'NUMBER'}"
         raise ConfigError(
-            f"--output {location(output)}: does not come right after {location(parent)}, whose delta it should be; "
+            f"--output {location(output)}: a delta must be the version right after its base {location(parent)}; "
             f"give --output {shlex.quote(right)}, or leave out --delta-of"
         )
 
@@ -185,12 +185,12 @@ def verified(folders: Sequence[Path], base: Version) -> tuple[Delta, ...]:
 def missing_parent(delta: Path) -> UserError:
     """What to say of a delta that has no version before it. Raises UserError if it is damaged, too."""
     name = DeltaManifest.load(delta).parent.name
-    return UserError(f"{delta}: needs version {name}, which is not there; copy it beside this one, or export in full")
+    return UserError(f"{delta}: needs version {name}, which is missing; copy it beside this one, or export in full")
 
 
 def _require_parent(folder: Path, manifest: DeltaManifest, before: Version, seen: dict[str, str]) -> None:
     if manifest.fingerprint in seen:
-        raise UserError(f"{folder}: repeats version {seen[manifest.fingerprint]}; remove one of them")
+        raise UserError(f"{folder}: the same model as version {seen[manifest.fingerprint]}; remove one of them")
     if manifest.parent.fingerprint == before.fingerprint:
         return
     if not is_model_folder(folder.with_name(manifest.parent.name)):
@@ -205,7 +205,7 @@ def _require_whole(folder: Path, file: StoredFile) -> None:
     path = folder / file.path
     wrong = wrong_size(folder, file, lambda name: (folder / name).stat().st_size)
     if wrong is None and sha256_once(path) != file.sha256:
-        wrong = f"{path}: has other content than when it was written"
+        wrong = f"{path}: content changed since it was written"
     if wrong is not None:
         raise UserError(f"{wrong}; copy version {folder.name} again")
 

@@ -116,26 +116,30 @@ def require_continues(parent: ModelFolder, recipe: Recipe, schema: Schema) -> No
 
     Its section `model` is the same, and so are its features with vocabularies and its tables, which have grown at most.
     """
-    where = f"{parent.folder}: no delta of it is possible"
+    where = f"{parent.folder}: cannot be the base of this delta"
     now, before = (config.model.model_dump(mode="json") for config in (recipe, parent.recipe))
     for key in {**before, **now}:
         if now.get(key) != before.get(key):
-            raise UserError(f"{where}: model.{key} is {now.get(key)!r} now and was {before.get(key)!r}; {_INSTEAD}")
+            raise UserError(
+                f"{where}: model.{key} is {before.get(key)!r} there and {now.get(key)!r} in the run; {_INSTEAD}"
+            )
     listed, listed_before = _vocabularies(schema).keys(), _vocabularies(parent.schema).keys()
     for name in sorted(listed ^ listed_before):
-        raise UserError(f"{where}: feature '{name}' has a vocabulary {_only(name in listed)}; {_INSTEAD}")
+        raise UserError(f"{where}: only {_side(name in listed)} has a vocabulary of feature '{name}'; {_INSTEAD}")
     tables = {table.name: table for table in build_model(recipe.model, schema, device="meta").tables}
     tables_before = {table.name: table for table in parent.tables}
     for name in sorted(tables.keys() | tables_before.keys()):
         if name not in tables or name not in tables_before:
-            raise UserError(f"{where}: there is a table '{name}' {_only(name in tables)}; {_INSTEAD}")
+            raise UserError(f"{where}: only {_side(name in tables)} has a table '{name}'; {_INSTEAD}")
         shape, shape_before = tables[name].shape, tables_before[name].shape
         if shape[1] != shape_before[1] or shape[0] < shape_before[0]:
-            raise UserError(f"{where}: table '{name}' is {shape} now and was {shape_before}; {_INSTEAD}")
+            raise UserError(
+                f"{where}: table '{name}' has shape {shape_before} there and {shape} in the run; {_INSTEAD}"
+            )
 
 
-def _only(is_now: bool) -> str:
-    return "only now" if is_now else "only there"
+def _side(is_now: bool) -> str:
+    return "the run" if is_now else "the base"
 
 
 def _vocabularies(schema: Schema) -> Mapping[str, tuple[CategoricalFeature, Vocabulary]]:

@@ -70,7 +70,7 @@ class ItemDistribution:
 
 def _require_items(cardinality: int) -> None:
     if cardinality < 2:
-        raise UserError("train.negatives: the dataset has no known item to draw; give more interactions")
+        raise UserError("train.negatives: the dataset has no known item to draw from; give more interactions")
 
 
 def count_not_above(segments: Tensor, first: Tensor, length: Tensor, longest: int, values: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class ExactNegatives:
         taken = before.index_select(0, first).diff()
         if len(full := torch.nonzero(taken >= distribution.total)):
             raise UserError(
-                f"train.negatives.check: user {int(full[0])} has every item, so no negative is exact; "
+                f"train.negatives.check: user {int(full[0])} has every item, so no negative can be drawn; "
                 "set it to unchecked"
             )
         keys = distribution.starts(items_of)

@@ -69,8 +69,8 @@ def _later_rows(users: Tensor) -> Tensor:
     _, lengths = users.unique_consecutive(return_counts=True)
     if len(lengths) != len(users.unique()):
         raise ConfigError(
-            "train.recency: the rows of a user are not together in split 'train', so their order is not that of "
-            "time; preprocess with a source of interactions, or unset it"
+            "train.recency: the rows of a user are not together in split 'train', so they are not in "
+            "order of time; preprocess with a source of interactions, or unset it"
         )
     last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
     return last - torch.arange(len(users), device=users.device)

@@ -149,6 +149,6 @@ def _require_user_and_item_alone(schema: Schema) -> None:
     other = [feature.name for feature in schema.features if feature.name not in sides]
     if other:
         raise UserError(
-            f"model.kind: 'neumf' reads user and item alone, and the dataset has a feature '{other[0]}', too; "
+            f"model.kind: 'neumf' reads only a user and an item, but the dataset also has a feature '{other[0]}'; "
             "leave it out in preprocessing, or use another model"
         )

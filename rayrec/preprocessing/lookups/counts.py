@@ -11,14 +11,14 @@ from rayrec.storage.files import files_in, mappable
 
 
 def count_columns(names: Sequence[str], folds: int) -> list[str]:
-    """The columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
+    """Return the columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
     return [*names, *(f"{name}_{fold}" for name in names for fold in range(folds))]
 
 
 def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dict[str, pa.Schema]) -> None:
     """Write the tables that are served, which have the columns of `schemas` alone, from those in `by_fold`, by name."""
     files = [(name, path) for name in schemas for path in files_in(by_fold / name, "*.arrow")]
-    workspace.progress.stage("rates to serve")
+    workspace.progress.stage("store label rates")
 
     def run(item: tuple[str, Path]) -> None:
         name, path = item

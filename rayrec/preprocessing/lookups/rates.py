@@ -1,4 +1,4 @@
-"""Rates of the label: the rows of `train`, and the positive ones, by key and fold."""
+"""Counts rows of `train`, and the positive ones, by key and fold, for label rates."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ def write_rates(
             else:
                 write_sorted(run, folds.tables / file_name(rates[number].name), schema)
 
-    with gathered_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
+    with gathered_rows(workspace, "label rates", [(train, read)], _COUNTED) as counted:
         keys = ("rate", HASH, KEY)
         by_key = counted.summed_by_fold(keys, COUNTS, _FOLD, folds.count)
         dealt = by_key.in_hash_ranges(range_count(workspace.workers, count_rows(train)))
@@ -62,7 +62,7 @@ def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds
 
 
 def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment, and the positive ones, by rate, key and fold."""
+    """Yield the rows of a segment, and the positive ones, by rate, key and fold."""
     label, keys = rows.schema.label, list(dict.fromkeys(key for rate in rates for key in rate.keys))
     counted: list[list[pa.Table]] = [[] for _ in rates]
     first, positives = segment.first, 0

@@ -1,4 +1,4 @@
-"""What is kept of a column of numbers to fit transforms to it: exact if few values are distinct, else by ranges.
+"""Summarizes a column of numbers to fit transforms: exactly if few values are distinct, else by ranges.
 
 Summaries of some rows and of others make that of all of them, with the same bits however the rows were dealt.
 """

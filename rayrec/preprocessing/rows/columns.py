@@ -132,12 +132,12 @@ class ColumnPlan:
 
 
 def rate_column(keys: Iterable[str]) -> str:
-    """The name of the raw column and of the feature for the rate of a key."""
+    """Return the name of the raw column and of the feature for the rate of a key."""
     return f"rate_{'_'.join(keys)}"
 
 
 def can_name_a_table(name: str) -> bool:
-    """Whether an embedding table, a module of torch, can have this name."""
+    """Tell whether an embedding table, a module of torch, can have this name."""
     return bool(name) and "." not in name and name not in _MODULE_ATTRIBUTES
 
 
@@ -199,7 +199,7 @@ class _Planner:
     # --- the columns that there are
 
     def _all_columns(self) -> dict[str, str]:
-        """All columns that rules can match, in order, with the side table that each comes from, or ''."""
+        """Return all columns that rules can match, in order, with the side table that each comes from, or ''."""
         found = dict.fromkeys(self.columns, "")
         if len(found) < len(self.columns):
             twice = next(name for name in self.columns if list(self.columns).count(name) > 1)
@@ -217,14 +217,14 @@ class _Planner:
         return found
 
     def _roles(self) -> dict[str, str]:
-        """The columns with a role beside the label's."""
+        """Return the columns with a role beside the label's."""
         config, split = self.config, self.split
         time = config.time_column
         roles = {"weight": config.weight, "group": config.group, "candidate": config.candidate, "time": time}
         places = {role: f"source.{role}" for role in roles} | {"split": "preprocess.split.column"}
         match split:
             case TimeSplitConfig() if time is None:
-                _fail("preprocess.split", "kind 'time' needs the column of the rows' times; add source.time")
+                _fail("preprocess.split", "kind 'time' needs a column with the time of each row; add source.time")
             case ColumnSplitConfig() | HashSplitConfig():
                 roles["split"] = split.column
         given = {role: name for role, name in roles.items() if name is not None}
@@ -237,7 +237,7 @@ class _Planner:
         return given
 
     def _keys(self) -> dict[str, str]:
-        """The columns that side tables and rates are looked up by, and the key in the recipe that says so."""
+        """Return the columns that side tables and rates are looked up by, and the key in the recipe that says so."""
         config = self.config
         found: dict[str, str] = {}
         for name, table in config.tables.items():
@@ -270,7 +270,7 @@ class _Planner:
 
     def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
         is_row = any(_NUMBER.fullmatch(column) for column in known)
-        header = "; if their first line is a row, name the columns as `header`" if is_row else ""
+        header = "; if their first line is a row, list the column names as `header`" if is_row else ""
         _fail(where, f"the files have no column '{name}'; {did_you_mean(name, known, 'they have')}{header}")
 
     # --- rules
@@ -296,26 +296,26 @@ class _Planner:
         return read
 
     def _columns_of(self, rule: Rule, where: str, matched: Mapping[str, int], roles: set[str], label: str) -> list[str]:
-        """The columns that a rule decides on."""
+        """Return the columns that a rule decides on."""
         assert not isinstance(rule, CrossRule)
         if rule.name is not None and (len(rule.columns) != 1 or rule.columns[0] not in self.available):
             self._known_feature_column(where, rule.columns[0])
-            _fail(f"{where}.name", "a feature's name needs a rule of one column; name one column")
+            _fail(f"{where}.name", "only a rule of one column can have a name; name one column")
         columns: list[str] = []
         for entry in rule.columns:
             if entry in self.available:
                 if entry == label:
-                    _fail(where, f"column '{entry}' is the label; a feature made of it would tell the answer")
+                    _fail(where, f"column '{entry}' is the label; a feature made from it would give away the answer")
                 if rule.name is None and entry in matched:
                     earlier = self.config.features[matched[entry]]
                     assert not isinstance(earlier, CrossRule)
                     if entry in earlier.columns:
-                        fix = "remove one, or give one a `name` to have both"
+                        fix = "remove one, or give one a `name` to keep both"
                     else:
-                        fix = "put this rule before it"
-                    _fail(where, f"column '{entry}' is matched by source.features.{matched[entry]}, too; {fix}")
+                        fix = "put this rule before that one"
+                    _fail(where, f"column '{entry}' is also matched by source.features.{matched[entry]}; {fix}")
                 if rule.name is None and self.config.is_ignored(entry):
-                    _fail(where, f"column '{entry}' is in source.ignore, too; remove one, or give the feature a `name`")
+                    _fail(where, f"column '{entry}' is also in source.ignore; remove one, or give the feature a `name`")
                 if entry in columns:
                     _fail(where, f"column '{entry}' is named twice; remove one")
                 columns.append(entry)
@@ -348,7 +348,7 @@ class _Planner:
                 self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
                 for part in rule.derive:
                     if part == "age" and self.config.time is None:
-                        _fail(f"{where}.derive", "'age' is counted to the time of the row; add source.time")
+                        _fail(f"{where}.derive", "'age' needs the time of the row; add source.time")
                     read = (self._time_column().name, column) if part == "age" else inputs
                     self.features.append(PlannedFeature(f"{name}_{part}", read, rule, where, part))
                 return
@@ -378,7 +378,7 @@ class _Planner:
         self._want(RawColumn(name=weights, type="numbers", separator=separator), where)
 
     def _owner(self, rule: CategoricalRule | ListRule) -> CategoricalRule | ListRule:
-        """The rule that says how the values of a feature are listed: its own, or that of the feature it shares."""
+        """Return the rule that lists the values of a feature: its own, or that of the feature it shares."""
         if rule.share is None:
             return rule
         for other in self.config.features:
@@ -429,7 +429,7 @@ class _Planner:
             _fail(
                 where,
                 f"column '{column.name}' would be read as {_described(column, before)} here and as "
-                f"{_described(before, column)} in {place}; a column is read in one way, so change one of them",
+                f"{_described(before, column)} in {place}; a column can be read in one way only, so change one of them",
             )
 
     def _plan_rates(self) -> tuple[Rate, ...]:
@@ -437,7 +437,7 @@ class _Planner:
         for number, rate in enumerate(self.config.rates):
             name, where = rate_column(rate.keys), f"source.rates.{number}"
             if name in self.available:
-                _fail(where, f"the rate's name '{name}' is that of a column; rename the column")
+                _fail(where, f"the rate would be named '{name}', like a column; rename the column")
             rule = NumericRule(columns=(name,), transforms=rate.transforms)
             self.features.append(PlannedFeature(name, (name,), rule, where))
             rates.append(Rate(name=name, keys=rate.keys, smoothing=rate.smoothing, mean=0.0))
@@ -448,7 +448,10 @@ class _Planner:
         for name, table in self.config.tables.items():
             columns = tuple(column for column, owner in self.available.items() if owner == name and column in used)
             if not columns:
-                _fail(f"source.tables.{name}", "no feature reads a column of it; remove it, or ignore less of it")
+                _fail(
+                    f"source.tables.{name}",
+                    "no feature reads a column of it; remove the table, or ignore fewer of its columns",
+                )
             tables.append(SideTable(name=name, key=table.on or table.key, columns=columns))
         return tuple(tables)
 
@@ -469,7 +472,7 @@ class _Planner:
                     f"feature '{rule.share}' is {owner.rule.kind}, which has no vocabulary; name a categorical one",
                 )
             if owner.rule.share is not None:
-                _fail(where, f"feature '{rule.share}' itself shares '{owner.rule.share}'; name that")
+                _fail(where, f"feature '{rule.share}' itself shares '{owner.rule.share}'; share that one")
 
     def _check_crosses(self) -> None:
         by_name: dict[str, PlannedFeature] = {}
@@ -482,8 +485,8 @@ class _Planner:
                     if not by_name[name].is_one_id:
                         _fail(
                             f"{feature.where}.of",
-                            f"feature '{name}' is {by_name[name].rule.kind}, a cross needs one category a row; make it "
-                            "categorical or buckets",
+                            f"feature '{name}' is {by_name[name].rule.kind}, but a cross needs one category a row; "
+                            "make it categorical or buckets",
                         )
             by_name[feature.name] = feature
 
@@ -494,15 +497,14 @@ class _Planner:
             if name in taken:
                 _fail(
                     feature.where,
-                    f"two columns of the dataset would be named '{name}', the other by {taken[name]}; give one "
-                    "another `name`",
+                    f"two columns of the dataset would be named '{name}' (also {taken[name]}); give one another `name`",
                 )
             taken[name] = feature.where
             if feature.steps is None and not can_name_a_table(name):
                 _fail(
                     feature.where,
                     f"'{name}' cannot name an embedding table; list the column in source.ignore and give the feature "
-                    "a `name` without dots" + (" that is no word of torch" if "." not in name else ""),
+                    "a `name` without dots" + (" that torch does not use itself" if "." not in name else ""),
                 )
 
 

@@ -62,7 +62,7 @@ def fit_features(
     config: RowsPreprocessConfig,
     growth: Growth,
 ) -> tuple[Feature, ...]:
-    """The features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
+    """Return the features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
 
     Vocabularies, given ids and their tables grow from those of the parent, if there is one, whose other features stay
     as they are. Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a
@@ -72,7 +72,7 @@ def fit_features(
     earlier = {} if parent is None else {feature.name: feature for feature in parent.schema.features}
     looked_at = [Number(plan.label, (plan.label,))]
     looked_at += [Number(f.name, f.inputs[:1]) for f in plan.features if _needs_values(f, is_fitted=f.name in earlier)]
-    values = summarize(workspace, "look at numbers", read, train, looked_at)
+    values = summarize(workspace, "summarize numbers", read, train, looked_at)
     label = values[plan.label]
     if parent is None and label.least == label.most:
         raise UserError(
@@ -95,7 +95,7 @@ def fit_features(
     if categorical and all(feature.cardinality == 1 for feature in categorical):
         raise UserError(
             f"preprocess.frequency_limit: no value of a categorical column occurs {config.frequency_limit} times in "
-            "train, so that none would be listed; lower it, or give the rules a min_count"
+            "train, so none would be listed; lower it, or give the rules a min_count"
         )
     return features
 
@@ -103,7 +103,7 @@ def fit_features(
 def listings(
     features: Sequence[PlannedFeature], raw: Sequence[RawColumn], config: RowsPreprocessConfig
 ) -> dict[str, Listing]:
-    """The vocabularies to fit, by the feature that they belong to; the columns of features that share one are added.
+    """Return the vocabularies to fit, by their feature; the columns of features that share one are added.
 
     Values that a rule lists are spelled in the form of their column, one of `raw`.
     """
@@ -132,7 +132,7 @@ def listings(
 
 
 def build_features(features: Sequence[PlannedFeature], config: RowsPreprocessConfig, fits: Fits) -> tuple[Feature, ...]:
-    """The features of a schema. Raises UserError if a cardinality is too small."""
+    """Return the features of a schema. Raises UserError if a cardinality is too small."""
     by_name = {feature.name: feature for feature in features}
     ranges: dict[str, list[Summary]] = {}
     for feature in features:
@@ -150,7 +150,7 @@ def _feature(
     fits: Fits,
     ranges: Mapping[str, Sequence[Summary]],
 ) -> Feature:
-    """A feature of the schema; `owner`: the one whose table it reads, perhaps itself."""
+    """Return a feature of the schema; `owner`: the one whose table it reads, perhaps itself."""
     name, rule = feature.name, feature.rule
     inputs = () if feature.inputs == (name,) else feature.inputs
     if feature.steps is not None:
@@ -204,15 +204,20 @@ def _transforms(
 
 
 def _cardinality(feature: PlannedFeature, given: int | Literal["auto"], ranges: Sequence[Summary]) -> int:
-    """The rows of a table of given ids. Raises UserError if ids of `train` lie outside of it."""
+    """Return the rows of a table of given ids. Raises UserError if ids of `train` lie outside of it."""
     least = min((int(summary.least) for summary in ranges), default=0)
     most = max((int(summary.most) for summary in ranges), default=0)
     where = f"{feature.where}.cardinality: ids of '{feature.name}'"
     if least < 0:
-        raise UserError(f"{where} are numbers from 0 on, but train has {least}; let them be texts, without cardinality")
+        raise UserError(
+            f"{where} must be 0 or above, but train has {least}; leave out cardinality to read them as texts"
+        )
     if given == "auto":
         if most >= _MOST_ROWS:
-            raise UserError(f"{where} go up to {most:,} in train, too many for a table; make them texts or hash them")
+            raise UserError(
+                f"{where} go up to {most:,} in train, too many for a table; leave out "
+                "cardinality to read them as texts, or set hash_buckets"
+            )
         return most + 1
     if most >= given:
         raise UserError(f"{where} go up to {most:,} in train, so {given:,} is too small; give {most + 1:,} or more")
@@ -220,7 +225,7 @@ def _cardinality(feature: PlannedFeature, given: int | Literal["auto"], ranges: 
 
 
 def _needs_values(feature: PlannedFeature, *, is_fitted: bool) -> bool:
-    """Whether the values that there are decide on a category's ids."""
+    """Tell whether the values that there are decide on a category's ids."""
     rule = feature.rule
     if isinstance(rule, BucketsRule):
         return rule.quantiles is not None and not is_fitted

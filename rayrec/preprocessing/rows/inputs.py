@@ -41,7 +41,7 @@ def resolve_inputs(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequ
 
 
 def _day_of(file: InputFile) -> int | None:
-    """The day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
+    """Return the day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
     match = _DAY_FILE.match(file.base_name)
     return int(match[1]) if match else None
 
@@ -70,7 +70,7 @@ def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, 
                 raise ConfigError(f"--input {split}=...: not a name for a split; use train, validation or test")
     elif named:
         raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is '{config.split.kind}', which cuts the rows "
+            f"--input {named[0]}=...: preprocess.split.kind is '{config.split.kind}', which splits the rows "
             "itself; add --set 'preprocess.split={kind: files}' or give the paths alone"
         )
 
@@ -81,8 +81,8 @@ def _check_days(config: RowsPreprocessConfig, entries: Sequence[tuple[InputFile,
         return
     if order == "day_random" and isinstance(split, TimeSplitConfig):
         raise ConfigError(
-            "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time', which cuts through the files "
-            "of days; use total_random, or input"
+            "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time', which splits within the "
+            "files of days; use total_random, or input"
         )
     setting = "preprocess.split.kind: day" if isinstance(split, DaySplitConfig) else "preprocess.order: day_random"
     seen: dict[int, str] = {}

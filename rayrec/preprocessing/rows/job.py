@@ -57,8 +57,7 @@ class RowsJob:
         assert isinstance(config, RowsPreprocessConfig)
         if source.group is not None and config.order != "total_random":
             raise ConfigError(
-                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are put together in "
-                "random order; leave it out"
+                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are shuffled; leave it out"
             )
         self._source, self._config, self._parent = source, config, parent
         self._inputs = resolve_inputs(config, inputs)
@@ -90,7 +89,7 @@ class RowsJob:
         keys = keys_of_files([file.name for file in inputs.files], self._parent)
         division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
         fixes: dict[str, str] = {
-            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} makes a label of other values",
+            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
             Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
         }
         most = config.max_rejected_fraction
@@ -217,11 +216,11 @@ class RowsJob:
         return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
 
     def _times(self, workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
-        """The times of rows, if they have any."""
+        """Return the times of rows, if they have any."""
         if self._plan.time is None:
             return ()
         moment = Number(self._plan.time, (self._plan.time,))
-        found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+        found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
         return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
 
     def _write_table(
@@ -234,7 +233,7 @@ class RowsJob:
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
     ) -> NewPositions | RandomGroups | None:
-        """The order in which a split is written; None keeps the order of the input.
+        """Return the order in which a split is written; None keeps the order of the input.
 
         Rows that extend a dataset stay in their order, which is mostly that of time: models go on with them so.
         """
@@ -280,7 +279,7 @@ def _require_features(names: Sequence[str], parent: Dataset) -> None:
 
 
 def open_side_table(name: str, config: SideTableConfig) -> TableFiles:
-    """The files of a side table. Raises UserError naming the key in the recipe."""
+    """Return the files of a side table. Raises UserError naming the key in the recipe."""
     try:
         return open_table(list_inputs([config.path]), config)
     except UserError as error:

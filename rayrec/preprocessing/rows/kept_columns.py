@@ -1,4 +1,4 @@
-"""What a job keeps of rows: the label, the columns that say something of the row, and the raw ones."""
+"""Names the columns that a job keeps of rows: label, roles such as weight and group, and raw columns."""
 
 from dataclasses import dataclass
 

@@ -81,7 +81,7 @@ class RowDivision:
         return self.reader.count_lines if isinstance(self.split, HashSplitConfig) and self.hashed is None else None
 
     def divide(self, block: RawBlock, chunk: Chunk, lines_before: int) -> dict[str, pa.RecordBatch]:
-        """The rows of a block of a chunk by split; all under the empty name if the split takes more than the row.
+        """Return the rows of a block by split; all under the empty name if the split needs more than the row.
 
         At random, the split follows from the seed, the file's key and the row's number in the file: not from what is in
         a row, or equal rows would all be in one split, nor from the format of the file.
@@ -161,7 +161,7 @@ def split_rows(
     days: Sequence[int | None],
     time: str | None = None,
 ) -> dict[str, list[Piece]]:
-    """The rows of each split in the order of the input; `splits` and `days` are given by file.
+    """Return the rows of each split in the order of the input; `splits` and `days` are given by file.
 
     `time`: the column of the rows' times. Raises UserError if no rows are left for a split.
     """
@@ -182,11 +182,11 @@ def split_rows(
     if total == 0:
         raise UserError(f"{extracted[0].file}: no good rows in the input; give files with rows")
     if _count_rows(result["train"]) == 0:
-        raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
+        raise UserError(f"preprocess.split: none of {total:,} good rows falls into train; give more rows, or change it")
     if isinstance(config, (ColumnSplitConfig, TimeSplitConfig)):
         for name, pieces in result.items():
             if _count_rows(pieces) == 0:
-                raise UserError(f"preprocess.split.{name}: of {total:,} good rows none falls into {name}; change it")
+                raise UserError(f"preprocess.split.{name}: none of {total:,} good rows falls into {name}; change it")
     return result
 
 
@@ -194,7 +194,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
     """Rows by the moments at which splits begin."""
     segments = make_segments(pieces)
     moment = Number(time, (time,))
-    summary = summarize(workspace, "look at times", read_segment, segments, [moment]).get(time)
+    summary = summarize(workspace, "find the range of times", read_segment, segments, [moment]).get(time)
     if summary is None:
         return {"train": []}
     names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]
@@ -205,7 +205,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
 
 
 def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
-    """The first moments (microseconds since 1970) of splits that follow each other up to the end, each of a span."""
+    """Return the first moments (microseconds since 1970) of splits that follow each other, each of a span."""
     starts, beyond = [], 0.0
     for span in reversed(spans):
         if isinstance(span, str):
@@ -221,7 +221,7 @@ def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
 def _divide(
     segment: Segment, time: str, names: Sequence[str], starts: Sequence[float], folder: Path
 ) -> dict[str, Piece]:
-    """The rows of a segment by split, without empty ones; `starts`: of all splits but the first.
+    """Return the rows of a segment by split, without empty ones; `starts`: of all splits but the first.
 
     Logs are mostly in order of time, so most segments are a piece of one split as they are. The rows of others are
     written to a file for each split.
@@ -288,7 +288,7 @@ def _by_day(
 
 
 def rows_by_day(pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]) -> list[int]:
-    """The number of rows of each day, in the order of days."""
+    """Return the number of rows of each day, in the order of days."""
     day_of_path = {p.path: days[c.file_index] for c in extracted for of in c.pieces.values() for p in of}
     totals: dict[int | None, int] = {}
     for piece in pieces:

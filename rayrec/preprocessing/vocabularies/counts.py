@@ -1,4 +1,4 @@
-"""How often every categorical value has occurred, in a dataset and in those that it extends, exactly.
+"""Counts how often every categorical value occurred in a dataset and in those that it extends.
 
 The counts decide which values a vocabulary lists. They stay in the dataset, in `counts/`, so that a value is listed as
 soon as it has occurred often enough over all days, and leaves when it has not occurred for long.

@@ -45,7 +45,7 @@ class DelimitedLayout:
         return int(self.header is not None)
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
-        """The text of each block with its rows, without the header; every column is text."""
+        """Yield the text of each block with its rows, without the header; every column is text."""
         is_headed = self.header is not None and chunk.start == 0
         for text in read_data_lines(chunk):
             yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
@@ -97,7 +97,7 @@ def _count_outside_quotes(lines: TextLines, separator: str) -> NDArray[np.int64]
 
 
 def _with_regular_quotes(lines: TextLines, separator: str) -> tuple[TextLines, NDArray[np.bool_]]:
-    """The lines, all quotes of which enclose whole fields or stand for one; and (n,) the lines with unclosed quotes.
+    """Return the lines whose quotes all enclose whole fields or stand for one, and (n,) those with unclosed ones.
 
     Lines of other quotes are few; they are read one by one and written anew.
     """
@@ -157,7 +157,7 @@ def first_line(file: InputFile) -> str | None:
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
     line = block.partition(b"\n")[0].removesuffix(b"\r")
     if b"\r" in line:
-        raise UserError(f"{file.name}: its lines end with carriage returns alone; convert these to newlines")
+        raise UserError(f"{file.name}: its lines end with carriage returns only; convert them to newlines")
     try:
         return line.decode() if block else None
     except UnicodeDecodeError:
@@ -178,7 +178,7 @@ def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat) -
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(
-            f"{file.name}: two columns '{repeated}' in its first line; rename one, or give all names as 'header' if "
+            f"{file.name}: two columns '{repeated}' in its first line; rename one, or list all names as 'header' if "
             "the file has none"
         )
     return names

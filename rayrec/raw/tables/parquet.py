@@ -28,7 +28,7 @@ class ParquetLayout:
         return 0
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
-        """The rows of the row groups that begin in the chunk, with no text; rows count as lines."""
+        """Yield the rows of the row groups that begin in the chunk, with no text; rows count as lines."""
         for batch in read_row_groups(chunk, [name for name in self.columns.names if name in wanted]):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield b"", Cells(columns, np.arange(len(batch)), len(batch), {}, partial(_text_of_row, batch))
@@ -45,12 +45,12 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
         with file.open_packed() as stream, pq.ParquetFile(stream) as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise UserError(f"{file.name}: damaged Parquet file ({reason}); fetch it again") from None
 
 
 def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
+    """Yield the rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
         found = row_groups(file.metadata)
         groups = [number for number, group in enumerate(found) if _begins_in(chunk, group)]
@@ -71,7 +71,7 @@ class RowGroup:
 
 
 def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
-    """The row groups of a file, in order."""
+    """Return the row groups of a file, in order."""
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

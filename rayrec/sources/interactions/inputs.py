@@ -53,7 +53,7 @@ def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> list[tuple[I
     named = [name for name in paths if name is not None]
     if named:
         raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which cuts the rows itself; add "
+            f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which splits the rows itself; add "
             "--set 'preprocess.split={kind: files}' or give the paths alone"
         )
     found = []
@@ -80,13 +80,13 @@ def _of_files(
         raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
     if split.validation and "validation" in given:
         raise ConfigError(
-            "--input validation=...: preprocess.split.validation cuts that split from train; leave one of them out"
+            "--input validation=...: preprocess.split.validation makes that split from train; leave one of them out"
         )
     return found
 
 
 def _paper_files(path: str) -> list[tuple[InputFile, str]]:
-    """The files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
+    """Return the files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
     named = [(file, _PAPER_FILE.search(file.base_name)) for file in list_inputs([path])]
     wanted = [(file, name["train"] or name["held_out"]) for file, name in named if name]
     if not wanted:

@@ -127,7 +127,7 @@ class InteractionJob:
         )
         for split, users in short_lists.items():
             progress.message(
-                f"{split}: {users:,} users know so many items that fewer than {config.split.negatives} negatives are "
+                f"{split}: {users:,} users have so many items that fewer than {config.split.negatives} negatives are "
                 "left; their lists are shorter"
             )
 
@@ -160,7 +160,7 @@ class InteractionJob:
         return make_segments(pieces)
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
-        """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
+        """Return the splits whose negatives are drawn, each with its own sampler, so that a user's lists differ."""
         split, seed = self._config.split, self._config.seed
         codes = held_out_codes(split)
         known = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if split.sampling == "distinct" else (TRAIN, EARLIER)
@@ -183,14 +183,14 @@ def _write_split(
 
 
 def _times(workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
-    """The times of rows, which files give in seconds since 1970, if they have any."""
+    """Return the times of rows, which files give in seconds since 1970, if they have any."""
     moment = Number(TIMESTAMP, (TIMESTAMP,))
-    found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+    found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
     return tuple(Times(first=one.least, last=one.most) for one in found)
 
 
 def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
-    """The schema of a dataset of interactions, given the vocabularies of user and item."""
+    """Return the schema of a dataset of interactions, given the vocabularies of user and item."""
     features = tuple(
         CategoricalFeature(name=name, transforms=(vocabularies[name],), cardinality=vocabularies[name].size + 1)
         for name in (USER, ITEM)
@@ -206,7 +206,7 @@ def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict
         rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
         dropped[rule] = Dropped(rows=counts.dropped_rows, users=counts.dropped_users, of_users=users)
     if counts.no_choices:
-        rule = "rows that are no choices (source.choices)"
+        rule = "rows that are not choices (source.choices)"
         dropped[rule] = Dropped(rows=counts.no_choices, users=counts.users_without, of_users=users)
     if counts.repeated:
         dropped["repeated interactions of a user with an item"] = Dropped(rows=counts.repeated)

@@ -1,4 +1,4 @@
-"""Recognises the layouts of files of interactions from their names and their first bytes."""
+"""Recognizes the layouts of files of interactions from their names and their first bytes."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Text of interactions -> Arrow columns, vectorised; rows that break the layout are set aside."""
+"""Text of interactions -> Arrow columns, vectorized; rows that break the layout are set aside."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Text of Outbrain's tables -> Arrow columns, vectorised; rows that break the layout are set aside."""
+"""Text of Outbrain's tables -> Arrow columns, vectorized; rows that break the layout are set aside."""
 
 from dataclasses import dataclass
 

@@ -34,7 +34,7 @@ def find_files(paths: Iterable[str], required: Collection[Table] = FULL_TABLES) 
             files[table] = by_stem[stems[0]]
         elif table in required:
             raise UserError(
-                f"{', '.join(given)}: no {table.layout.stems[0]}.csv (nor .csv.gz, .csv.zip); give the folder with "
+                f"{', '.join(given)}: no {table.layout.stems[0]}.csv (or .csv.gz, .csv.zip); give the folder with "
                 "Outbrain's tables to --input"
             )
     return files
@@ -63,7 +63,7 @@ class TableReader:
         return cls(layout, _columns(layout, file), layout.schema, layout.dictionaries)
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; lines count from the chunk's first, headers included."""
+        """Yield the blocks of a chunk; lines count from the chunk's first, headers included."""
         return text_blocks(chunk, lambda data: parse_lines(data, self.layout, self.columns), has_header=True)
 
 

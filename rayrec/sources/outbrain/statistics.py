@@ -1,4 +1,4 @@
-"""The statistics of a dataset: tables of documents, ads, rates of clicks and users' profiles, looked up by key.
+"""The statistics of a dataset: tables of documents, ads, click-through rates and users' profiles, looked up by key.
 
     statistics/constants.json
     statistics/documents/   document -> source, publisher, time of publication, values of the three aspects
@@ -132,7 +132,7 @@ class Constants(Config):
         except FileNotFoundError:
             raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
         except ValidationError:
-            raise UserError(f"{path}: damaged; make the folder it lies in again") from None
+            raise UserError(f"{path}: damaged; create its folder again") from None
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ class Statistics:
 
     @classmethod
     def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
-        """The statistics in `folder`. Raises UserError if it holds none."""
+        """Return the statistics in `folder`. Raises UserError if it holds none."""
         return cls(folder, Constants.load(folder), rates_by_fold)
 
     @classmethod
     @lru_cache(maxsize=4)
     def cached(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
-        """The statistics that this process opened before; the folders must not change meanwhile."""
+        """Return the statistics that this process opened before; the folders must not change meanwhile."""
         return cls.open(folder, rates_by_fold)
 
     @property

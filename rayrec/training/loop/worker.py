@@ -82,7 +82,7 @@ class _Training:
         if resumed is not None:
             self._progress = resumed
         elif begin is not None:
-            with self._recorder.phase(self._progress, "take over weights"):
+            with self._recorder.phase(self._progress, "load initial weights"):
                 self._progress = begin(self._step)
         else:
             assert self._config.initial_weights is None, "the caller reads what train.initial_weights names"

@@ -289,8 +289,8 @@ def _sharding(
         )
     if wanted in _OF_NODES and nodes == 1:
         raise ConfigError(
-            f"train.sharding: table '{table.name}' cannot be {wanted} on one node, or on nodes of one worker or of "
-            "different numbers; use row_wise or column_wise"
+            f"train.sharding: table '{table.name}' cannot be {wanted}, which needs several nodes with equally "
+            "many workers, two or more; use row_wise or column_wise"
         )
     return (wanted,)
 

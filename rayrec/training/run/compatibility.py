@@ -68,7 +68,7 @@ def _problems(
     before, now = ({feature.name: feature for feature in model.schema.features} for model in (old, new))
     for name in before:
         if name not in now and name not in reset:
-            yield name, f"of {origin.run} is not in {dataset.folder}"
+            yield name, f"of {origin.run} is missing in {dataset.folder}"
     for name, feature in now.items():
         was = before.get(name)
         if name in reset:
@@ -82,7 +82,7 @@ def _problems(
                 yield name, f"has embedding_dim {feature.embedding_dim} and had {was.embedding_dim} in {origin.run}"
             for crossed in feature.inputs if feature.reads is None else ():
                 if not _keeps_ids(crossed, old, new, dataset):
-                    yield name, f"crosses the ids of '{crossed}', which were others in {origin.run}"
+                    yield name, f"crosses '{crossed}', whose ids differ in {origin.run}"
 
 
 def _require_same_order(old: RankingModel, new: RankingModel, origin: Origin) -> None:
@@ -93,7 +93,7 @@ def _require_same_order(old: RankingModel, new: RankingModel, origin: Origin) ->
     for was_here, is_here in zip(*places, strict=True):
         if was_here != is_here:
             raise ConfigError(
-                f"feature '{is_here}' is where '{was_here}' was among the features of {origin.run}; keep their order, "
+                f"feature '{is_here}' is at the place of '{was_here}' in {origin.run}; keep the order of the features, "
                 f"or {_NEW_RUN}"
             )
 
@@ -112,7 +112,7 @@ def _require_same_moments(before: TrainConfig, now: TrainConfig, origin: Origin)
         if old.get(field) != new.get(field):
             values = [values.get(field, "absent") for values in (new, old)]
             raise ConfigError(
-                f"train.{field} is {values[0]} and was {values[1]} in {origin.run}, so that its optimizer state does "
+                f"train.{field} is {values[0]} and was {values[1]} in {origin.run}, so its optimizer state does "
                 f"not fit; set it back, or {_NEW_RUN}"
             )
     thawed = sorted(set(before.freeze) - set(now.freeze))
@@ -153,6 +153,6 @@ def _require_vocabularies(
         try:
             Dataset.open(run.dataset_folder)
         except UserError as error:
-            raise ConfigError(f"{needed} cannot be read ({error}); bring it back, or {fix}") from None
+            raise ConfigError(f"{needed} cannot be read ({error}); restore it, or {fix}") from None
         if not run.was_trained_on(run.dataset_folder):
-            raise ConfigError(f"{needed} is another one now ({run.dataset_folder}); bring it back, or {fix}")
+            raise ConfigError(f"{needed} has changed ({run.dataset_folder}); restore it, or {fix}")

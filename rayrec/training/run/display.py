@@ -39,7 +39,7 @@ class HistoryDisplay:
         elif event in ("evaluate", PROGRESSIVE):
             self._show_metrics(record)
         elif event == "preemption":
-            self._progress.message(f"step {step}: a node is about to be taken away; a checkpoint is saved now")
+            self._progress.message(f"step {step}: a node is about to be removed; saving a checkpoint")
         if self._shown_rows is None:
             return
         epoch = max(1, -(-step // self._steps_per_epoch))
@@ -60,7 +60,7 @@ class HistoryDisplay:
             is_over = phase == TRAINING and step >= self._steps
             self._doing = "ending" if is_over else phase
             if phase == PLACING:
-                self._progress.message(f"step {step}: the workers were started again and go on from here")
+                self._progress.message(f"step {step}: the workers were restarted and continue from here")
         elif phase != TRAINING:
             self._progress.stage(phase)
 
@@ -68,7 +68,7 @@ class HistoryDisplay:
         if self._shown_rows is None:
             self._shown_rows = self._samples_after(record["step"])
             self._progress.stage("training", self._samples_after(self._steps) - self._shown_rows)
-        self._doing = "reading the first rows"
+        self._doing = "read the first rows"
         unit = "rows" if self._recipe.train.negatives is None else "samples"
         dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
         workers = "1 worker" if record["workers"] == 1 else f"{record['workers']} workers"

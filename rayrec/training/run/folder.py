@@ -126,23 +126,25 @@ class RunFolder:
         folder = cls.open(path)
         folder._require_origin(origin)
         if not folder.was_trained_on(dataset.folder):
-            raise ConfigError(f"{folder.path}: was trained on another dataset than {dataset.folder}; give that one")
+            raise ConfigError(
+                f"{folder.path}: was trained on another dataset than {dataset.folder}; give the one it was trained on"
+            )
         before, now = folder.recipe, recipe
         if before.model != now.model:
-            raise ConfigError(f"{folder.path}: --resume with another model section; start a new run instead")
+            raise ConfigError(f"{folder.path}: --resume needs the same model section; set it back, or start a new run")
         for key in type(now.train).model_fields:
             old, new = getattr(before.train, key), getattr(now.train, key)
             if key == "ingest":
                 old, new = (v.model_copy(update=_RESUMABLE_INGEST) for v in (old, new))
             if key not in RESUMABLE_CHANGES and old != new:
                 raise ConfigError(
-                    f"{folder.path}: --resume with train.{key} changed from {old!r} to {new!r}; "
+                    f"{folder.path}: --resume cannot change train.{key} from {old!r} to {new!r}; "
                     "set it back, or start a new run"
                 )
         if before.train.has_dense_adam_tables != now.train.has_dense_adam_tables:
             raise ConfigError(
-                f"{folder.path}: --resume between data_parallel and other train.sharding under 'adam', which updates "
-                "tables by another rule there; set it back, or start a new run"
+                f"{folder.path}: --resume cannot change train.sharding to or from data_parallel under 'adam', which "
+                "updates tables by another rule there; set it back, or start a new run"
             )
         write_atomically(folder.path / CONFIG_FILE, dump_recipe(recipe))
         return folder
@@ -173,7 +175,7 @@ class RunFolder:
         """
         index = self.checkpoints / CHECKPOINT_INDEX_FILE
         if not index.exists():
-            raise UserError(f"{self.path}: has no checkpoint yet; train on with --resume")
+            raise UserError(f"{self.path}: has no checkpoint yet; continue training with --resume")
         content = json.loads(index.read_text())
         names: list[str] = content["checkpoints"]
         by_name = {"latest": content["latest"], "best": content["best"] or content["latest"]}
@@ -225,7 +227,7 @@ class RunFolder:
                 f"{self.path}: the run was not warm-started; leave --warm-start out, or give another --output"
             )
         again = shlex.join(["--warm-start", before.run, *(word for name in before.reset for word in ("--reset", name))])
-        raise ConfigError(f"{self.path}: the run was begun with {again}; --resume it with the same")
+        raise ConfigError(f"{self.path}: the run was started with {again}; --resume it with the same")
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / RUN_FILE).read_text())

@@ -105,7 +105,7 @@ def _mlflow(run: Path, recipe: Recipe, config: MLflowConfig) -> Iterator[Tracker
             mlflow.flush_async_logging()
             mlflow.end_run(status)
         except mlflow.MlflowException as error:
-            logger.warning("MLflow at %s may lack metrics of the end: %s", config.tracking_uri, error)
+            logger.warning("MLflow at %s may lack the last metrics: %s", config.tracking_uri, error)
 
 
 def mlflow_run_of(run: Path) -> str | None:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> DeviceName:
     """`auto` is cuda if the cluster has GPUs. Raises ConfigError where cuda is asked for and there is no GPU."""
     if wanted == "cuda" and gpus < 1:
-        raise ConfigError("train.device: 'cuda' was asked for, but the cluster has no GPU; use cpu or auto")
+        raise ConfigError(
+            "train.device: 'cuda' needs a GPU, but none was found; set it to cpu or auto "
+            "(`rayrec doctor` checks GPU and driver)"
+        )
     if wanted == "auto":
         return "cuda" if gpus >= 1 else "cpu"
     return wanted

@@ -88,7 +88,7 @@ def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.Rec
     columns = []
     for feature in predictor.schema.features:
         if feature.name not in tensors:
-            raise UserError(f"input '{feature.name}': missing; encoded rows have every feature of the model")
+            raise UserError(f"input '{feature.name}': missing; encoded rows must have every feature of the model")
         dtype = predictor.encoded_columns.field(feature.name).type
         weights = tensors.get(weights_input(feature.name))
         columns.append(_encoded_column(tensors[feature.name], feature, dtype, weights))
@@ -104,12 +104,12 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType, weight
     values = _values(tensor, is_integer=is_category)
     if not isinstance(feature, CategoricalFeature):
         if not (np.abs(values) <= _FLOAT32_MAX).all():  # NaN too
-            raise UserError(f"{tensor.where}: encoded numbers are finite float32")
+            raise UserError(f"{tensor.where}: encoded numbers must be finite float32")
         numbers = pa.array(values.astype(np.float32))
         return numbers if size is None else pa.FixedSizeListArray.from_arrays(numbers, size)
     present = values >= 0 if is_list else np.ones(len(values), bool)
     if not ((values[present] >= 0) & (values[present] < feature.cardinality)).all():
-        raise UserError(f"{tensor.where}: encoded ids go from 0 to {feature.cardinality - 1}")
+        raise UserError(f"{tensor.where}: encoded ids must be from 0 to {feature.cardinality - 1}")
     if not is_list:
         return pa.array(values, dtype)
     offsets = np.concatenate([[0], np.cumsum(present.reshape(tensor.rows, tensor.width).sum(axis=1))])
@@ -128,7 +128,7 @@ def _weights(tensor: Tensor | None, ids: Tensor) -> NDArray[np.float32]:
     _require_fitting(tensor, is_list=True, is_id=False)
     values = _values(tensor, is_integer=False)
     if tensor.width != ids.width or not ((values >= 0) & (values <= _FLOAT32_MAX)).all():
-        raise UserError(f"{tensor.where}: needs a number from 0 on for each value of {ids.where}, padding too")
+        raise UserError(f"{tensor.where}: needs a number of at least 0 for each value of {ids.where}, padding included")
     return values.astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a feature is: its name, how its raw values are computed, and how they become what a model reads."""
+"""Defines a feature: its name, how its raw values are computed, and how they are encoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -35,12 +35,12 @@ _LEAN_RATES = ("ad", "document", "source", "publisher", "advertiser", "campaign"
 
 @lru_cache
 def features_of(feature_set: Literal["full", "lean"]) -> tuple[Definition, ...]:
-    """The features of a set, in the order of the schema."""
+    """Return the features of a set, in the order of the schema."""
     return _full_features() if feature_set == "full" else _lean_features()
 
 
 def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
-    """The keys whose rates the statistics of a feature set hold.
+    """Return the keys whose rates the statistics of a feature set hold.
 
     `full` holds all that NVIDIA's scripts compute, pairs with the landing document and the country included, though
     none of its 54 features reads these.
@@ -50,7 +50,7 @@ def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
 
 
 def raw_features(statistics: Statistics, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The features of n rows, a column each, named as in the schema.
+    """Return the features of n rows, a column each, named as in the schema.
 
     `batch`: columns of `rayrec.sources.outbrain.features.rows.ROW_SCHEMA`, perhaps `FOLD`; others are ignored. Result:
     numeric features float64, NaN if missing; categories int64 or string, null if missing; multi-hot features
@@ -63,7 +63,7 @@ def raw_features(statistics: Statistics, batch: pa.RecordBatch) -> pa.RecordBatc
 
 
 def _full_features() -> tuple[Definition, ...]:
-    """The 54 features of NVIDIA's first version: those of the request, then those of the ad."""
+    """Return the 54 features of NVIDIA's first version: those of the request, then those of the ad."""
     keys = ("document", "publisher", "source", "entity", "topic", "category")
     return (
         id_feature("doc_event_id", lambda rows: rows.landing_id, 300_000),
@@ -110,7 +110,7 @@ def _full_features() -> tuple[Definition, ...]:
 
 
 def _lean_features() -> tuple[Definition, ...]:
-    """The 29 features of NVIDIA's newest version: numeric, one-hot and multi-hot ones."""
+    """Return the 29 features of NVIDIA's newest version: numeric, one-hot and multi-hot ones."""
     similarities = {f"document_id_document_id_promo_sim_{PLURALS[aspect]}": aspect for aspect in ASPECTS}
     return (
         *(Numeric(name, landing_similarity(aspect)) for name, aspect in similarities.items()),

@@ -1,4 +1,4 @@
-"""Rates of clicks by key, with a confidence that grows with the number of rows; see docs/outbrain.md."""
+"""Click-through rates by key, with a confidence that grows with the number of rows; see docs/outbrain.md."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ class Keys:
 
 
 def rate_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the rates (n,) of a key, or the mean rates over the values of an aspect."""
+    """Return a function that computes the rates (n,) of a key, or the mean rates over the values of an aspect."""
     return lambda rows: compute_rate(rows, name).value
 
 
 def confidence_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the confidences (n,) of these rates."""
+    """Return a function that computes the confidences (n,) of these rates."""
     return lambda rows: compute_rate(rows, name).confidence
 
 
 def views_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the rows (n,) of `train`, of all folds, that have a key (not of an aspect); NaN if unknown."""
+    """Return a function that counts the rows (n,) of `train` with a key (not of an aspect); NaN if unknown."""
 
     def compute(rows: Rows) -> NDArray[np.float64]:
         key = RATE_KEYS[name]
@@ -53,7 +53,7 @@ def views_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
 
 
 def keys_of(rows: Rows, key: RateKey) -> Keys:
-    """The keys of n rows: one for each row, or one for each value of its ad document."""
+    """Return the keys of n rows: one for each row, or one for each value of its ad document."""
     parts = _parts(rows, key)
     if key.aspect is None:
         return Keys(np.arange(len(rows)), parts, np.ones(len(rows)))
@@ -65,7 +65,7 @@ def keys_of(rows: Rows, key: RateKey) -> Keys:
 
 
 def _parts(rows: Rows, key: RateKey) -> tuple[Numbers, ...]:
-    """The parts of a key but for the value of an aspect, (n,) each."""
+    """Return the parts of a key but for the value of an aspect, (n,) each."""
     match key.name:
         case "ad":
             return (rows.ad_id,)
@@ -83,7 +83,7 @@ def _parts(rows: Rows, key: RateKey) -> tuple[Numbers, ...]:
 
 
 def compute_rate(rows: Rows, name: str) -> Estimate:
-    """The rate of a key, or the mean rate over the values of an aspect, computed once for these rows."""
+    """Return the rate of a key, or the mean rate over the values of an aspect, computed once for these rows."""
     return rows.once(f"rate {name}", lambda: _rate(rows, RATE_KEYS[name]))
 
 

@@ -101,21 +101,21 @@ class Rows:
         return self.statistics.documents.numbers(column, self.ad_document)
 
     def landing_values(self, aspect: Aspect) -> Lists:
-        """The values of the landing document, with confidences and weights."""
+        """Return the values of the landing document, with confidences and weights."""
         return self.once(f"landing {aspect}", lambda: self.statistics.documents.lists(aspect, self.landing))
 
     def ad_values(self, aspect: Aspect) -> Lists:
-        """The values of the ad document, with confidences and weights."""
+        """Return the values of the ad document, with confidences and weights."""
         return self.once(f"ad {aspect}", lambda: self.statistics.documents.lists(aspect, self.ad_document))
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
-        """The result of `compute`, which is called once for each name: several features are made of one result."""
+        """Return the result of `compute`, called once for each name: several features share a result."""
         if name not in self._computed:
             self._computed[name] = compute()
         return self._computed[name]
 
     def numbers(self, column: str) -> Numbers:
-        """A column of the batch."""
+        """Return a column of the batch."""
         values = self._batch.column(column)
         is_valid = values.is_valid().to_numpy(zero_copy_only=False)
         return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)

@@ -24,19 +24,19 @@ class _Vectors:
 
 
 def landing_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the cosines (n,) of the landing document with the ad document."""
+    """Return a function that computes the cosines (n,) of the landing document with the ad document."""
     return lambda rows: _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[
         0
     ]
 
 
 def user_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the cosines (n,) of the user's profile with the ad document."""
+    """Return a function that computes the cosines (n,) of the user's profile with the ad document."""
     return lambda rows: compute_user_similarity(rows, aspect).value
 
 
 def user_similarity_confidence(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the confidences (n,) of these cosines."""
+    """Return a function that computes the confidences (n,) of these cosines."""
     return lambda rows: compute_user_similarity(rows, aspect).confidence
 
 
@@ -60,7 +60,7 @@ def _user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
 
 
 def _documents(lists: Lists) -> _Vectors:
-    """The vectors of documents."""
+    """Return the vectors of documents."""
     weights, stops = lists.field("weight", np.float64), np.cumsum(lists.lengths)
     fields = {"value": lists.field("value"), "weight": weights}
     whole = Ranges(np.arange(len(stops)), stops - lists.lengths, stops, fields)

@@ -35,7 +35,7 @@ def is_weekend(rows: Rows) -> Numbers:
 
 
 def days_since_published(document: Literal["landing", "ad"]) -> Callable[[Rows], NDArray[np.float64]]:
-    """What computes the whole days (n,) from a document's publication to the event.
+    """Return a function that counts the full days (n,) from a document's publication to the event.
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.
     """

@@ -69,7 +69,7 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     for number, aspect in enumerate(ASPECTS):
         read = partial(_read_values, aspect=number, column=f"{aspect}_id")
         sources.append((tables.of(Table(f"documents_{PLURALS[aspect]}")).segments(), read))
-    with frame_of_rows(workspace, "documents and their values", sources, _ROWS) as listed:
+    with frame_of_rows(workspace, "list documents", sources, _ROWS) as listed:
         # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
         once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
             f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
@@ -110,7 +110,7 @@ def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.Reco
 
 
 def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, int, set[int], set[int]]:
-    """The number of documents, the largest publisher, and the sources that have and that lack a publisher somewhere."""
+    """Return the number of documents, the largest publisher, and the sources with and without a publisher."""
     documents = largest = 0
     published: set[int] = set()
     unpublished: set[int] = set()
@@ -140,7 +140,7 @@ def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> d
             columns = [pa.array([aspect], pa.int8()), pa.array([count])]
             yield pa.RecordBatch.from_arrays(columns, names=["aspect", "values"])
 
-    with frame_of_rows(workspace, "values of documents", [(rows.segments(), read)], _COUNTED) as values:
+    with frame_of_rows(workspace, "count document values", [(rows.segments(), read)], _COUNTED) as values:
         counted = values.groupBy("aspect", HASH, "value").agg(f.count("*").alias("documents"))
         # These are as many as the data has values, not rows: one task sorts them.
         whole = counted.repartition(1).sortWithinPartitions("aspect", HASH, "value")
@@ -198,7 +198,7 @@ def _publishers(documents: pa.RecordBatch, found: DocumentRows) -> pa.Array:
 def _first_values(
     owner: NDArray[np.int64], value: NDArray[np.int64], confidence: NDArray[np.float64], length: int, count: int
 ) -> pa.Array:
-    """The values of the highest confidence, equal ones ascending."""
+    """Return the values of the highest confidence, equal ones ascending."""
     order = np.lexsort((value, -confidence, owner))
     sizes = np.bincount(owner, minlength=count)
     position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

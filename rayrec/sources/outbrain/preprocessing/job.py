@@ -115,7 +115,7 @@ class _Run:
         return parsed
 
     def _write_statistics(self, tables: ParsedTables, clicks: SplitRows) -> Statistics:
-        """Write the tables of documents, ads and rates of clicks; rates also with the sums of each fold."""
+        """Write the tables of documents, ads and click-through rates; rates also with the sums of each fold."""
         workspace, stages, config = self._workspace, self._stages, self._config
         folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
         make_folder(folder)
@@ -138,7 +138,7 @@ class _Run:
         return Statistics.open(folder, by_fold)
 
     def _write_features_of_users(self, tables: ParsedTables, clicks: SplitRows, statistics: Statistics) -> SplitRows:
-        """Write users' profiles, and the features of all rows in the order of users."""
+        """Write user profiles, and the features of all rows in the order of users."""
         workspace, stages, scratch = self._workspace, self._stages, self._scratch
         users, traffic, documents = scratch / "users", scratch / "traffic", statistics.folder / "documents"
         stages.leave("users", lambda folder: write_users(workspace, clicks, tables, folder))

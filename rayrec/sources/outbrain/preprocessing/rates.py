@@ -80,7 +80,7 @@ class RateJob:
         return pa.schema([("kind", pa.int8()), *((name, pa.int64()) for name in numbers)])
 
     def table_schema(self, key: RateKey) -> pa.Schema:
-        """The schema of a key's table with the sums by fold."""
+        """Return the schema of a key's table with the sums by fold."""
         return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in self.sums[len(_COUNTS) :])])
 
 
@@ -104,7 +104,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
             key = keys[kind]
             yield row_count(write_sorted(run, folder / key.name, job.table_schema(key), _with_mean_confidence))
 
-    with frame_of_rows(workspace, "rates of clicks", [(job.train.segments(), read)], _COUNTED) as counted:
+    with frame_of_rows(workspace, "click-through rates", [(job.train.segments(), read)], _COUNTED) as counted:
         by_ad = SparkRows(counted).summed_by_fold(("kind", "ad", "other"), _COUNTS, FOLD, job.folds).frame
         keyed = by_ad.mapInArrow(expand, spark_schema(job.keyed_schema))
         by_key = keyed.groupBy("kind", HASH, "first", "second").agg(

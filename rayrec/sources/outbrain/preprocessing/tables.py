@@ -26,7 +26,7 @@ class ParsedTables(Config):
     """Number of bad lines by reason."""
 
     def of(self, table: Table) -> RowFiles:
-        """The rows of a table; no files if the table is absent."""
+        """Return the rows of a table; no files if the table is absent."""
         return self.tables.get(table.value, RowFiles())
 
 
@@ -38,8 +38,8 @@ def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequ
     named = next((split for split in paths if split is not None), None)
     if named is not None:
         raise ConfigError(
-            f"--input {named}=...: preprocess.split.kind is 'displays', which deals the rows itself; give the "
-            "paths alone"
+            f"--input {named}=...: preprocess.split.kind is 'displays', which splits the rows itself; give "
+            "paths without a split"
         )
     required = FULL_TABLES if config.feature_set == "full" else LEAN_TABLES
     found = find_files(paths[None], required)

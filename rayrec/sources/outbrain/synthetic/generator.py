@@ -45,7 +45,7 @@ class OutbrainGenerator:
         self.preferences = Preferences(self.world, preferences_seed)
 
     def blocks(self) -> Iterator[tuple[Displays, Visits]]:
-        """The displays and page views of the users from the first on."""
+        """Yield the displays and page views of the users from the first on."""
         return (draw_block(self.world, self.preferences, self._blocks_seed, number) for number in count())
 
 
@@ -58,7 +58,7 @@ def generate(
     range or an existing output.
     """
     if rows < LEAST_ROWS:
-        raise UserError(f"rows: {rows}; give {LEAST_ROWS} or more, as a display has")
+        raise UserError(f"rows: {rows}; give {LEAST_ROWS} or more, the size of a display")
     progress = progress or SilentProgress()
     generator = OutbrainGenerator(seed)
     world = generator.world
@@ -111,7 +111,7 @@ def generate(
 def _write_documents(
     world: World, promoted: int, write: dict[Table, Callable[[pa.RecordBatch], None]], progress: Progress
 ) -> None:
-    """The tables of documents and ads."""
+    """Return the tables of documents and ads."""
     documents, ads = promoted * PROMOTED_EVERY, promoted * ADS_A_DOCUMENT
     progress.stage("documents", documents)
     for start in range(0, documents, _DOCUMENTS_A_BATCH):
@@ -124,7 +124,7 @@ def _write_documents(
 
 
 def _cut(displays: Displays, rows: int) -> Displays:
-    """The first displays, with `rows` rows of clicks_train among them; all where these have fewer.
+    """Return the first displays, with `rows` rows of clicks_train among them; all where these have fewer.
 
     The last display is cut. A display has at least two ads: where a single row would be left for one more, the display
     before takes it, or, being full, gives up one.

@@ -46,7 +46,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_file(folder, PROFILE_SCHEMA, profiles(batches, job)))
 
-    with frame_of_rows(workspace, "profiles of users", [(views.segments(), read)], _VIEWED) as viewed:
+    with frame_of_rows(workspace, "user profiles", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
         (users,) = workspace.workers.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
@@ -73,7 +73,7 @@ class _Values:
 
     @classmethod
     def of(cls, viewed: pa.RecordBatch, aspect: Aspect, job: ProfileJob) -> "_Values":
-        """The values of rows of users and documents, which are read a slice after the other: a user may have many."""
+        """Return the values of rows of users and documents, read in slices, because a user may have many."""
         documents = KeyedTable.cached(job.documents)
         none = np.empty(0, np.int64)
         values = cls(none, none, none, np.empty(0))
@@ -85,7 +85,7 @@ class _Values:
         return values
 
     def __add__(self, other: "_Values") -> "_Values":
-        """The sums of these values and others, which are in any order and may repeat."""
+        """Return the sums of these values and others, which are in any order and may repeat."""
         user = np.concatenate((self.user, other.user))
         value = np.concatenate((self.value, other.value))
         order = np.lexsort((value, user))
@@ -105,7 +105,7 @@ class _Values:
 
 
 def _profiles(viewed: pa.RecordBatch, job: ProfileJob) -> pa.RecordBatch:
-    """The documents viewed by whole users as rows of the table."""
+    """Return the documents viewed by whole users as rows of the table."""
     users, owner = np.unique(viewed["user"].to_numpy(), return_inverse=True)
     names = KeyedTable.cached(job.users).column("uuid", users, pa.string())
     views = np.bincount(owner, viewed["views"].to_numpy()).astype(np.int64)
