@@ -67,9 +67,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "user": _USER,
     "similarity of landing page and ad": _LANDING_SIMILARITY,
     "context": _CONTEXT,
-    "rates of clicks": _RATES,
+    "click-through rates": _RATES,
     "ids of the ad": _AD,
-    "ids of the ad and rates of clicks": (*_AD, *_RATES),
+    "ids of the ad and click-through rates": (*_AD, *_RATES),
 }
 
 
@@ -119,7 +119,7 @@ def _schedule(rows: int, epochs: int) -> dict[str, Any]:
 
 
 def _popularity(dataset: Dataset) -> float:
-    """MAP@12 of ranking by the ads' smoothed rates of clicks in train, through rayrec's own evaluation."""
+    """MAP@12 of ranking by the ads' smoothed click-through rates in train, through rayrec's own evaluation."""
     config = dataset.recipe.preprocess
     assert isinstance(config, DisplayPreprocessConfig)
     of_train, held_out = (_columns(dataset, split) for split in ("train", "validation"))

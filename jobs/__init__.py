@@ -21,7 +21,7 @@ GROUPS = {
     "Start": {
         "demo": Listed("Generate data, train, export and serve one request.", "rayrec demo"),
         "doctor": Listed("Check this machine, and print the fix for each problem.", "rayrec doctor"),
-        "recipes": Listed("List the shipped recipes, or print one in full.", "rayrec recipes dlrm-criteo"),
+        "recipes": Listed("List the shipped recipes, or print one in full.", "rayrec recipes clicks.yaml"),
     },
     "Data": {
         "inspect": Listed(
@@ -30,7 +30,7 @@ GROUPS = {
         ),
         "generate": Listed(
             "Write synthetic raw files, drawn from a known truth.",
-            "rayrec generate criteo --rows 100000 --output raw",
+            "rayrec generate table --recipe clicks.yaml --rows 100000 --output raw",
         ),
         "preprocess": Listed(
             "Turn raw files into a dataset folder.",
@@ -97,7 +97,7 @@ GROUPS = {
         ),
         "benchmark": Listed(
             "Measure how fast this machine trains or predicts.",
-            "rayrec benchmark train dlrm-criteo --data dataset",
+            "rayrec benchmark train clicks.yaml --data dataset",
         ),
         "benchmark serve": Listed(
             "Measure the latency and the throughput of a server.",

@@ -15,7 +15,8 @@ class PublishConfig(Config):
     models of interactions, whose negatives are drawn."""
     max_drift: NonNegativeFloat | None = 5.0
     """Largest stability index of a feature against the day before, beyond chance. A column that goes missing has 8 or
-    more; users that come and go may have 3. `null`: no check."""
+    more; users that come and go may have 3. Weekdays, days and months are compared in their missing values only.
+    `null`: no check."""
     full_every: PositiveInt = 20
     """Write every so many versions in full, the others as differences from the version before."""
     keep_days: PositiveInt = 30

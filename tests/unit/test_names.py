@@ -6,7 +6,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRODUCT = ("rayrec", "jobs", "serve", "tune", "cluster", "cuda_ops")
-ELSEWHERE = re.compile(r"^rayrec/sources/|(^|/)recipes/|\.md$|^jobs/demo\.py$")
+ELSEWHERE = re.compile(r"^rayrec/sources/|(^|/)recipes/|\.md$|^jobs/demo\.py$|\.schema\.json$")
 DATA_SETS = re.compile(r"outbrain|criteo|movielens", re.IGNORECASE)
 
 

@@ -541,7 +541,7 @@ def test_a_delta_is_fetched_with_the_versions_that_it_needs(
     assert not list((opened.folder.parent / "4/weights").rglob("*.safetensors"))
     (bucket / "m/2/delta.json").unlink()
     use_machine(tmp_path / "three", monkeypatch)
-    with pytest.raises(UserError, match="m/3: needs version 2, which is not there"):
+    with pytest.raises(UserError, match="m/3: needs version 2, which is missing"):
         ModelFolder.open(local_path("s3://bucket/m/3"))
 
 
