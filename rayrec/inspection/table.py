@@ -134,7 +134,8 @@ def inspect_table(
             f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label gives them one"
         )
     if left_out.bad:
-        warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; `rayrec preprocess` refuses so many: fix them"))
+        refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
+        warnings.append(f"{_bad_rows(left_out)}{refused}")
     return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values)
 
 

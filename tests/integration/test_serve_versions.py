@@ -161,7 +161,7 @@ def test_deltas_change_under_load(ray_cluster: str, tmp_path: Path) -> None:
             answered = load.answered["2"]
             wait_until(lambda: load.answered["2"] > answered + 50)
             reason = requests.get(model, timeout=60).json()["versions"]["4"]["reason"]
-            assert reason.startswith("4: needs version 3, which is not there")
+            assert reason.startswith("4: needs version 3, which is missing")
             shutil.copytree(made / "3", models / "3", ignore=shutil.ignore_patterns("dense*"))
             wait_until(lambda: state_of(model, "3") == "failed")
             shutil.copy(made / "3/weights/dense.safetensors", models / "3/weights/dense.safetensors")
