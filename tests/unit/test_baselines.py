@@ -76,3 +76,12 @@ def test_a_logistic_regression_is_measured_on_rows_that_it_was_not_fitted_to(row
     assert evidence.logistic_regression([category], [number]) == pytest.approx(auc(odds, label), abs=0.03)
     noise = [rng.integers(0, rows // 3, rows) for _ in range(5)]
     assert evidence.logistic_regression(noise, []) == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_logistic_regression_needs_rows_for_its_columns() -> None:
+    rng = np.random.default_rng(3)
+    label = rng.integers(0, 2, 200).astype(np.float64)
+    columns = [rng.standard_normal(200) for _ in range(10)]
+    evidence = Evidence(label)
+    assert evidence.logistic_regression([], columns[:2]) is not None
+    assert evidence.logistic_regression([], columns) is None
