@@ -111,6 +111,8 @@ def test_the_folder_for_temporary_files(name: str, status: str, text: str, monke
         folder.mkdir(parents=True)
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     monkeypatch.setenv("TMPDIR", "/tmp")
+    # A disk of this machine that is nearly full would be a warning.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**40, free=2**39))
     try:
         found = _found("Temporary files")
         assert (found.status, text in found.found) == (status, True), found
