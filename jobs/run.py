@@ -95,6 +95,11 @@ def run(request: RunRequest, progress: Progress) -> Result:
     details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
+    if request.refits:
+        details["notes"].append(
+            "these are metrics of run/, trained on 'train' alone; model/ was then trained on all rows, held-out ones "
+            "included (--no-refit: serve the model that was measured)"
+        )
     return Result(
         command="run",
         output=request.output,
