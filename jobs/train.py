@@ -95,11 +95,12 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         progress.message(f"note: {difference}")
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
-    if request.resume and not is_vacant(request.output):
-        RunFolder.open(request.output)
-    else:
+    resumes = request.resume and not is_vacant(request.output)
+    if not resumes:
         require_absent(request.output)
     origin = _origin(request)
+    if resumes:
+        RunFolder.require_resumable(request.output, recipe, dataset, origin)
     require_trainable(recipe, dataset)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
