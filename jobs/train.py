@@ -83,7 +83,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     """
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
@@ -139,6 +139,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             **_time_to_target(recipe.train.early_stop, evaluations),
             **part_of_split(dataset, "train", min(rows, recipe.train.rows or rows)),
             "warnings": class_warnings(metrics),
+            **drawn_negatives(dataset.schema),
         },
     )
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_number
+from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics
 
@@ -81,7 +82,8 @@ class HistoryDisplay:
             self._progress.message(f"epoch {record['epoch'] + 1}: {how}")
 
     def _show_metrics(self, record: Record) -> None:
-        shown = {name: format_number(value) for name, value in main_metrics(record).items()}
+        main = shown_metrics(main_metrics(record), drawn_negatives=self._recipe.source.gives_interactions)
+        shown = {name: format_number(value) for name, value in main.items()}
         where = record.get("split", "new rows")
         self._facts.update({name: f"{value} on {where}" for name, value in shown.items()})
         if "split" in record:
