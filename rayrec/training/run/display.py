@@ -71,7 +71,7 @@ class HistoryDisplay:
             self._progress.stage("training", self._samples_after(self._steps) - self._shown_rows)
         self._doing = "read the first rows"
         unit = "rows" if self._recipe.train.negatives is None else "samples"
-        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
+        dropped = f"; {record['rows_dropped']:,} {unit} fill no batch" if record["rows_dropped"] else ""
         workers = "1 worker" if record["workers"] == 1 else f"{record['workers']} workers"
         how = (
             f"{record['batches']:,} batches on {workers} "
