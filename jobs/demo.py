@@ -104,7 +104,7 @@ def run(request: DemoRequest, progress: Progress) -> Result:
         rows=request.rows,
         metrics=evaluated.metrics,
         baselines=evaluated.baselines,
-        details=details,
+        details={**details, **{k: v for k, v in evaluated.details.items() if k == "drawn_negatives"}},
     )
 
 

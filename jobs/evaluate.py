@@ -80,7 +80,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.preflight import require_evaluable
@@ -138,7 +138,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
             progress=progress,
         )
     found, speed = {request.split: measured.metrics}, {"rows_per_second": measured.rows / measured.seconds}
-    details = {**speed, **part_of_split(dataset, request.split, measured.rows), "warnings": class_warnings(found)}
+    part_details = {**part_of_split(dataset, request.split, measured.rows), **drawn_negatives(schema)}
+    details = {**speed, **part_details, "warnings": class_warnings(found)}
     # The manifest tells the label rate of whole splits alone.
     simpler = {} if "part" in details else baselines(recipe, dataset, found)
     return Result(

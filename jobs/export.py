@@ -75,10 +75,11 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.folder.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inspection.split_checks import drawn_negatives
 
     metrics, parent = _metrics(trained, dataset, checkpoint), _parent(request, trained)
     tables = parent.precision if parent else request.tables or "fp32"
-    details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables}
+    details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables, **drawn_negatives(dataset.schema)}
     progress.stage(f"export {checkpoint.name}")
     with _whole_folder(request) as folder:
         loss = export_checkpoint(

@@ -2,7 +2,7 @@
 
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +68,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
 
     `details.columns` has the facts and the decision of each column, `details.warnings` what to look at,
+    `details.notes` the shipped recipes for files of this layout,
     `details.rejected` the bad rows and others that preprocessing by this recipe leaves out where the sample was read,
     `details.recipe` the text of the recipe, `details.next` the command that trains it, None if too many rows are bad
     for it. With `against`, `details.drift` has the figures of each feature, and the
@@ -81,6 +82,10 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     for written in (request.output, request.page, request.page and request.page.with_suffix(".json")):
         if written is not None:
             require_absent(written)
+    # Told first: without a header a label cannot be found, which is an error.
+    notes = _shipped_recipes_for(request.path)
+    for note in notes:
+        progress.message(f"note: {note}")
     progress.stage("read a sample")
     command = _command_line(request)
     found = inspect_table(
@@ -92,6 +97,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "columns": found.columns_as_json(),
         "logistic_regression_auc": found.baseline,
         "warnings": found.warnings,
+        "notes": notes,
         "rejected": {
             "rows": found.left_out.bad,
             "share": found.left_out.share,
@@ -130,6 +136,25 @@ def _compare(request: InspectRequest, against: Path, progress: Progress) -> Resu
         details={"drift": drift.as_json()},
         error=f"drifted: {drift.verdict}" if drift.verdict else None,
     )
+
+
+def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
+    """Return a line on the recipes for files of this layout, if a source says that it is its own."""
+    from rayrec.common.plugins import SOURCES
+    from rayrec.config.validation import parse_yaml
+    from rayrec.inspection.file_form import first_lines
+    from rayrec.raw.files import list_inputs
+    from rayrec.raw.table import format_of
+    from rayrec.recipes import shipped_recipes
+    from rayrec.sources.registry import source_of
+
+    file = list_inputs(paths)[0]
+    if format_of(file) != "delimited":
+        return []
+    lines = first_lines(file)
+    kind = next((kind for kind in SOURCES.packages if source_of(kind).recognizes(lines)), None)
+    names = [name for name, text in shipped_recipes().items() if parse_yaml(text)["source"]["kind"] == kind]
+    return [f"the files have the layout of source.kind '{kind}'; recipes for it: {', '.join(names)}"] if names else []
 
 
 def _command_line(request: InspectRequest) -> str:

@@ -69,7 +69,7 @@ def run(request: ReportRequest, progress: Progress) -> Result:
         status="failed" if missed else "done",
         output=request.output,
         metrics=found.metrics,
-        details={"expectations": expectations} if expectations else {},
+        details={name: found.figures[name] for name in ("expectations", "drawn_negatives") if found.figures.get(name)},
         error=f"not as expected: {'; '.join(missed)}" if missed else None,
     )
 
@@ -162,7 +162,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inspection.baselines import baselines
     from rayrec.inspection.held_out import evaluation_split
     from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -185,6 +185,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "split": split,
         "metrics": metrics,
         "baselines": baselines(recipe, dataset, metrics),
+        **drawn_negatives(dataset.schema),
         "warnings": class_warnings(metrics),
         "curves": training_curves(trained),
         "held_out": held_out,
@@ -200,7 +201,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.model_folder import CARD_FILE, ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.held_out import evaluation_split
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.pages.training import model_page
 
     model = ModelFolder.open(request.source)
@@ -223,6 +224,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         "split": split,
         "metrics": metrics,
         "warnings": class_warnings(model.metrics),
+        **drawn_negatives(model.schema),
         "held_out": held_out,
         "tables": [
             {"table": t.name, "features": ", ".join(t.features), "rows": t.rows, "columns": t.dim} for t in model.tables

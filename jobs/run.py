@@ -93,8 +93,14 @@ def run(request: RunRequest, progress: Progress) -> Result:
         results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
     rows, trained = results[0].rows, results[1]
     details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
+    details |= {k: v for k, v in trained.details.items() if k == "drawn_negatives"}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
+    if request.refits:
+        details["notes"].append(
+            "these are metrics of run/; model/ was then trained on all rows, held-out ones included "
+            "(--no-refit: export the model that was measured)"
+        )
     return Result(
         command="run",
         output=request.output,

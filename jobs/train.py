@@ -83,7 +83,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     """
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
@@ -95,11 +95,12 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         progress.message(f"note: {difference}")
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
-    if request.resume and not is_vacant(request.output):
-        RunFolder.open(request.output)
-    else:
+    resumes = request.resume and not is_vacant(request.output)
+    if not resumes:
         require_absent(request.output)
     origin = _origin(request)
+    if resumes:
+        RunFolder.require_resumable(request.output, recipe, dataset, origin)
     require_trainable(recipe, dataset)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
@@ -138,6 +139,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             **_time_to_target(recipe.train.early_stop, evaluations),
             **part_of_split(dataset, "train", min(rows, recipe.train.rows or rows)),
             "warnings": class_warnings(metrics),
+            **drawn_negatives(dataset.schema),
         },
     )
 

@@ -86,6 +86,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     all candidates.
     """
     from cluster.ray_session import ray_session
+    from jobs.command.execution import require_gpu
     from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
@@ -107,6 +108,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         train=train_trial,
     )
     # Before Ray starts: a mistake is answered at once.
+    require_gpu(recipe.resolve().train.device)
     dataset = Dataset.open(settings.dataset)
     with owned_folder(settings, request.resume):
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)

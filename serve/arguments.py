@@ -1,14 +1,17 @@
 """The arguments of the application; imports no Ray, whose settings are read when it is imported."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
-from rayrec.storage.location import Folder, local_path
+from rayrec.inference.folder.table_files import is_model_folder
+from rayrec.storage.location import Folder, local_path, uri_of
 from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_name
 
 
@@ -17,7 +20,7 @@ class ServeArguments(ServeConfig):
 
     model: dict[str, Folder] = Field(min_length=1)
     """Folders by name: a model, the versions of one, or several models (see `serve.models.repository`). Also read from
-    text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
+    text: `FOLDER`, whose name becomes the model's (of `ctr/models`, `ctr`), or `NAME=FOLDER`, several with commas."""
 
     log_folder: Path | None = None
     """The folder in which each replica writes its own log files (JSON lines); if absent, comparisons with a shadow are
@@ -52,6 +55,16 @@ def require_root_path(path: str) -> str:
     return path
 
 
+def _name_of(folder: Path) -> str:
+    """Return the folder's name; of CTR/models, where `rayrec run --continue CTR` keeps versions, that of CTR."""
+    path = Path(os.path.abspath(folder))
+    if path.name != "models" or is_model_folder(path):
+        return path.name
+    uri = uri_of(path)
+    around = path.parent if uri is None else Path(urlsplit(uri).netloc + urlsplit(uri).path).parent
+    return around.name or path.name
+
+
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
     """Folders by name, from `NAME=FOLDER` or `FOLDER`, which may be URIs.
 
@@ -62,7 +75,7 @@ def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
         name, separator, folder = argument.partition("=")
         if not separator or "/" in name:
             is_registered = argument.startswith(REGISTRY_SCHEME)
-            name = registered_name(argument) if is_registered else local_path(argument).absolute().name
+            name = registered_name(argument) if is_registered else _name_of(local_path(argument))
             folder = argument
         # In a URL the other characters are encoded.
         if name in {"", ".", ".."} or not name.isprintable() or any(character in name for character in "/:"):

@@ -100,15 +100,27 @@ def place_scoring(
 
 def _only_ray_train(workers: str, device: Literal["auto", "cpu", "cuda"]) -> str | None:
     """Say what of a training or an evaluation only Ray Train can do, if anything."""
-    import torch
-
-    from rayrec.training.run.preflight import resolve_device
-
+    require_gpu(device)
     if workers != "1":
         return f"work of {workers} workers"
-    if resolve_device(device, gpus=torch.cuda.device_count()) == "cuda":
+    if device == "cuda" or (device == "auto" and _gpus_here()):
         return f"a GPU (device: {device})"
     return None
+
+
+def require_gpu(device: Literal["auto", "cpu", "cuda"]) -> None:
+    """Raise ConfigError where cuda is asked for on a machine without a GPU; a running cluster tells for itself."""
+    from cluster.ray_session import has_cluster
+    from rayrec.training.run.preflight import resolve_device
+
+    if device == "cuda" and not has_cluster():
+        resolve_device(device, gpus=_gpus_here())
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _place(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rayrec.common.files import write_atomically
 from rayrec.common.units import format_number
 from rayrec.config import Config
+from rayrec.config.evaluate import shown_metrics
 from rayrec.config.execution import Execution
 from rayrec.storage.location import Folder, location
 
@@ -42,7 +43,8 @@ class Result(Config):
     baselines: dict[str, dict[str, dict[str, float]]] = {}
     """Metrics of simpler models by split, model (`base rate`, `popularity`, those of `evaluate.baselines`) and name."""
     details: dict[str, Any] = {}
-    """JSON values that only this command reports; texts under `warnings` and `notes` are shown whatever the command."""
+    """JSON values that only this command reports. Texts under `warnings` and `notes` are shown whatever the command;
+    `drawn_negatives`, of users and items, says that scores are no calibrated probabilities."""
     execution: Execution | None = None
     """How the work was done; of `run`, how the model was trained."""
     error: str | None = None
@@ -77,7 +79,8 @@ def describe_result(result: Result) -> str:
     """Return the outcome in a line, then each split with its metrics, and a line for each warning and note."""
     lines = [describe_outcome(result)]
     for split, metrics in result.metrics.items():
-        text = ", ".join(describe_metrics(metrics, result.baselines.get(split, {})))
+        shown = shown_metrics(metrics, drawn_negatives=result.details.get("drawn_negatives", False))
+        text = ", ".join(describe_metrics(shown, result.baselines.get(split, {})))
         lines += textwrap.wrap(
             f"{split}: {text}", terminal_width(), initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )

@@ -134,7 +134,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     """What a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)
@@ -142,7 +142,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     metrics = json.loads((places.run / METRICS_FILE).read_text())
     number = 0 if places.before is None else int(places.folder.name)
     details: dict[str, Any] = {"day": number, "version": version, "phases": seconds}
-    details["warnings"] = class_warnings(metrics)
+    details |= {"warnings": class_warnings(metrics), **drawn_negatives(dataset.schema)}
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
     simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)

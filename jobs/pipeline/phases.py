@@ -167,7 +167,7 @@ class TrainPhase(Phase):
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import Dataset
         from rayrec.inspection.baselines import baselines
-        from rayrec.inspection.split_checks import class_warnings
+        from rayrec.inspection.split_checks import class_warnings, drawn_negatives
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
@@ -187,7 +187,7 @@ class TrainPhase(Phase):
             metrics=metrics,
             baselines=baselines(run.recipe, Dataset.open(self._places.dataset), metrics),
             execution=run.execution,
-            details={"warnings": class_warnings(metrics)},
+            details={"warnings": class_warnings(metrics), **drawn_negatives(run.schema)},
         )
 
     def run(self, progress: Progress) -> Result:

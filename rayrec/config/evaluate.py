@@ -1,7 +1,8 @@
 """The section `evaluate` of a recipe, and the names of metrics."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema
 
@@ -11,6 +12,8 @@ InferencePrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """Arithmetic of the dense network where a model scores; `auto` is what the hardware does well."""
 _HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
 _RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9][0-9]*")
+_OF_PROBABILITIES = {"log_loss", "normalized_entropy", "calibration"}
+_Value = TypeVar("_Value")
 
 
 def ranking_metric(metric: str, k: int) -> str:
@@ -21,6 +24,18 @@ def ranking_metric(metric: str, k: int) -> str:
 def is_ranking_metric(name: str) -> bool:
     """Tell whether `name` is a ranking metric with its cut, such as `ndcg@10`."""
     return _RANKING.fullmatch(name) is not None
+
+
+def shown_metrics(metrics: Mapping[str, _Value], *, drawn_negatives: bool) -> dict[str, _Value]:
+    """Return the metrics of a split that people are shown.
+
+    Where negatives are drawn, their number decides how likely a positive is, so that scores are no calibrated
+    probabilities: ranking metrics come first, and those that compare scores with label rates are left out.
+    """
+    if not drawn_negatives:
+        return dict(metrics)
+    names = sorted(metrics.keys() - _OF_PROBABILITIES, key=[*metrics].index)
+    return {name: metrics[name] for name in sorted(names, key=lambda name: not is_ranking_metric(name))}
 
 
 def higher_is_better(name: str) -> bool:

@@ -239,3 +239,8 @@ class SourceConfig(Config):
     def unneeded_columns(self) -> tuple[str, ...]:
         """Raw columns, or patterns of them, that scoring does not need; features may be made of one all the same."""
         return ()
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """Return the names of columns in raw files that the dataset has under another name, each with that name."""
+        return {}

@@ -58,6 +58,8 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
         return f"{location}.{tag}: no such {tag} '{given}'; {did_you_mean(given, known, 'use')}{more}"
     if first["type"] == "missing":
         return f"{location}: missing; it is required{more}"
+    if first["type"] == "invalid_key":
+        return f"{_locate(root, first['loc'][:-1])[0] or 'top level'}: {_wrong_key(first['input'])}{more}"
     if first["type"] == "json_invalid":
         return "damaged, not whole JSON; make it again"
     is_section = isinstance(first["input"], (dict, BaseModel))
@@ -81,6 +83,15 @@ def _advice(problems: list[Any], root: type[BaseModel]) -> str:
         return f"write it as in '{examples[0]}'" if examples else f"must match {problem['ctx']['pattern']}"
     message: str = problem["msg"]
     return message.removeprefix("Value error, ")
+
+
+def _wrong_key(key: Any) -> str:
+    """Say what to write instead of a key that is no text."""
+    if isinstance(key, bool):
+        # Programs for YAML 1.1 read `on` so, and write what they have read.
+        meant, other = ("on", "yes") if key else ("off", "no")
+        return f"a key is {str(key).lower()}; write '{meant}' in quotes (YAML 1.1 reads {meant} and {other} so)"
+    return f"the key {key} is no text; write '{key}' in quotes"
 
 
 def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:

@@ -365,6 +365,11 @@ class Schema(Config):
                     raise ValueError(f"{where}: its {name} must be that of '{owner.name}', whose table it reads")
         return self
 
+    @property
+    def has_drawn_negatives(self) -> bool:
+        """Whether held-out rows are positives with negatives that were drawn for them."""
+        return self.interactions is not None
+
     @model_validator(mode="after")
     def _interactions_are_features(self) -> "Schema":
         if self.interactions is None:

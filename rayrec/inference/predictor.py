@@ -62,7 +62,7 @@ class Predictor:
         self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model_folder.vocabulary)
         self.vocabularies = self._encoder.vocabularies
         """The look-ups of values, by feature."""
-        self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns)
+        self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)

@@ -40,8 +40,13 @@ _PLAIN = {
 class RawRows:
     """Checks raw rows against one schema."""
 
-    def __init__(self, schema: Schema, unneeded: Sequence[str] = ()) -> None:
-        """`unneeded`: names or patterns of columns that rows may have beside features (`Recipe.unneeded_columns`)."""
+    def __init__(
+        self, schema: Schema, unneeded: Sequence[str] = (), other_names: Mapping[str, str] | None = None
+    ) -> None:
+        """`unneeded`: names or patterns of columns that rows may have beside features (`Recipe.unneeded_columns`).
+
+        `other_names`: names that raw files have for columns, each with the column's (`SourceConfig.other_names`).
+        """
         self._raw = {column.name: column for column in schema.raw_columns}
         self._list_lengths = schema.list_lengths
         self._alike: dict[RawColumn, list[str]] = {}
@@ -54,6 +59,7 @@ class RawRows:
         self._plain = PlainColumns.of(self.columns)
         self._alike_texts = [(raw, names) for raw, names in self._alike.items() if raw.type == "text"]
         self._known = frozenset({*self._raw, *schema.other_columns, *unneeded})
+        self._other_names = {name: column for name, column in (other_names or {}).items() if name not in self._known}
         self._patterns = tuple(name for name in unneeded if "*" in name or "?" in name)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -118,7 +124,7 @@ class RawRows:
                 raise UserError(f"row {index}: {shown(row)}; a row is an object of feature names and values")
             if not row.keys() <= known:
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
-                if unknown is not None and str(unknown).strip() in self._known:
+                if unknown is not None and self._column(unknown) in self._known:
                     self.require_features(self.named(row))
                     return self._of_known_names([self._renamed(row) for row in rows])
                 if unknown is not None:
@@ -169,15 +175,28 @@ class RawRows:
         return self.checked([columns[name] for name in self._raw])
 
     def named(self, names: Iterable[Any]) -> list[str]:
-        """Return names of columns as the schema has them: blanks around them say nothing, as in a file's header."""
-        texts = [str(name) for name in names]
-        return [text.strip() if text not in self._known and text.strip() in self._known else text for text in texts]
+        """Return names of columns as the schema has them.
+
+        Blanks around them say nothing, as in a file's header; a name that raw files have stands for the column.
+        """
+        return [self._column(name) for name in names]
+
+    def _column(self, name: Any) -> str:
+        """Return the column that a name stands for; the name itself, if it is not known."""
+        text = str(name)
+        if text in self._known:
+            return text
+        column = self._other_names.get(text.strip(), text.strip())
+        return column if column in self._known else text
 
     def _renamed(self, row: Any) -> Any:
         """Name the values of a row as `named` does; what is no row stays, for `from_rows` to refuse."""
         if not isinstance(row, Mapping):
             return row
-        return dict(zip(self.named(row), row.values(), strict=True))
+        names = self.named(row)
+        if len(set(names)) < len(names):
+            self.require_features(names)
+        return dict(zip(names, row.values(), strict=True))
 
     def require_features(self, names: Sequence[str]) -> None:
         """Raise UserError if a column's name is not known, or if that of a feature is given twice."""
@@ -185,7 +204,9 @@ class RawRows:
             if name not in self._raw and not self.is_unneeded(name):
                 raise UserError(self.unknown(name))
             if count > 1 and name in self._raw:
-                raise UserError(f"column '{name}': given {count} times")
+                others = [other for other, column in self._other_names.items() if column == name]
+                also = f" ({', '.join(others)} mean it too); give one of them" if others else ""
+                raise UserError(f"column '{name}': given {count} times{also}")
 
     def from_values(self, name: str, values: Values) -> pa.Array:
         """Read the column of one known feature, from a value a row or Arrow's array. Raises UserError."""

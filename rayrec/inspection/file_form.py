@@ -49,7 +49,7 @@ def recognize(file: InputFile, label: str | None = None) -> FileForm:
     """
     if format_of(file) != "delimited":
         return FileForm(FileFormat(), False, {})
-    lines = _first_lines(file)
+    lines = first_lines(file)
     settings: dict[str, object] = {}
     reasons: dict[str, str] = {}
     separator = _separator(lines)
@@ -64,7 +64,8 @@ def recognize(file: InputFile, label: str | None = None) -> FileForm:
     return FileForm(FileFormat.model_validate(settings), True, reasons)
 
 
-def _first_lines(file: InputFile) -> list[str]:
+def first_lines(file: InputFile) -> list[str]:
+    """Return the lines, up to 200, that a text file begins with, without empty ones. Raises UserError if none is."""
     first_line(file)  # refuses what is no text
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 2**20))), b"")
     try:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Manifest
 from rayrec.recipes import Recipe
 
@@ -30,6 +31,11 @@ def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str
                     f"split '{name}': only {fewest:,.0f} of {rows:,.0f} labels are {label}, so metrics on it say little"
                 )
     return warnings
+
+
+def drawn_negatives(schema: Schema) -> dict[str, bool]:
+    """Return the entry of a result's details that `shown_metrics` needs; nothing where labels were observed."""
+    return {"drawn_negatives": True} if schema.has_drawn_negatives else {}
 
 
 def split_warnings(manifest: Manifest) -> list[str]:

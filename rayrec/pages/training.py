@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from rayrec.common.units import format_bytes
+from rayrec.config.evaluate import shown_metrics
 from rayrec.pages.charts import lines, stacked
 from rayrec.pages.held_out import METRIC_NAMES, held_out_sections
 from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
@@ -19,7 +20,8 @@ _MOST_TABLES = 7
 
 def run_page(figures: Figures) -> Page:
     """The page of what `rayrec report` found in a run folder."""
-    sections = [_metrics(figures), Section("Training", training_charts({"run": figures["curves"]}))]
+    curves = {**figures["curves"], "evaluations": _shown(figures, figures["curves"]["evaluations"])}
+    sections = [_metrics(figures), Section("Training", training_charts({"run": curves}))]
     if figures["held_out"] is not None:
         sections += held_out_sections(figures["held_out"])
     sections += [_resources(figures["resources"]), *_plan(figures["plan"])]
@@ -108,15 +110,21 @@ def metrics_rows(
     return rows
 
 
+def _shown(figures: Figures, by_split: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each split that the page shows."""
+    drawn = figures.get("drawn_negatives", False)
+    return {split: shown_metrics(values, drawn_negatives=drawn) for split, values in by_split.items()}
+
+
 def _metrics(figures: Figures) -> Section:
-    rows = metrics_rows(figures["metrics"], figures.get("baselines"))
+    rows = metrics_rows(_shown(figures, figures["metrics"]), figures.get("baselines"))
     text = "All rows of each split, measured by the training." if rows else "The training has not ended yet."
     text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
     return Section("Metrics", [Table(rows)] if rows else [], text)
 
 
 def _facts(figures: Figures) -> dict[str, str]:
-    main = figures["metrics"].get(figures["split"], {})
+    main = _shown(figures, figures["metrics"]).get(figures["split"], {})
     facts = {
         f"{METRIC_NAMES.get(name, name)} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]
     }

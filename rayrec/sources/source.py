@@ -53,6 +53,10 @@ class Source(ABC):
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         """Return the job that turns raw files into a dataset. Raises UserError on wrong inputs or config."""
 
+    def recognizes(self, lines: Sequence[str]) -> bool:
+        """Tell whether a text file that begins with these lines has the layout of this source and of no other table."""
+        return False
+
     def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
         """Return the job that turns raw files into a dataset that extends `parent`. Raises UserError as `job`."""
         raise UserError(

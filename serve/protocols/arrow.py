@@ -107,7 +107,7 @@ def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> tuple[pa.Schem
 def _checked_schema(message: bytes, raw_rows: RawRows) -> tuple[pa.Schema, list[str]]:
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     try:
-        raw_rows.require_features(schema.names)
+        raw_rows.require_features(raw_rows.named(schema.names))
     except UserError as error:
         raise RequestError(422, str(error)) from None
     features = [field for field in schema if not raw_rows.is_unneeded(field.name)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.command import describe_result
 from jobs.export import ExportRequest
 from jobs.export import run as export
 from jobs.run import RunRequest, run
@@ -67,6 +68,7 @@ def output(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
         patch.delenv("RAY_ADDRESS", raising=False)
         result = run(request(files, output=folder, refit=True), SilentProgress())
     assert result.metrics == json.loads((folder / "run" / "metrics.json").read_text())
+    assert "held-out ones included" in describe_result(result)
     return folder
 
 
@@ -125,8 +127,8 @@ def test_when_it_is_done(
     ("data", "settings", "message"),
     [
         ("dataset", (), "'train' of .* has 280 rows, and all splits of .* have 400"),
-        ("refit/dataset", ("train.seed=3",), "train.seed is another one"),
-        ("refit/dataset", ("model.mlp=[4]",), "model is another one"),
+        ("refit/dataset", ("train.seed=3",), "train.seed differs"),
+        ("refit/dataset", ("model.mlp=[4]",), "model differs"),
     ],
 )
 def test_only_the_same_recipe_on_all_rows(

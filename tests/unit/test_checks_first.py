@@ -18,6 +18,7 @@ from jobs.tune import TuneRequest
 from jobs.tune import run as tune
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
+from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import dump_recipe
 from rayrec.training.run.folder import RunFolder
@@ -79,6 +80,41 @@ def test_train_and_tune(folder: Path, overrides: list[str], message: str) -> Non
         tune(request, SilentProgress())
     assert message in str(refused.value)
     assert not (folder / "run").exists()
+
+
+def test_a_gpu_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.ray_session.has_cluster", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (folder / "space.yaml").write_text("train.dense_optimizer.lr: {choice: [0.1, 0.2]}\n")
+    common: dict[str, Any] = {
+        "recipe": str(folder / "recipe.yaml"), "data": folder / "data",
+        "set": ("train.device=cuda", "train.workers=2"), "output": folder / "run",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^train\.device: 'cuda' needs a GPU, but none was found"):
+        train(TrainRequest(**common), SilentProgress())
+    with pytest.raises(ConfigError, match=r"^train\.device: 'cuda' needs a GPU, but none was found"):
+        tune(TuneRequest(**common, trials=2, space=str(folder / "space.yaml")), SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"set": ("train.seed=7",)}, r"run: --resume cannot change train\.seed"),
+        ({"set": ("model.top_mlp=[8]",)}, "run: --resume needs the same model section"),
+        ({"data": "other"}, "run: was trained on another dataset"),
+    ],
+)
+def test_resume_as_another_run(folder: Path, changed: dict[str, Any], message: str) -> None:
+    trained = recipe(evaluations_per_epoch=1)
+    dataset = Dataset.open(folder / "data")
+    RunFolder.create(folder / "run", trained, dataset, build_model(trained.model, dataset.schema, "meta").schema)
+    make_dataset(folder / "other", 200, seed=2)
+    given = {**changed, "data": folder / changed.get("data", "data")}
+    with pytest.raises(ConfigError, match=message):
+        train(
+            TrainRequest(recipe=str(folder / "recipe.yaml"), output=folder / "run", resume=True, **given),
+            SilentProgress(),
+        )
 
 
 def test_a_target_that_is_undefined(folder: Path) -> None:

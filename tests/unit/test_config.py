@@ -189,6 +189,8 @@ def test_further_mistakes_are_counted(recipe: Path) -> None:
         ("latin.yaml", b"description: caf\xe9", "latin.yaml: not UTF-8 text"),
         ("list.yaml", b"- 1\n", "list.yaml: a recipe is a mapping of sections"),
         ("empty.yaml", b"", "empty.yaml: a recipe is a mapping of sections"),
+        ("key.yaml", b"evaluate: {true: a}\n", "key.yaml: evaluate: a key is true; write 'on' in quotes"),
+        ("number.yaml", b"evaluate: {3: a}\n", "number.yaml: evaluate: the key 3 is no text; write '3' in quotes"),
         ("typo.yaml", b"evalute: {}\n", "typo.yaml: unknown key 'evalute'; did you mean 'evaluate'?"),
         ("bare.yaml", b"name: bare\n", "bare.yaml: source: missing; it is required (and 1 more)"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -262,3 +263,17 @@ def test_of_large_files_bad_rows_are_counted_where_the_sample_was_read(
     path.write_text("color,click\n" + "red,1\nblue,0\nred,0\nblue,1\ngreen\n" * 40_000)
     found = inspect_table([str(path)], "click", "wide_deep", 500, "rayrec inspect")
     assert 0.15 < found.left_out.share < 0.25 and not found.can_run
+
+
+def test_a_layout_of_a_source_is_told(tmp_path: Path) -> None:
+    """Its recipes are named before a label is missed; a table beside it has no such layout."""
+    line = "\t".join(["{label}", *["3", "", "-1"] * 4, "7", *["68fd1e64", ""] * 13])
+    (tmp_path / "log.tsv").write_text("".join(line.format(label=i % 2) + "\n" for i in range(400)))
+    rows = (f"{i % 2}\t{i % 7}\t{WORDS[i]}\n" for i in range(400))
+    (tmp_path / "other.tsv").write_text("".join(["clicked\tprice\tcolour\n", *rows]))
+    told = Mock(SilentProgress())
+    with pytest.raises(UserError, match="--label: name the column"):
+        command(InspectRequest(path=(str(tmp_path / "log.tsv"),)), told)
+    assert "source.kind 'criteo'; recipes for it: dcnv2-criteo-debug, " in told.message.call_args.args[0]
+    result = command(InspectRequest(path=(str(tmp_path / "other.tsv"),), label="clicked"), SilentProgress())
+    assert result.details["notes"] == []

@@ -2,17 +2,24 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
+from rayrec.features.few_rows import PlainRows
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
+from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.errors import RequestError
+from serve.protocols.arrow import parse_columns, stream_of
 from serve.protocols.v1 import parse_recommend
+from serve.protocols.v2.columns import rows_of
+from serve.protocols.v2.tensors import make_tensor
 from tests.builders import write_dataset
 from tests.model_folders import make_model_folder, make_recommender_folder
 
@@ -60,6 +67,40 @@ def test_equal_scores_go_by_popularity(recommender: Recommender, monkeypatch: py
 def test_an_unknown_user_is_said(recommender: Recommender) -> None:
     with pytest.raises(UnknownUserError, match="no user 'u-30' in the model's training data"):
         recommender.recommend("u-30", 3)
+
+
+def test_rows_may_name_columns_as_the_files_do(recommender: Recommender) -> None:
+    predictor = recommender.predictor
+    users, items = ["u-3", "u-4"], ["i-5", "i-6"]
+    expected = predictor.predict([{"user": user, "item": item} for user, item in zip(users, items, strict=True)])
+    frame = pd.DataFrame({"userId": users, "movieId": items, "rating": [3.5, 4.0]})
+    named = [{"userId": user, "movieId": item, "rating": 4} for user, item in zip(users, items, strict=True)]
+    table = pa.table({" user_id": users, "item": items})
+    batch = pa.RecordBatch.from_pydict({"user": users, "itemId": items})
+    tensors = [
+        make_tensor(place, name, "BYTES", [2], values)
+        for place, (name, values) in enumerate((("userId", users), ("movieId", items)))
+    ]
+    ways: tuple[Any, ...] = (
+        *(frame, table, batch, named, parse_columns(stream_of(batch), predictor.raw_rows, 10)),
+        rows_of(tensors, predictor, 10, encoded=False).columns,
+    )
+    for rows in ways:
+        assert np.array_equal(predictor.predict(rows), expected)
+    few = predictor.raw_rows.few(named)
+    assert isinstance(few, PlainRows) and few.batch().equals(predictor.columns_of(frame))
+
+
+@pytest.mark.parametrize("names", [("userId", "user", "item"), ("user", "movieId", "item"), ("user", "itemId", "item")])
+def test_a_column_under_two_names_is_refused(recommender: Recommender, names: tuple[str, ...]) -> None:
+    row = dict.fromkeys(names, "1")
+    for rows in ([row], [{names[0]: "1"}, {names[1]: "1"}, row], pd.DataFrame([row])):
+        with pytest.raises(UserError, match="given 2 times"):
+            recommender.predictor.predict(rows)
+
+
+def test_stated_names_stand_for_the_usual_ones() -> None:
+    assert InteractionSourceConfig(user="who", item="item").other_names == {"who": "user"}
 
 
 def test_other_models_do_not_recommend(tmp_path: Path) -> None:

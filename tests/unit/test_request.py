@@ -304,6 +304,15 @@ NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
         ["20% off; #1?=/models/m", "/models/ä 'b'"],
         {"20% off; #1?": "/models/m", "ä 'b'": "/models/ä 'b'"},
     ),
+    "versions of a daily model": (
+        ["/days/ctr/models", "s3://b/ads/models", "s3://clicks/models"],
+        {
+            "ctr": "/days/ctr/models",
+            "ads": str(local_path("s3://b/ads/models")),
+            "clicks": str(local_path("s3://clicks/models")),
+        },
+    ),
+    "several models": (["/models", "of=/days/ctr/models"], {"models": "/models", "of": "/days/ctr/models"}),
     "equals sign in a path": (["/models/x=1/dlrm"], {"dlrm": "/models/x=1/dlrm"}),
 }
 
@@ -312,6 +321,14 @@ NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
 def test_names(case: str) -> None:
     arguments, expected = NAMES[case]
     assert {name: str(path) for name, path in named_folders(arguments).items()} == expected
+
+
+def test_a_relative_folder_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ctr" / "models").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "ctr")
+    assert [*named_folders(["models"])] == [*named_folders(["../ctr/models"])] == ["ctr"]
+    make_model_folder(tmp_path / "export" / "models")
+    assert [*named_folders([str(tmp_path / "export" / "models")])] == ["models"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
     assert told.lines == [
         "stage place the tables None",
         "stage training 384",
-        "epoch 1: 3 batches on 2 workers (cpu, fp32: asked for); the last 8 rows fill no batch",
+        "epoch 1: 3 batches on 2 workers (cpu, fp32: asked for); 8 rows fill no batch",
         "step 2: validation auc 0.662, log_loss 0.521",
     ]
     assert told.rows == 384
@@ -95,6 +95,13 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
         "log_loss": "0.521 on validation",
     }
     assert told.notes[-1][1]["step"] == "6 of 6"
+
+
+def test_the_line_of_an_epoch_fits_a_log() -> None:
+    of_many = {"batches": 1_219, "rows_dropped": 29_760, "precision_reason": "no bfloat16 instructions"}
+    told = _show({"step": 0, **EPOCH, **of_many}, negatives={"per_positive": 4})
+    assert told.lines[-1].endswith("29,760 samples fill no batch")
+    assert len(told.lines[-1]) <= 105
 
 
 def test_epochs_alike_are_told_once() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.common.units import format_number
+from rayrec.config.evaluate import shown_metrics
 from rayrec.config.table import LabelCondition
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import Metrics
@@ -57,11 +58,18 @@ All settings: `config.yaml`.
 
 ## Limits
 
-- The probabilities fit the training data's share of positives. If that share shifts, measure calibration again before
-  using scores as probabilities.
+- {probabilities}
 - A category that the training data did not have, or too rarely, shares one embedding with missing values.
 - Nobody has analysed fairness. Features may stand in for properties of persons.
 """
+
+
+_CALIBRATED = """\
+The probabilities fit the training data's share of positives. If that share shifts, measure calibration again before
+  using scores as probabilities."""
+_NOT_CALIBRATED = """\
+Negatives were drawn, and their number decides how high scores are: use scores to rank items of a user, not as
+  probabilities."""
 
 
 def model_card(
@@ -99,7 +107,15 @@ def model_card(
         rows=sum(table.rows for table in tables),
         parameters=sum(table.rows * table.dim for table in tables),
         features=_features(schema),
-        metrics=_metrics(metrics, baselines or {}) + (f"\n\n{judged}" if judged else ""),
+        probabilities=_NOT_CALIBRATED if schema.has_drawn_negatives else _CALIBRATED,
+        metrics=_metrics(
+            {
+                split: shown_metrics(values, drawn_negatives=schema.has_drawn_negatives)
+                for split, values in metrics.items()
+            },
+            baselines or {},
+        )
+        + (f"\n\n{judged}" if judged else ""),
         model=_settings(recipe.model.model_dump(mode="json", exclude={"kind", "part"})),
         training=_training(recipe, tables, checkpoint),
     )

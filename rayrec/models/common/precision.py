@@ -72,7 +72,7 @@ def resolve_precision(
         fast = sorted({"amx_bf16", "avx512_bf16"} & cpu_flags())
         if fast:
             return Precision("bf16", device, f"this CPU has {fast[0]}")
-        return Precision("fp32", device, "this CPU has no bfloat16 instructions (avx512_bf16, amx_bf16)")
+        return Precision("fp32", device, "no bfloat16 instructions")
     return Precision(wanted, device, "asked for")
 
 

@@ -1,19 +1,28 @@
 """Criteo's logs as a source."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_number
 from rayrec.sources.criteo.generator import SINGLE_FILE, generate
+from rayrec.sources.criteo.layout import CATEGORICAL, NUMERIC, SEPARATOR
 from rayrec.sources.source import GeneratedData, TableSource
+
+_LINE = re.compile(
+    rf"[01]({SEPARATOR}(-?[0-9]+)?){{{len(NUMERIC)}}}({SEPARATOR}([0-9a-f]{{8}})?){{{len(CATEGORICAL)}}}"
+)
 
 
 class CriteoSource(TableSource):
     """Lines of a label, 13 integers and 26 categories."""
 
     generated = GeneratedData(SINGLE_FILE, "hash", "test", has_days=True)
+
+    def recognizes(self, lines: Sequence[str]) -> bool:
+        return all(map(_LINE.fullmatch, lines))
 
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress

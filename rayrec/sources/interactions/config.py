@@ -8,6 +8,14 @@ from rayrec.config.base import Config
 from rayrec.config.preprocess import PreprocessConfig, SourceConfig, VocabularyPreprocessConfig
 from rayrec.config.table import LabelCondition
 
+USER, ITEM, TIMESTAMP = "user", "item", "timestamp"
+"""The columns of a dataset's rows; files have them under any names."""
+USUAL_NAMES = {
+    USER: ("userId", "user_id", "userid", "user"),
+    ITEM: ("movieId", "movie_id", "itemId", "item_id", "itemid", "item", "movie"),
+    TIMESTAMP: ("timestamp",),
+}
+
 
 class _HeldOutItems(Config):
     validation: bool = False
@@ -86,6 +94,16 @@ class InteractionSourceConfig(SourceConfig):
     def unneeded_columns(self) -> tuple[str, ...]:
         """Return the other columns of MovieLens' files."""
         return ("rating", self.timestamp or "timestamp")
+
+    @property
+    def given_names(self) -> dict[str, str | None]:
+        """Return the columns' names in files as the recipe states them; None: one of `USUAL_NAMES`."""
+        return {USER: self.user, ITEM: self.item, TIMESTAMP: self.timestamp}
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        sides = {side: (given,) if given else USUAL_NAMES[side] for side, given in self.given_names.items()}
+        return {name: side for side in (USER, ITEM) for name in sides[side] if name not in (USER, ITEM)}
 
 
 CONFIG = InteractionSourceConfig

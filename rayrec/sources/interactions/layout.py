@@ -13,9 +13,9 @@ from rayrec.config.table import LabelCondition
 from rayrec.features.schema import RawColumn
 from rayrec.raw.files import READ_ERRORS, InputFile
 from rayrec.raw.text_lines import unquoted_fields
-from rayrec.sources.interactions.config import InteractionSourceConfig
+from rayrec.sources.interactions.config import ITEM, TIMESTAMP, USER, USUAL_NAMES, InteractionSourceConfig
 
-USER, ITEM, TIMESTAMP, LABEL = "user", "item", "timestamp", "label"
+LABEL = "label"
 ROW_SCHEMA = pa.schema(
     [
         pa.field(LABEL, pa.float32(), False),  # 1; 0 for what is no choice, such as the negatives of a list
@@ -27,11 +27,6 @@ ROW_SCHEMA = pa.schema(
 
 IDS = tuple(RawColumn(name=name, type="text", form="number") for name in (USER, ITEM))
 """How files and requests are read: users and items that are numbers have one spelling."""
-_USUAL_NAMES = {
-    USER: ("userId", "user_id", "userid", "user"),
-    ITEM: ("movieId", "movie_id", "itemId", "item_id", "itemid", "item", "movie"),
-    TIMESTAMP: ("timestamp",),
-}
 _SEPARATORS = {"tab": "\t", "double_colon": "::", "csv": ","}
 _LIST_LINE = re.compile(rb"^\([^,()\t]+,[^()\t]+\)(\t|$)")
 _HEAD_BYTES = 2**16
@@ -87,7 +82,7 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_tim
     names = [field.strip() for field in fields or []]
     found = _named_columns(config, names, needs_time)
     is_header = found[0] is not None and found[1] is not None
-    if is_header or kind == "csv" or any(_given_names(config).values()):
+    if is_header or kind == "csv" or any(config.given_names.values()):
         columns = _check_named(config, file, names, found)
         choices = _choices(config, file, names)
         return FileLayout("text", separator, len(names), columns, True, kind == "csv", choices)
@@ -118,7 +113,7 @@ def _parquet_layout(config: InteractionSourceConfig, file: InputFile, needs_time
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file.name}: no Parquet file ({str(error).splitlines()[0]}); check source.layout") from None
     columns = _check_named(config, file, schema.names, _named_columns(config, schema.names, needs_time))
-    for position, side in zip(columns, _USUAL_NAMES, strict=True):
+    for position, side in zip(columns, USUAL_NAMES, strict=True):
         if position is not None and not _is_readable(schema.field(position).type, side):
             needed = "integers, times or ISO 8601" if side == TIMESTAMP else "strings or numbers"
             field = schema.field(position)
@@ -153,21 +148,17 @@ def _named_columns(
 ) -> tuple[int | None, int | None, int | None]:
     """Positions of user, item and timestamp among the names of a header."""
     user, item, timestamp = (
-        next((names.index(name) for name in ((given,) if given else _USUAL_NAMES[side]) if name in names), None)
-        for side, given in _given_names(config).items()
+        next((names.index(name) for name in ((given,) if given else USUAL_NAMES[side]) if name in names), None)
+        for side, given in config.given_names.items()
     )
     return user, item, timestamp if needs_time else None
-
-
-def _given_names(config: InteractionSourceConfig) -> dict[str, str | None]:
-    return {USER: config.user, ITEM: config.item, TIMESTAMP: config.timestamp}
 
 
 def _check_named(
     config: InteractionSourceConfig, file: InputFile, names: Sequence[str], found: Sequence[int | None]
 ) -> tuple[int, int, int | None]:
     """The positions in `found`. Raises UserError if a needed one is missing."""
-    for (side, given), position in zip(_given_names(config).items(), found, strict=True):
+    for (side, given), position in zip(config.given_names.items(), found, strict=True):
         if position is None and (side != TIMESTAMP or given):
             what = f"column '{given}'" if given else f"column of the {side}"
             shown = ", ".join(repr(name) for name in names[:8])

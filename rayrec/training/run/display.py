@@ -4,6 +4,7 @@ from typing import Any
 
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_number
+from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics
 
@@ -70,7 +71,7 @@ class HistoryDisplay:
             self._progress.stage("training", self._samples_after(self._steps) - self._shown_rows)
         self._doing = "read the first rows"
         unit = "rows" if self._recipe.train.negatives is None else "samples"
-        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
+        dropped = f"; {record['rows_dropped']:,} {unit} fill no batch" if record["rows_dropped"] else ""
         workers = "1 worker" if record["workers"] == 1 else f"{record['workers']} workers"
         how = (
             f"{record['batches']:,} batches on {workers} "
@@ -81,7 +82,8 @@ class HistoryDisplay:
             self._progress.message(f"epoch {record['epoch'] + 1}: {how}")
 
     def _show_metrics(self, record: Record) -> None:
-        shown = {name: format_number(value) for name, value in main_metrics(record).items()}
+        main = shown_metrics(main_metrics(record), drawn_negatives=self._recipe.source.gives_interactions)
+        shown = {name: format_number(value) for name, value in main.items()}
         where = record.get("split", "new rows")
         self._facts.update({name: f"{value} on {where}" for name, value in shown.items()})
         if "split" in record:

@@ -123,6 +123,15 @@ class RunFolder:
     @classmethod
     def resume(cls, path: str | Path, recipe: Recipe, dataset: Dataset, origin: Origin | None = None) -> "RunFolder":
         """Continue a run with `recipe`. Raises ConfigError where it would not be the same run."""
+        folder = cls.require_resumable(path, recipe, dataset, origin)
+        write_atomically(folder.path / CONFIG_FILE, dump_recipe(recipe))
+        return folder
+
+    @classmethod
+    def require_resumable(
+        cls, path: str | Path, recipe: Recipe, dataset: Dataset, origin: Origin | None = None
+    ) -> "RunFolder":
+        """Open a run that `recipe` can continue. Raises ConfigError where it would not be the same run."""
         folder = cls.open(path)
         folder._require_origin(origin)
         if not folder.was_trained_on(dataset.folder):
@@ -146,7 +155,6 @@ class RunFolder:
                 f"{folder.path}: --resume cannot change train.sharding to or from data_parallel under 'adam', which "
                 "updates tables by another rule there; set it back, or start a new run"
             )
-        write_atomically(folder.path / CONFIG_FILE, dump_recipe(recipe))
         return folder
 
     def record(self, execution: Execution) -> None:

@@ -11,6 +11,7 @@ from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import Values
 from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.inference.predictor import Predictor
+from rayrec.inference.raw_rows import RawRows
 from serve.errors import RequestError
 from serve.models.served_version import Rows
 from serve.protocols.v2.tensors import INTEGERS, Tensor
@@ -20,7 +21,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
     """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
-    by_name = _by_name(tensors, max_rows)
+    by_name = _by_name(tensors, max_rows, predictor.raw_rows)
     known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
     known += [weights_input(feature.name) for feature in predictor.schema.weighted] if encoded else []
     for name in by_name:
@@ -38,11 +39,11 @@ def weights_input(feature: str) -> str:
     return f"{feature} (weights)"
 
 
-def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
-    """Tensors by name; each must be given once, and all must have the same number of rows."""
+def _by_name(tensors: list[Tensor], max_rows: int, raw_rows: RawRows) -> dict[str, Tensor]:
+    """Tensors by the column's name; each must be given once, and all must have the same number of rows."""
     by_name: dict[str, Tensor] = {}
-    for tensor in tensors:
-        if tensor.name in by_name:
+    for tensor, name in zip(tensors, raw_rows.named(tensor.name for tensor in tensors), strict=True):
+        if name in by_name:
             raise RequestError(422, f"{tensor.where}: given twice")
         if tensor.rows > max_rows:
             raise RequestError(413, f"{tensor.where}: {tensor.rows} rows, at most {max_rows} a request; send several")
@@ -51,7 +52,7 @@ def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
         if tensor.rows != tensors[0].rows:
             first = f"{tensors[0].where} has {tensors[0].rows}"
             raise RequestError(422, f"{tensor.where}: {tensor.rows} rows, but {first}")
-        by_name[tensor.name] = tensor
+        by_name[name] = tensor
     return by_name
 
 
