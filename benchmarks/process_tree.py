@@ -50,7 +50,7 @@ def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) 
 
 
 def folder_size(folder: Path) -> int:
-    """The bytes of all files in a folder; 0 if there is none."""
+    """Return the bytes of all files in a folder; 0 if there is none."""
     total = 0
     for path, _, files in os.walk(folder):
         for file in files:

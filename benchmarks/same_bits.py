@@ -90,7 +90,7 @@ class Side:
     rows: int
 
     def compute(self) -> dict[str, Any]:
-        """What the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
+        """Return what the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cache = self.folder / "computed.json"
         computed = json.loads(cache.read_text()) if cache.exists() else {}
@@ -118,7 +118,7 @@ class Side:
         return [str(self.checkout / ".venv/bin/python"), "-m", "rayrec.cli"]
 
     def _new(self, kind: str, name: str) -> Path:
-        """A folder that a command writes; what a run that was interrupted left there is removed."""
+        """Return a folder that a command writes; what a run that was interrupted left there is removed."""
         shutil.rmtree(self.folder / kind / name, ignore_errors=True)
         return self.folder / kind / name
 
@@ -134,7 +134,7 @@ class Side:
         return done.stdout
 
     def _dataset(self, data: str) -> dict[str, Any]:
-        """The generated raw files, and the dataset folder that the debug recipe makes of them."""
+        """Return the generated raw files, and the dataset folder that the debug recipe makes of them."""
         model, file = DATASETS[data]
         raw, dataset = self._new("raw", data), self._new("dataset", data)
         source = "movielens" if data == "interactions" and "movielens" in self._rayrec("generate", "--help") else data
@@ -161,7 +161,7 @@ class Side:
         }
 
     def _model(self, model: str) -> dict[str, Any]:
-        """Losses, metrics and weights of a short training on one and on two workers."""
+        """Return the losses, metrics and weights of a short training on one and on two workers."""
         computed: dict[str, Any] = {}
         for workers in (1, 2):
             run, exported = (self._new(kind, f"{model}-{workers}") for kind in ("run", "model"))
@@ -187,7 +187,7 @@ class Side:
         return computed
 
     def _answers(self) -> dict[str, Any]:
-        """What `rayrec serve` answers with the models of two workers."""
+        """Return what `rayrec serve` answers with the models of two workers."""
         port = free_port()
         models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
         command = [*self._program, "serve", *models, "--port", str(port)]
@@ -255,13 +255,15 @@ def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _without_days(truth: dict[str, Any]) -> dict[str, Any]:
-    """What truth.json has of rows that are all alike, without the name of the source."""
+    """Return what truth.json has of rows that are all alike, without the name of the source."""
     files = [{key: value for key, value in file.items() if key != "new_values"} for file in truth.get("files", [])]
     return {**{key: value for key, value in truth.items() if key not in ("source", "drift")}, "files": files}
 
 
 def _without_measured(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of history.jsonl without what was measured, learning rates (their keys may change) and the leak."""
+    """Return a record of history.jsonl without what was measured, learning rates (their keys may change) and
+    the leak.
+    """
     left_out = ("lr_", "map_with_leak@")
     return {key: value for key, value in record.items() if key not in MEASURED and not key.startswith(left_out)}
 
@@ -272,7 +274,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _answers(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a POST; empty if it is refused or nobody listens yet."""
+    """Return the answer to a POST; empty if it is refused or nobody listens yet."""
     try:
         answer = requests.post(url, json=body, timeout=60)
     except requests.ConnectionError:
@@ -281,7 +283,7 @@ def _answers(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(value: Any, where: str = "") -> dict[str, Any]:
-    """The numbers and texts of nested dicts and lists, by their path."""
+    """Return the numbers and texts of nested dicts and lists, by their path."""
     if not isinstance(value, dict | list) or not value:
         return {where: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -289,7 +291,7 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.0) -> str | None:
-    """The first path whose values differ, with both; None if all are equal, or numbers within `tolerance`."""
+    """Return the first path whose values differ, with both; None if all are equal, or numbers within `tolerance`."""
     for path in {**before, **after}:
         old, new = (side.get(path, "nothing") for side in (before, after))
         if tolerance and path.endswith(f"/{SHA256}"):
@@ -307,7 +309,9 @@ def largest_difference(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def _folder(checkout: Path, work: Path | None, temporary: Path) -> Path:
-    """Where a checkout writes: by its commit in `work`, so that another run finds it, if nothing is changed since."""
+    """Return where a checkout writes: by its commit in `work`, so that another run finds it, if nothing is changed
+    since.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure_switch(folder: Path, seconds: int) -> dict[str, Any]:
-    """A switch and a failed one."""
+    """Measure a switch and a failed one."""
     made, models = folder / "made", folder / "models" / "ctr"
     models.mkdir(parents=True)
     for version in ("1", "2", "3"):

@@ -69,7 +69,7 @@ class Table:
     """Rows of a group stay in one fold."""
 
     def read(self, folder: Path) -> pd.DataFrame:
-        """All rows, the categories as text."""
+        """Return all rows, the categories as text."""
         parts = [self._read(folder / file, is_first=index == 0) for index, file in enumerate(self.files)]
         rows = pd.concat(parts, ignore_index=True)
         label = rows[self.label].astype(float)
@@ -130,7 +130,7 @@ TABLES = (
 
 
 def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The positions of the rows of train and test of each fold."""
+    """Return the positions of the rows of train and test of each fold."""
     label = rows[table.label]
     if table.group is not None:
         return GroupKFold(FOLDS, shuffle=True, random_state=0).split(rows, label, rows[table.group])
@@ -138,7 +138,7 @@ def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64],
 
 
 def logistic_regression(numeric: list[str], categorical: list[str]) -> GridSearchCV:
-    """One-hot categories, standardised numbers with a mark where one is missing; the penalty is tuned."""
+    """Return one-hot categories, standardised numbers with a mark where one is missing; the penalty is tuned."""
     logs = FunctionTransformer(lambda x: np.sign(x) * np.log1p(np.abs(x)))
     numbers = make_pipeline(logs, SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     encoder = OneHotEncoder(handle_unknown="infrequent_if_exist")
@@ -159,7 +159,7 @@ def boosting() -> GridSearchCV:
 
 
 def baselines(table: Table, rows: pd.DataFrame) -> dict[str, list[float]]:
-    """The AUC of each fold by method."""
+    """Return the AUC of each fold by method."""
     features = [n for n in rows.columns if n != table.label and n not in table.ignore]
     categorical = [n for n in features if n not in table.numeric]
     found: dict[str, list[float]] = {"logistic_regression": [], "lightgbm": []}
@@ -180,7 +180,7 @@ def baselines(table: Table, rows: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder: Path) -> list[float]:
-    """The AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone."""
+    """Return the AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone."""
     found = []
     for number, (train, test) in enumerate(folds(table, rows)):
         fold = folder / f"{table.name}-{number}"

@@ -145,7 +145,7 @@ def _columns(dataset: Dataset, split: str) -> dict[str, torch.Tensor]:
 
 
 def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
-    """The dataset without the features whose name begins so; its files keep the columns, which nothing reads."""
+    """Return the dataset without the features whose name begins so; its files keep the columns, which nothing reads."""
     kept = tuple(f for f in dataset.schema.features if not f.name.startswith(prefixes))
     schema = Schema.model_validate({**dataset.schema.model_dump(), "features": [f.model_dump() for f in kept]})
     folder = dataset.folder.with_name(f"less-{'-'.join(p.strip('_') for p in prefixes)}")
@@ -158,7 +158,7 @@ def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
 
 
 def summary() -> str:
-    """Mean and deviation over the seeds, by what was left out."""
+    """Return the mean and deviation over the seeds, by what was left out."""
     groups: dict[tuple[int, int, int, str | None], list[dict[str, Any]]] = {}
     for row in ROWS.read():
         groups.setdefault((row["rows"], row["epochs"], row["embedding_dim"], row["without"]), []).append(row)

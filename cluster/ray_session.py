@@ -84,7 +84,9 @@ def ray_session(
 
 
 def has_cluster() -> bool:
-    """Whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has nodes."""
+    """Return whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has
+    nodes.
+    """
     return _cluster_address() is not None or has_other_nodes()
 
 

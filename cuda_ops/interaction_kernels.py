@@ -55,7 +55,7 @@ def forward(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, paddin
 
 
 def backward(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of dense ((B, 0) where there is none) and of embeddings, in their dtypes."""
+    """Return the gradients of dense ((B, 0) where there is none) and of embeddings, in their dtypes."""
     rows, count, dim = embeddings.shape
     vectors = count + (dense is not None)
     grad_dense = grad.new_empty(rows, 0) if dense is None else dense.new_empty(dense.shape)
@@ -107,7 +107,7 @@ class Tiling(NamedTuple):
 
 
 def choose_tiling(vectors: int, dim: int, dtype: torch.dtype) -> Tiling:
-    """Blocks and warps that spill no register on sm_90 for whole tiles of aligned vectors.
+    """Return the blocks and warps that spill no register on sm_90 for whole tiles of aligned vectors.
 
     Few warps work on a program, so that many programs share a multiprocessor and keep enough loads in flight.
     """

@@ -277,7 +277,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _debug_recipe(model: str) -> tuple[str, Recipe]:
-    """The recipe of a kind of model that trains in seconds."""
+    """Return the recipe of a kind of model that trains in seconds."""
     for name in MODELS.texts(model, ".yaml", "recipes"):
         if name.endswith("-debug"):
             return name, load_recipe(name)
@@ -314,7 +314,7 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
 
 
 def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
-    """The method that suits a model, and a body for it."""
+    """Return the method that suits a model, and a body for it."""
     from rayrec.features.schema import Schema
     from rayrec.inference.folder.examples import example_row
 

@@ -59,7 +59,7 @@ class InspectRequest(Request):
                 raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
     def with_absolute_paths(self) -> "InspectRequest":
-        """The same request for a process in another folder."""
+        """Return the same request for a process in another folder."""
         paths = tuple(map(absolute_path, self.path))
         return super().with_absolute_paths().model_copy(update={"path": paths})
 
@@ -147,7 +147,7 @@ def _next_command(request: InspectRequest) -> str:
 
 
 def describe(result: Result) -> str:
-    """The recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
+    """Return the recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
     if "drift" in result.details:
         return _drift_table(result)
     if result.output is None:
@@ -179,7 +179,7 @@ def _overview(details: Mapping[str, Any]) -> str:
 
 
 def _drift_table(result: Result) -> str:
-    """The figures of each feature, those that differ most first, and the verdict."""
+    """Return the figures of each feature, those that differ most first, and the verdict."""
     drift = result.details["drift"]
     rows = [
         {

@@ -29,7 +29,7 @@ class Judgement:
     drift: tuple["FeatureDrift", ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         return {
             "faults": list(self.faults),
             "split": self.split,

@@ -192,7 +192,7 @@ def _time_left(done: int, total: float | None, seconds: float) -> list[str]:
 
 
 def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:
-    """Facts side by side, as many as there is room for, under what is done at the moment."""
+    """Return the facts side by side, as many as there is room for, under what is done at the moment."""
     names = max(map(len, facts)) + 1
     cells = [
         Text.assemble((f"{name:<{names}}", "dim"), value, no_wrap=True, overflow="ellipsis")

@@ -26,5 +26,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One port of 127.0.0.1 on which nothing listens."""
+    """Return one port of 127.0.0.1 on which nothing listens."""
     return free_ports(1)[0]

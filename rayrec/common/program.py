@@ -58,7 +58,7 @@ def leave(code: int) -> NoReturn:
 
 
 def usage_error(error: typer.TyperException) -> str:
-    """One line on wrong usage, with the command that shows the right one."""
+    """Return one line on wrong usage, with the command that shows the right one."""
     context = getattr(error, "ctx", None)
     message = " ".join(error.format_message().split()).removesuffix(".")
     for click, ours in _PLAIN:

@@ -64,7 +64,7 @@ class RankingConfig(Config):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics that are measured, such as `hr@10`."""
+        """Metrics that are measured, such as `hr@10`."""
         return tuple(ranking_metric(metric, k) for k in self.k for metric in self.metrics)
 
 

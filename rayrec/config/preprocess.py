@@ -173,17 +173,17 @@ class PreprocessConfig(Config):
 
     @property
     def reads_splits_from_files(self) -> bool:
-        """Whether the command line names the files of each split (`--input train=PATH`)."""
+        """Return whether the command line names the files of each split (`--input train=PATH`)."""
         return False
 
     @property
     def split_of_all_rows(self) -> Config | None:
-        """The section `split` that leaves all rows in `train`; None if there is none."""
+        """Section `split` that leaves all rows in `train`; None if there is none."""
         return None
 
     @property
     def holds_out_latest(self) -> bool:
-        """Whether the held-out rows are the latest, the most like those to come."""
+        """Return whether the held-out rows are the latest, the most like those to come."""
         return False
 
 

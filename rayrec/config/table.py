@@ -43,7 +43,7 @@ class FitQuantile(Config):
 
 
 def _named(given: Any) -> Any:
-    """A transform without settings may be written as its name alone."""
+    """Return a transform that was given by its name alone with its key `op`."""
     return {"op": given} if isinstance(given, str) else given
 
 
@@ -97,7 +97,7 @@ class _CategoricalRule(_Rule):
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether its values are listed for it."""
+        """Return whether its values are listed for it."""
         return self.hash_buckets is None and self.share is None and self.cardinality is None
 
 
@@ -216,7 +216,7 @@ class TimeColumn(Config):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
+    """Return whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
     return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
@@ -297,12 +297,12 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     @property
     def label_column(self) -> str:
-        """The name of the column of the label."""
+        """Name of the column of the label."""
         return self.label.column if isinstance(self.label, LabelCondition) else self.label
 
     @property
     def time_column(self) -> str | None:
-        """The name of the column of the rows' times."""
+        """Name of the column of the rows' times."""
         return self.time.column if isinstance(self.time, TimeColumn) else self.time
 
     @property
@@ -312,5 +312,5 @@ class TableSourceConfig(SourceConfig, FileFormat):
         return (*(name for name in roles if name is not None), *self.ignore)
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a column is in `ignore`."""
+        """Return whether a column is in `ignore`."""
         return any(matches(name, pattern) for pattern in self.ignore)

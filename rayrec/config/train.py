@@ -209,7 +209,7 @@ class EarlyStopConfig(Config):
     """Value that is good enough."""
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
-        """True if the metrics of an evaluation have the target's metric and it is good enough."""
+        """Return True if the metrics of an evaluation have the target's metric and it is good enough."""
         sign, value = 1 if higher_is_better(self.metric) else -1, metrics.get(self.metric)
         return value is not None and bool(sign * value >= sign * self.target)
 
@@ -368,7 +368,7 @@ class TrainConfig(PartConfig):
         return self.ingest.drop_last is not False
 
     def samples_per_epoch(self, rows: int) -> int:
-        """Samples of an epoch, where `train` has `rows` rows."""
+        """Return the number of samples of an epoch, where `train` has `rows` rows."""
         rows = min(rows, self.rows or rows)
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
@@ -378,7 +378,7 @@ class TrainConfig(PartConfig):
         return full + (rest > 0 and not self.drops_last)
 
     def samples_after(self, step: int, rows: int) -> int:
-        """Samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
+        """Return the number of samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
         steps = self.steps_per_epoch(rows)
         epochs, batches = divmod(step, steps)
         samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)
@@ -403,7 +403,7 @@ class TrainConfig(PartConfig):
         return Fraction(self.evaluations_per_epoch).limit_denominator(100)
 
     def warm_started(self) -> "TrainConfig":
-        """These settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
+        """Return these settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
 
         What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
         """
@@ -416,15 +416,15 @@ class TrainConfig(PartConfig):
 
     @property
     def by_part(self) -> dict[str, PartConfig]:
-        """How each part is trained, the main one first."""
+        """Return how each part is trained, the main one first."""
         return {MAIN_PART: self, **self.parts}
 
     def trained_part(self, part: str) -> str:
-        """The key of `by_part` under which a part of the model is trained."""
+        """Return the key of `by_part` under which a part of the model is trained."""
         return part if part in self.parts else MAIN_PART
 
     def learning_rates(self, step: int, steps_per_epoch: int) -> dict[str, LearningRates]:
-        """The rates of every part at optimizer step `step`, counted from 1."""
+        """Return the rates of every part at optimizer step `step`, counted from 1."""
         rates, all_steps = {}, self.epochs * steps_per_epoch
         if self.max_steps is not None:
             all_steps = min(all_steps, self.max_steps)
@@ -485,5 +485,5 @@ class TrainConfig(PartConfig):
 
     @property
     def has_dense_adam_tables(self) -> bool:
-        """True if the tables are under Adam and all data-parallel, so that Adam is dense."""
+        """Return True if the tables are under Adam and all data-parallel, so that Adam is dense."""
         return self._has_adam_tables and self._shardings == {"data_parallel"}

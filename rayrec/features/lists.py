@@ -51,7 +51,7 @@ def weights_of(lists: pa.Array, lengths: NDArray[np.int32]) -> NDArray[np.float3
 
 
 def weighted_type(ids: pa.DataType) -> pa.StructType:
-    """The type of an id with its weight."""
+    """Return the type of an id with its weight."""
     return pa.struct([pa.field("id", ids, False), pa.field("weight", pa.float32(), False)])
 
 

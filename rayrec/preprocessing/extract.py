@@ -44,11 +44,11 @@ class Division(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the files of each chunk."""
+        """Names of the files of each chunk."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows."""
+        """Columns of the rows."""
 
     @property
     def count_lines(self) -> Callable[[Chunk], int] | None:
@@ -155,7 +155,7 @@ def extract_tables(
 
 
 def _lines_before(workspace: Workspace, chunks: Sequence[Chunk], division: Division | None) -> list[int]:
-    """For each chunk the number of lines of its file before it; 0 if the division does not ask for it.
+    """Return, for each chunk, the number of lines of its file before it; 0 if the division does not ask for it.
 
     To count lines takes a tenth of the time that it takes to parse them. Dealt after they were parsed, when their
     numbers are known, all rows would be written twice.
@@ -286,12 +286,12 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
 
 
 def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:
-    """For each chunk, in order, the number of lines of its file before it."""
+    """Return, for each chunk, in order, the number of lines of its file before it."""
     return _sums_before((chunk.file_index, chunk.lines) for chunk in extracted)
 
 
 def _sums_before(lines: Iterable[tuple[int, int]]) -> list[int]:
-    """For each pair of a file and a number of lines, the sum of the numbers of the file's pairs before it."""
+    """Return, for each pair of a file and a number of lines, the sum of the numbers of the file's pairs before it."""
     before: Tally[int] = Tally()
     result = []
     for file, number in lines:

@@ -49,7 +49,7 @@ class PreprocessingJob(Protocol):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether some of the work is Spark's alone, such as joins of its own."""
+        """Return whether some of the work is Spark's alone, such as joins of its own."""
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write everything in the dataset but the schema and the manifest. Raises UserError.
@@ -72,7 +72,7 @@ class Preprocessing:
 
     @property
     def reads_uris(self) -> bool:
-        """Whether every raw file is read from a URI, so that it is the same on each node."""
+        """Return whether every raw file is read from a URI, so that it is the same on each node."""
         return all(is_uri(file.name) for file in self._job.files)
 
     @property

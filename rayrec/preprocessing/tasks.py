@@ -18,7 +18,7 @@ _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MUL
 
 @contextmanager
 def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
-    """A stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
+    """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     An exception that a task raised for the user leaves the block as that UserError.
     """

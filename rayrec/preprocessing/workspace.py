@@ -38,12 +38,12 @@ class Workspace:
 
     @property
     def has_spark(self) -> bool:
-        """Whether Spark runs the tasks."""
+        """Return whether Spark runs the tasks."""
         return isinstance(self.workers, SparkWorkers)
 
     @property
     def spark(self) -> "SparkSession":
-        """The Spark session of a job that needs one."""
+        """Spark session of a job that needs one."""
         assert isinstance(self.workers, SparkWorkers), "the job says that it needs Spark"
         return self.workers.session
 

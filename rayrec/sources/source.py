@@ -105,7 +105,7 @@ class Source(ABC):
         return None
 
     def lookup(self, model: "Predictor") -> "FeatureLookup | None":
-        """What is looked up of candidates by their ids alone; None if requests bring their raw features."""
+        """Return what is looked up of candidates by their ids alone; None if requests bring their raw features."""
         return None
 
     def candidate(self, model: "Predictor") -> str | None:

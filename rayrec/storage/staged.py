@@ -264,7 +264,7 @@ class _StagedFolder:
     def _bring_up_to_date(
         self, remote: Remote, journal: Journal, progress: Progress, below: str | None = None
     ) -> set[str]:
-        """Returns the names of the files that are at the URI alone."""
+        """Return the names of the files that are at the URI alone."""
         files = {name: file for name, file in remote.files().items() if is_output(name)}
         wanted = {
             name: file
@@ -326,5 +326,5 @@ class _StagedFolder:
 
 
 def _is_below(name: str, folder: str) -> bool:
-    """Whether a file is `folder`, or is in it; "" is the folder that everything is in."""
+    """Return whether a file is `folder`, or is in it; "" is the folder that everything is in."""
     return not folder or name == folder or name.startswith(f"{folder}/")

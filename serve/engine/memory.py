@@ -38,7 +38,7 @@ class Memory:
 
     @contextmanager
     def hold(self) -> Iterator["Share"]:
-        """A share for the block, which is empty at first."""
+        """Yield a share for the block, which is empty at first."""
         share = Share(self)
         try:
             yield share

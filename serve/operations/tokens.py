@@ -59,7 +59,7 @@ def _tokens(file: Path | None, environment: Mapping[str, str]) -> dict[str, bool
 
 
 def is_allowed(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
-    """Whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
+    """Return whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
     return not tokens or _has_one(authorization, tokens)
 
 

@@ -63,7 +63,7 @@ class Difference:
 
     @property
     def is_beyond_rows(self) -> bool:
-        """Whether the sample of rows alone does not explain the difference."""
+        """Return whether the sample of rows alone does not explain the difference."""
         return abs(self.value) > _t_quantile(math.inf) * self.row_error
 
 
@@ -90,7 +90,7 @@ def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dic
 
 
 def seed_variance(recipes: Sequence[Repeats]) -> tuple[float, int] | None:
-    """The variance of a metric between runs of one recipe, over all recipes, and its degrees of freedom.
+    """Return the variance of a metric between runs of one recipe, over all recipes, and its degrees of freedom.
 
     None if no recipe has two runs.
     """
@@ -129,7 +129,7 @@ def _places(rows: ScoredRows) -> NDArray[np.int64]:
 
 
 def _of_resample(rows: ScoredRows, place: NDArray[np.int64], times: NDArray[np.uint8]) -> tuple[float, float]:
-    """The `METRICS` where each unit counts so many times."""
+    """Return the `METRICS` where each unit counts so many times."""
     weight = rows.weight * times[rows.unit]
     counts = sums(place, weight, 2 * (int(place[-1]) // 2 + 1))
     return weighted_auc(counts[1::2], counts[::2]), _mean_loss(rows, weight)
@@ -141,7 +141,7 @@ def _mean_loss(rows: ScoredRows, weight: NDArray[np.float64]) -> float:
 
 @cache
 def _t_quantile(freedom: float) -> float:
-    """How many standard errors a 95 % interval of Student's distribution reaches to each side."""
+    """Return how many standard errors a 95 % interval of Student's distribution reaches to each side."""
     freedom = min(freedom, _NEARLY_NORMAL)
     # With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1).
     angle = np.linspace(0.0, math.pi / 2, _GRID)

@@ -62,7 +62,7 @@ class Dependence:
 def partial_dependence(
     predictor: Predictor, rows: LabelledRows, features: Sequence[str], progress: Progress
 ) -> list[Dependence]:
-    """The dependence on each feature, over quantiles of a number or the most frequent ids, at most 20.
+    """Return the dependence on each feature, over quantiles of a number or the most frequent ids, at most 20.
 
     A list is given one id alone. The means are those of 20,000 of the rows; a vector has no values to go through.
     """
@@ -144,7 +144,7 @@ def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) ->
 
 
 def _constant(column: pa.Array, encoded: float) -> pa.Array:
-    """A column like `column` whose rows all have one value; a list has it alone."""
+    """Return a column like `column` whose rows all have one value; a list has it alone."""
     rows = len(column)
     if not pa.types.is_list(column.type):
         return pa.array(np.full(rows, encoded)).cast(column.type)

@@ -143,7 +143,7 @@ def _side(is_now: bool) -> str:
 
 
 def _vocabularies(schema: Schema) -> Mapping[str, tuple[CategoricalFeature, Vocabulary]]:
-    """The vocabularies by the feature whose table they belong to."""
+    """Return the vocabularies by the feature whose table they belong to."""
     return {
         feature.name: (feature, transform)
         for feature in schema.categorical
@@ -219,7 +219,7 @@ def _differs(before: Mapping[str, NDArray], now: Mapping[str, NDArray]) -> NDArr
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two files have the same content, or two folders the same files."""
+    """Return whether two files have the same content, or two folders the same files."""
     if not one.is_dir() or not other.is_dir():
         return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
     names = [

@@ -116,7 +116,7 @@ def _write_held_out_rows(dataset: Dataset, split: str, predictor: Predictor) -> 
 
 
 def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldOutRows:
-    """The first positive pairs of users and items, as the vocabularies have them."""
+    """Return the first positive pairs of users and items, as the vocabularies have them."""
     schema = predictor.schema
     names = [feature.name for feature in schema.features]
     rows = pa.Table.from_batches(first_rows(dataset, split, [*names, schema.label], MOST_LOOKED_AT))
@@ -163,7 +163,9 @@ def _with_smaller_tables(
 
 
 def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArray[np.float32], dict[str, float | None]]:
-    """Probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without labels."""
+    """Return the probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without
+    labels.
+    """
     dataset.labelled_split(split)
     predictor, label = load_model(folder), dataset.schema.label
     names = [feature.name for feature in predictor.schema.features]

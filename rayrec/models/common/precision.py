@@ -31,12 +31,12 @@ class Precision:
         return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
 
     def on_the_wire(self, wanted: Literal["auto", "fp32", "bf16"]) -> torch.dtype:
-        """The format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
+        """Return the format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
         is_half = wanted == "bf16" or (wanted == "auto" and self.name == "bf16" and self.device == "cuda")
         return torch.bfloat16 if is_half else torch.float32
 
     def pooled(self, wire: torch.dtype) -> torch.dtype:
-        """The format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
+        """Return the format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
 
         Only GPUs: FBGEMM's kernels for CPUs have no bfloat16.
         """
@@ -77,7 +77,7 @@ def resolve_precision(
 
 
 def cpu_flags() -> set[str]:
-    """The processor's feature flags; empty where the system does not say."""
+    """Return the processor's feature flags; empty where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -40,7 +40,7 @@ def table_reader(
     config: SideTableConfig,
     list_lengths: Sequence[ListLength],
 ) -> TableReader:
-    """The reader of a side table's key and columns; a row without a key is bad.
+    """Return the reader of a side table's key and columns; a row without a key is bad.
 
     `columns`, `list_lengths`: those of the schema, of which the table's are read. Raises UserError as
     `TableFiles.reader`.

@@ -57,5 +57,5 @@ ROW_COUNT = "rows long"
 
 
 def row_count(rows: int) -> pa.RecordBatch:
-    """The result of a task that writes files: one row with the number of rows written."""
+    """Return the result of a task that writes files: one row with the number of rows written."""
     return pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], names=["rows"])

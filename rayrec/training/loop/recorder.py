@@ -245,7 +245,7 @@ class RunRecorder:
         return self._seconds_before + time.perf_counter() - self._began_at
 
     def _peak_memory(self) -> int:
-        """Bytes of the GPU, or of the process on a CPU."""
+        """Return the bytes of the GPU, or of the process on a CPU."""
         if self._context.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._context.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

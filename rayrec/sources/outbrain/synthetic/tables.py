@@ -22,7 +22,7 @@ _FIRST_CATEGORY = 1_000
 
 
 def event_rows(world: World, landings: Visits, first: int) -> pa.RecordBatch:
-    """Events of the displays of landings, the first of which is number `first`."""
+    """Return the events of the displays of landings, the first of which is number `first`."""
     display = np.arange(first, first + len(landings.user)) + 1
     return _batch(Table.EVENTS, [display, *_visits(world, landings)])
 
@@ -30,7 +30,7 @@ def event_rows(world: World, landings: Visits, first: int) -> pa.RecordBatch:
 def click_rows(
     displays: Displays, clicked: NDArray[np.int64], chosen: NDArray[np.bool_], first: int, table: Table
 ) -> pa.RecordBatch:
-    """The ads of the chosen ones of n displays, the first of which is number `first`; clicked positions (n,)."""
+    """Return the ads of the chosen ones of n displays, the first of which is number `first`; clicked positions (n,)."""
     is_row = displays.is_shown & chosen[:, None]
     display, position = np.nonzero(is_row)
     columns = [display + first + 1, displays.ads[is_row] + 1, (position == clicked[display]).astype(np.int8)]
@@ -42,7 +42,7 @@ def page_view_rows(world: World, views: Visits) -> pa.RecordBatch:
 
 
 def _visits(world: World, visits: Visits) -> list[NDArray[np.int64] | pa.Array]:
-    """The columns that events and page views share."""
+    """Return the columns that events and page views share."""
     place = np.where(visits.place < 0, len(world.places), visits.place)
     return [
         _uuids(visits.user),
