@@ -266,7 +266,7 @@ class ExportPhase(Phase):
     def run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # It gets its name when its result, by which it is recognised, is in it too.
+        # It gets its name when its result, by which it is recognized, is in it too.
         unfinished = self._places.folder / UNFINISHED_MODEL
         result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
         details = {**result.details, "run": self._run_fingerprint()}

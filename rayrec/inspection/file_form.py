@@ -1,4 +1,4 @@
-"""Recognises the form of raw files: what a recipe must say about them."""
+"""Recognize the form of raw files: what a recipe must say about them."""
 
 import csv
 import re

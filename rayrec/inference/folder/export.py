@@ -138,7 +138,7 @@ def _has_rows(dataset: Dataset, name: str) -> bool:
 def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
-    """Quantise a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
+    """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
     splits = sorted(dataset.evaluation_splits, key=lambda name: name != preferred)
     if not splits:
         quantise_tables(folder, tables, precision)
