@@ -3,7 +3,7 @@
     python -m benchmarks.small_tables --data FOLDER --output benchmarks/results/small_tables.json [--only NAME ...]
 
 FOLDER has the public samples in sub-folders (see `TABLES`); rows given as train and dev files count as one table.
-Logistic regression (scikit-learn) has one-hot categories and standardised numbers; its penalty, and the least count of
+Logistic regression (scikit-learn) has one-hot categories and standardized numbers; its penalty, and the least count of
 a category, are tuned on three folds of its train rows. LightGBM has categories as such, and is tuned likewise. rayrec
 reads a file of the fold's train rows and is told the label alone; if the recipe that `rayrec inspect` writes has
 validation rows, every tenth of these rows (or of their groups) measures the epochs. The recipe is trained as it was
@@ -138,7 +138,7 @@ def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64],
 
 
 def logistic_regression(numeric: list[str], categorical: list[str]) -> GridSearchCV:
-    """Return one-hot categories, standardised numbers with a mark where one is missing; the penalty is tuned."""
+    """Return one-hot categories, standardized numbers with a mark where one is missing; the penalty is tuned."""
     logs = FunctionTransformer(lambda x: np.sign(x) * np.log1p(np.abs(x)))
     numbers = make_pipeline(logs, SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     encoder = OneHotEncoder(handle_unknown="infrequent_if_exist")
