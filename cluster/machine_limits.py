@@ -1,4 +1,4 @@
-"""What this machine limits that a Ray session on it needs; each look takes well under 10 ms.
+"""Limits of this machine that a Ray session meets; each look takes well under 10 ms.
 
 Ray, Java and HAProxy meet these limits half a minute after they were started, and say so in a traceback.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _MOST_CORES = 8
 _MOST_HEAP = 16 * _GIB
-"""Of an executor: 2 GiB a core, where a task sorts a part of up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
+"""Memory of an executor: 2 GiB a core, as a task sorts up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
 _PYTHON_WORKER = 3 * 2**28
 """Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

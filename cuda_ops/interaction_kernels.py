@@ -94,7 +94,7 @@ def _with_unit_stride(tensor: Tensor) -> Tensor:
 
 
 class Tiling(NamedTuple):
-    """How a problem is cut, and the warps that work on one program; no choice changes with measured time, so that
+    """Blocks of a problem, and the warps that work on one program; no choice changes with measured time, so that
     the order of sums, and with it every result, is the same in each run."""
 
     block_n: int

@@ -40,7 +40,7 @@ class ReportRequest(Request):
 
 @dataclass(frozen=True)
 class _Report:
-    """What was found, and the page that shows it."""
+    """Figures, and the page that shows them."""
 
     figures: dict[str, Any]
     metrics: dict[str, dict[str, float | None]]

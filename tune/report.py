@@ -1,4 +1,4 @@
-"""What a sweep shows: trials.csv, and the figures of its page (`rayrec.pages.sweep`)."""
+"""Results of a sweep: trials.csv, and the figures of its page (`rayrec.pages.sweep`)."""
 
 from collections.abc import Sequence
 from pathlib import Path

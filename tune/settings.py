@@ -25,7 +25,7 @@ TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is searched and how, which is all that is needed to look at a sweep."""
+    """Settings of a sweep: what is searched and how."""
 
     recipe: RecipeContent
     space: Space

@@ -1,4 +1,4 @@
-"""What trials leave in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
+"""Records of trials in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
 
 import json
 from dataclasses import asdict, dataclass

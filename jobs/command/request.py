@@ -58,7 +58,7 @@ Overrides = Annotated[tuple[str, ...], BeforeValidator(_as_overrides), Metavar("
 
 
 class Request(Config):
-    """What a command is asked.
+    """Options and arguments of a command.
 
     The docstring of a request is the help of its command, and those of its fields are the help of its options.
     """

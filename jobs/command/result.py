@@ -1,4 +1,4 @@
-"""What every command leaves behind: `result.json` in its output folder, which `--json` prints too."""
+"""Result of every command: `result.json` in its output folder, which `--json` prints too."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: in a container or a pinned process fewer than the machine has. Linux only."""
+"""Number of CPUs that this process may use: a container or a pinned process has fewer than the machine. Linux only."""
 
 import math
 import os

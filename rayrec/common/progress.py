@@ -1,4 +1,4 @@
-"""How long-running work reports its progress, which the command line shows and a notebook or a test ignores."""
+"""Progress of long-running work, which the command line shows and a notebook or a test ignores."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

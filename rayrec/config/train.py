@@ -287,8 +287,7 @@ class InitialWeightsConfig(Config):
 
 
 class WarmStartConfig(Config):
-    """Values that `rayrec train --warm-start` uses instead of fields of `train`: by default one pass in the order of the
-    rows."""
+    """Values that `rayrec train --warm-start` uses instead of fields of `train`: by default one pass in order."""
 
     epochs: PositiveInt = 1
     """Instead of `train.epochs`."""

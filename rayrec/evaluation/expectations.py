@@ -1,4 +1,4 @@
-"""What a metric is expected to be, as people write it: `auc >= 0.76`, `validation.log_loss < 0.5`."""
+"""Expectations of metrics, as people write them: `auc >= 0.76`, `validation.log_loss < 0.5`."""
 
 import operator
 import re
@@ -48,7 +48,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class CheckedExpectation:
-    """Whether an expectation is met."""
+    """Expectation, the value found, and whether it is met."""
 
     text: str
     value: float | None

@@ -249,7 +249,7 @@ Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
 
 
 class ListLength(NamedTuple):
-    """How long the lists of numbers in a raw column must be."""
+    """Required length of the lists of numbers in a raw column."""
 
     column: str
     length: int | str

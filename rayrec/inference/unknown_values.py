@@ -20,12 +20,12 @@ _LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class UnknownValues:
-    """What rows gave in a raw column."""
+    """Counts of values and unknown values in a raw column."""
 
     values: int = 0
     """Values that are not missing; of lists those up to the feature's hotness."""
     unknown: int = 0
-    """Those of them that are not listed in the vocabulary, whether they are hashed or not, or no id of the table."""
+    """Values that are not listed in the vocabulary, whether they are hashed or not, or no id of the table."""
     examples: tuple[str, ...] = ()
 
     def __add__(self, other: "UnknownValues") -> "UnknownValues":

@@ -57,7 +57,7 @@ class Units:
 
 
 class EpochOptions(TypedDict, total=False):
-    """What a reader of an epoch chooses; fields of `BatchOrder`."""
+    """Options of a reader of an epoch; fields of `BatchOrder`."""
 
     global_batch_size: Required[int]
     drop_last: Required[bool]

@@ -102,7 +102,7 @@ class Dropped(Config):
 
 
 class Times(Config):
-    """When the rows of a dataset happened, in seconds since 1970."""
+    """Times of the rows of a dataset, in seconds since 1970."""
 
     first: float
     last: float

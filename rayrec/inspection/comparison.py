@@ -59,7 +59,7 @@ class ComparedRecipe:
     """The runs that differ in nothing but their seed."""
 
     name: str
-    """That of its first run."""
+    """Recipe of its first run."""
     runs: tuple[ComparedRun, ...]
 
 

@@ -54,7 +54,7 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What a column becomes."""
+    """Decision on a column: its kind or role, and the reason."""
 
     column: Column
     role: Role

@@ -1,4 +1,4 @@
-"""What a dataset folder holds: the distribution of every feature and how the label goes with it, from encoded rows."""
+"""Profile of a dataset folder: the distribution of every feature and how the label goes with it, from encoded rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ class FeatureProfile:
     drift: dict[str, FeatureDrift]
     """How each other split differs."""
     missing_share: float | None = None
-    """Of the values; None for numbers, which are filled before they are written."""
+    """Share of missing values; None for numbers, which are filled before they are written."""
     unlisted_share: float | None = None
-    """Of the values, where unlisted ones have ids of their own."""
+    """Share of unlisted values, where they have ids of their own."""
     distinct: int | None = None
     """Ids that occur."""
     table_rows: int | None = None
@@ -91,7 +91,7 @@ class RejectedRows:
 
 @dataclass(frozen=True)
 class DatasetProfile:
-    """What a dataset holds."""
+    """Figures of a dataset."""
 
     splits: dict[str, SplitProfile]
     features: tuple[FeatureProfile, ...]

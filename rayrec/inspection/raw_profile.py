@@ -1,4 +1,4 @@
-"""What the sample of a raw table shows before training: distributions, associations, gaps, drift and alerts."""
+"""Profile of a raw table's sample before training: distributions, associations, gaps, drift and alerts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

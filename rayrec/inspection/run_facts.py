@@ -1,4 +1,4 @@
-"""What a run folder tells of a training: its curves, where its time and memory went, and where its tables are."""
+"""Facts of a run folder: curves, time, memory and the places of tables."""
 
 import json
 from itertools import pairwise

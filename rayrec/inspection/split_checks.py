@@ -1,4 +1,4 @@
-"""What a reader of metrics should know of the splits that they were measured on: too few rows, or other ones."""
+"""Warnings about the splits that metrics were measured on: too few rows, or other ones."""
 
 import math
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ from rayrec.recipes import RecipeContent
 
 _FEW_OF_A_KIND = 10
 _SAFETY = 2
-"""Of files that were not read whole, rows that were not seen may be worse than those of the sample."""
+"""Allowance for files that were not read whole: rows that were not seen may be worse than those of the sample."""
 
 MODEL_OF_ROWS, MODEL_OF_INTERACTIONS = "wide_deep", "neumf"
 """The models of recipes that name none: for rows with a label, and for who chose what."""
@@ -36,7 +36,7 @@ ROWS_OF_INTERACTIONS = 2_000_000
 
 @dataclass(frozen=True)
 class InspectedTable:
-    """What was found out about a table."""
+    """Facts about a table's columns and rows."""
 
     sample: Sample
     decisions: Sequence[Decision]

@@ -28,7 +28,7 @@ _ALLOWED = frozenset({
 
 
 class Streams(NamedTuple):
-    """How files are read and written that are not on this machine."""
+    """Reading and writing of files on other machines."""
 
     read: Callable[[Path], AbstractContextManager[BinaryIO]]
     """Raises OSError if there is no such file."""

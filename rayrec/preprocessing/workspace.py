@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Workspace:
-    """What runs the tasks of a job, and the unfinished dataset folder."""
+    """Workers of a job, and the unfinished dataset folder."""
 
     workers: Workers
     folder: Path
@@ -54,7 +54,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class WrittenDataset:
-    """What a job wrote into the dataset folder, besides the vocabularies."""
+    """Files that a job wrote into the dataset folder, besides the vocabularies."""
 
     schema: Schema
     splits: dict[str, SplitInfo]

@@ -38,7 +38,7 @@ def describe_rejected(row: Mapping[str, Any]) -> str:
 
 
 class Reason(StrEnum):
-    """Why a row cannot be used."""
+    """Reasons for which a row cannot be used."""
 
     COLUMNS = "wrong column count"
     UTF8 = "invalid UTF-8"

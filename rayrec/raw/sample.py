@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass
 class LeftOut:
-    """What preprocessing makes of the lines where a sample was read."""
+    """Counts of lines that preprocessing would leave out where a sample was read."""
 
     rows: int = 0
     """Good rows."""
@@ -77,7 +77,7 @@ class _CountedFile(InputFile):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where rows are read: a chunk from its beginning, up to a number of bytes of text or of rows."""
+    """Place where rows are read: a chunk from its beginning, up to a number of bytes of text or of rows."""
 
     chunk: Chunk
     max_bytes: float = np.inf

@@ -29,7 +29,7 @@ InputPaths = Mapping[str | None, Sequence[str]]
 
 @dataclass(frozen=True)
 class GeneratedData:
-    """How commands use what a source's generator wrote."""
+    """Options with which commands use generated files."""
 
     path: str
     """The input of `preprocess`, relative to the generator's folder."""

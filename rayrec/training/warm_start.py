@@ -35,7 +35,7 @@ _ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a new run takes over; it travels to the workers by pickle."""
+    """State that a new run takes over; it travels to the workers by pickle."""
 
     checkpoint: Path
     schema: Schema
@@ -43,7 +43,7 @@ class WarmStart:
     dataset: Path
     """The folder of the checkpoint's dataset, of which only vocabularies are read with which new ones do not begin."""
     progress: RunProgress
-    """That of the checkpoint."""
+    """Progress of the checkpoint."""
     reset: frozenset[str]
     """Features whose tables begin as in a new run."""
     new_dataset: Path

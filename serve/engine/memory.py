@@ -99,7 +99,7 @@ class Memory:
 
 
 class Share:
-    """What one request holds of the memory."""
+    """Share of the memory that one request holds."""
 
     def __init__(self, memory: Memory) -> None:
         self.held = 0

@@ -1,4 +1,4 @@
-"""What lies in the folders that are served: models, their versions, and how traffic is split between them.
+"""Contents of the folders that are served: models, their versions, and how traffic is split between them.
 
     FOLDER                a model folder: one model, whose only version is 1
     FOLDER/VERSION        model folders named by whole numbers: one model with versions

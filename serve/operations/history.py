@@ -31,7 +31,7 @@ _KEPT_SECONDS = BUCKET_SECONDS * (BUCKETS + 1)
 
 
 class Counts(TypedDict, total=False):
-    """What one replica counted of one version of a model in one bucket."""
+    """Counts of one replica, for one version of a model in one bucket."""
 
     statuses: dict[str, int]
     """Answers by status."""
@@ -49,7 +49,7 @@ Buckets = dict[int, dict[str, dict[str, Counts]]]
 
 @dataclass
 class History:
-    """What one replica has counted in the last ten minutes. Threads may share it."""
+    """Counts of one replica in the last ten minutes. Threads may share it."""
 
     clock: Callable[[], float] = time.time
     began: float = field(init=False)
@@ -128,7 +128,7 @@ def keep(history: History, application: str, replica: str) -> Callable[[], list[
 
 @dataclass(frozen=True)
 class References:
-    """What is known of a version that is loaded, to compare its traffic with."""
+    """Figures of a loaded version, to compare its traffic with."""
 
     unknown_share: Mapping[str, float]
     """Share of missing and unknown ids at export, by feature."""

@@ -96,7 +96,7 @@ class VersionStatistics:
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unknown: dict[str, int] = field(default_factory=dict)
     _window: dict[str, UnknownValues] = field(default_factory=dict)
-    """By column, values since the last look at whether most are unknown."""
+    """Values by column since the last look at whether most are unknown."""
     _warned: set[str] = field(default_factory=set)
     """The columns that the log has."""
     _scores: NDArray[np.float64] | None = None

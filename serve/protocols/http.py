@@ -1,4 +1,4 @@
-"""What the protocols over HTTP share: admission in front of the routes, and the body of a request.
+"""Shared part of the protocols over HTTP: admission in front of the routes, and the body of a request.
 
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """

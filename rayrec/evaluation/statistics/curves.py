@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ThresholdCurves:
-    """What thresholds on the score give. Each point is that of one threshold, exactly."""
+    """Curves over thresholds on the score. Each point is that of one threshold, exactly."""
 
     roc: Curve
     """The share of the positives above the threshold, over that of the negatives."""
@@ -43,7 +43,7 @@ class ThresholdCurves:
 
 @dataclass(frozen=True)
 class _Shares:
-    """What is above each of k thresholds, in each of some samples: (samples, k) each."""
+    """Rows above each of k thresholds, in each of some samples: (samples, k) each."""
 
     recall: Numbers
     """Share of the positives."""

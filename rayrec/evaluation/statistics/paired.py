@@ -33,7 +33,7 @@ Verdict = Literal["better", "worse", "no difference shown"]
 
 @dataclass(frozen=True)
 class Repeats:
-    """What the runs of one recipe reached by a metric, one run for each seed."""
+    """Values of a metric of one recipe's runs, one run for each seed."""
 
     values: tuple[float, ...]
     """On the held-out rows."""
@@ -47,7 +47,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a second recipe differs from a first one by a metric."""
+    """Difference of a metric between two recipes."""
 
     metric: str
     value: float
@@ -59,7 +59,7 @@ class Difference:
     interval: tuple[float, float]
     """Where the difference of the recipes lies with a probability of 95 %: of other rows and, if known, other seeds."""
     verdict: Verdict
-    """Of the second recipe."""
+    """Value of the second recipe."""
 
     @property
     def is_beyond_rows(self) -> bool:

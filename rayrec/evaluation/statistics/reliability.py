@@ -1,4 +1,4 @@
-"""Whether scores are probabilities: the label rate of rows with about the same score."""
+"""Reliability of scores as probabilities: the label rate of rows with about the same score."""
 
 from dataclasses import dataclass
 from itertools import pairwise

@@ -42,7 +42,7 @@ _EMPTY = pa.scalar("", pa.large_string())
 
 
 class Growth(NamedTuple):
-    """How a vocabulary differs from the one that it goes on from."""
+    """Difference of a vocabulary from the one that it extends."""
 
     added: int
     """Ids that follow those of before."""
@@ -51,7 +51,7 @@ class Growth(NamedTuple):
 
 
 class VocabularyChanges:
-    """What the vocabularies of a model add and remove, mapped from a file that `new_changes` wrote."""
+    """Values that the vocabularies of a model add and remove, mapped from a file that `new_changes` wrote."""
 
     def __init__(self, path: Path) -> None:
         """Raise UserError if the file is missing or damaged."""

@@ -1,4 +1,4 @@
-"""Where the rows of a feature's embedding table come from when a model goes on from one dataset to another.
+"""Origins of the rows of a feature's embedding table when a model moves from one dataset to another.
 
 What a row stands for decides, not its number: the missing value, a value of the vocabulary, a bucket, an id. So a value
 keeps its row whatever else the two vocabularies list, and in whatever order.

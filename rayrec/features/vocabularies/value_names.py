@@ -1,4 +1,4 @@
-"""What the ids of a categorical feature stand for, in words."""
+"""Names of the ids of a categorical feature."""
 
 from collections.abc import Sequence
 from pathlib import Path

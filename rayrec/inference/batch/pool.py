@@ -1,4 +1,4 @@
-"""What batch jobs share: a pool of workers that each hold a model and write Parquet parts; the driver sees reports."""
+"""Pool of batch jobs: workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
 import shutil

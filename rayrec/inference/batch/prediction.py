@@ -66,7 +66,7 @@ class PredictionCounts:
     rejected: dict[str, int]
     """Rows set aside, by reason, with those that are no data (`LEFT_OUT`)."""
     unknown: dict[str, UnknownValues]
-    """By raw column, the values and those among them that the model does not know."""
+    """Counts by raw column: the values and those among them that the model does not know."""
     amp_error: AmpError
     """How far mixed precision moved the scores of some of the rows."""
     unread: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ class _ScoreRowGroups:
 
 @dataclass(frozen=True)
 class _ChunkReport:
-    """What a worker found in a chunk of a raw file."""
+    """Findings of a worker in a chunk of a raw file."""
 
     lines: int
     files: dict[str, list[WrittenFile]]

@@ -1,4 +1,4 @@
-"""What each feature adds to the score of one row, compared with reference rows: Shapley values of the logit.
+"""Contribution of each feature to the score of one row, compared with reference rows: Shapley values of the logit.
 
 The features of a row replace those of a reference row one after the other, in a random order, and each is credited with
 the change that it makes. The changes of one order add up to the difference between the two logits, so their means over

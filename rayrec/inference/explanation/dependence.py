@@ -36,7 +36,7 @@ class Value:
     raw: float | None
     """The raw number; None of a category, or where it cannot be told."""
     share: float
-    """Of a category, the share of rows (of a list's elements) that have it; of a number, that of rows up to it."""
+    """Share of rows (of a list's elements) that have a category, or that are up to a number."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Dependence:
     feature: str
     is_number: bool
     mean_score: float
-    """That of the rows as they are."""
+    """Mean score of the rows as they are."""
     points: tuple[Point, ...]
-    """Of a number by ascending value, else the most frequent values, most frequent first."""
+    """Points of a number by ascending value, else the most frequent values first."""
 
 
 def partial_dependence(

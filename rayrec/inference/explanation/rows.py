@@ -25,7 +25,7 @@ from rayrec.random.permutation import HashPermutation
 
 _BLOCKS = 20
 _T_QUANTILE = 2.093
-"""Of Student's distribution with `_BLOCKS` - 1 degrees of freedom: 95 % of it lie between -2.093 and 2.093."""
+"""Quantile of Student's distribution with `_BLOCKS` - 1 degrees of freedom: 95 % of it lie between -2.093 and 2.093."""
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")

@@ -29,7 +29,7 @@ from rayrec.storage.staged import fetch
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`rayrec.inference.folder.changed_rows`)."""
 VALUES_FILE = f"{VOCABULARY_FOLDER}/changes.arrow"
-"""What a delta adds to vocabularies and removes (`rayrec.features.vocabularies.grown_vocabulary`)."""
+"""Values that a delta adds to vocabularies and removes (`rayrec.features.vocabularies.grown_vocabulary`)."""
 
 
 class Version(Config):
@@ -38,11 +38,11 @@ class Version(Config):
     name: str
     """The name of its folder when the delta was made."""
     fingerprint: str
-    """What identifies it (`ModelFolder.version`)."""
+    """Identity of the model (`ModelFolder.version`)."""
 
 
 class TableGrowth(Config):
-    """How a table differs from the parent's."""
+    """Difference of a table from the parent's."""
 
     changed: int
     """Rows of the parent's that are others now."""
@@ -51,7 +51,7 @@ class TableGrowth(Config):
 
 
 class VocabularyGrowth(Config):
-    """How a vocabulary differs from the parent's."""
+    """Difference of a vocabulary from the parent's."""
 
     added: int
     """Ids that follow those of the parent's."""

@@ -132,9 +132,9 @@ class ModelFolder:
     pooled: tuple[PooledFeature, ...]
     """The model's (`RankingModel.pooled`)."""
     base: "ModelFolder | None" = None
-    """Of a delta, the whole model at the beginning of its chain."""
+    """Whole model at the beginning of a delta's chain."""
     deltas: tuple[Delta, ...] = ()
-    """Of a delta, those that follow the base, the last of which is this folder."""
+    """Deltas that follow the base, the last of which is this folder."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":

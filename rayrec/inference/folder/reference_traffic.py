@@ -1,4 +1,4 @@
-"""How a model's scores and inputs were distributed at export, to compare with the traffic that it serves."""
+"""Distribution of a model's scores and inputs at export, to compare with the traffic that it serves."""
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ _ROWS = 20_000
 
 
 class ReferenceTraffic(ModelFacts):
-    """What the first rows of a split look like to the model."""
+    """Scores and ids of the first rows of a split."""
 
     file = REFERENCE_FILE
 

@@ -18,7 +18,7 @@ PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """How the dense network computes; embedding tables and master weights stay float32."""
+    """Number format of the dense network; embedding tables and master weights stay float32."""
 
     name: PrecisionName
     device: DeviceName

@@ -25,7 +25,7 @@ from rayrec.storage.files import make_folder
 
 
 class WrittenTable(NamedTuple):
-    """What was found in the files of a side table."""
+    """Findings in the files of a side table."""
 
     rejected: dict[str, int]
     """The number of bad rows by reason."""

@@ -92,7 +92,7 @@ class KeptColumn:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """What is read, and what becomes of it."""
+    """Columns that are read, and the features that they become."""
 
     read: tuple[RawColumn, ...]
     """The columns of the files to read, without the label, in the order of the files."""

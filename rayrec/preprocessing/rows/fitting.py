@@ -43,7 +43,7 @@ _MOST_ROWS = 2**40
 
 @dataclass(frozen=True)
 class Fits:
-    """What was fitted, by feature."""
+    """Fitted transforms and vocabularies, by feature."""
 
     numbers: Mapping[str, tuple[NumericTransform, ...]]
     vocabularies: Mapping[str, Vocabulary]

@@ -61,7 +61,7 @@ class RowDivision:
     kept: KeptColumns
     reader: TableReader
     keys: Sequence[str]
-    """Those of `keys_of_files`."""
+    """Keys of `keys_of_files`."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the vocabularies of a dataset follow from those of the one that it extends."""
+    """Rules by which the vocabularies of a dataset extend those of its parent."""
 
     moment: int = 0
     """When its rows happened, in seconds since 1970, or from any other start where rows have no time."""

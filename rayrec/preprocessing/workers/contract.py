@@ -1,4 +1,4 @@
-"""What runs the tasks of a preprocessing job, and the rows that tasks bring together; Spark and threads provide it."""
+"""Contract of the workers that run a preprocessing job's tasks; Spark and threads implement it."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -68,7 +68,7 @@ class Rows(Protocol):
 
 
 class Workers(Protocol):
-    """What runs tasks."""
+    """Workers that run tasks."""
 
     @property
     def parallelism(self) -> int:

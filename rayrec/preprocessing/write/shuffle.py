@@ -27,7 +27,7 @@ from rayrec.random.splitmix64 import mix
 
 _ROWS_PER_BLOCK = 65_536
 _BYTES_AT_ONCE = 2**25
-"""Of packed rows that a task gathers before it cuts them into blocks, and that Spark hands over at once."""
+"""Bytes of packed rows that a task gathers before it cuts them into blocks, and that Spark hands over at once."""
 NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """The positions (n,) in the output of rows given by their positions (n,) in the input: a bijection."""
 

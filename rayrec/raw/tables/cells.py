@@ -40,14 +40,14 @@ class Cells:
 
 @dataclass(frozen=True)
 class RowTypes:
-    """What is read of each row."""
+    """Columns and types that are read of each row."""
 
     columns: tuple[RawColumn, ...]
     label: str | LabelCondition | None = None
     weight: str | None = None
     """One of `columns`, whose values must be numbers from 0 on."""
     required: frozenset[str] = frozenset()
-    """Those of `columns` whose values must not be missing."""
+    """Columns whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
     null_values: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What can be chosen."""
+    """Items that users choose from."""
 
     log_popularity: NDArray[np.float64]
     """(items,) in nats."""

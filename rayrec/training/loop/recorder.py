@@ -1,4 +1,4 @@
-"""What is recorded and saved of a run, and when: history, trackers, the sharding plan, checkpoints."""
+"""Records of a run: history, trackers, the sharding plan, checkpoints."""
 
 import math
 import resource
@@ -38,7 +38,7 @@ from rayrec.training.run.history import (
 
 @dataclass
 class _Window:
-    """What is summed up between two records of the history."""
+    """Sums between two records of the history."""
 
     loss: torch.Tensor
     """() Sum over the steps of this rank's part of the mean loss."""

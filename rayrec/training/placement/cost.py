@@ -1,4 +1,4 @@
-"""What a training step moves and computes, counted; and how long it should take, by a model with four constants.
+"""Cost of a training step: counts of bytes and operations, and its time by a model with four constants.
 
 Counted from the sharding plan and the network: bytes of the all-to-alls and the all-reduce, memory, operations.
 Estimated: seconds = fixed + operations / (share of the peak) + memory traffic / (share of the bandwidth) + bytes sent /
@@ -47,7 +47,7 @@ class Traffic:
     all_reduce: int
     """Gradients of the dense network and of data-parallel tables, by a ring: each rank sends them about twice."""
     to_other_machines: int
-    """Of all these."""
+    """Bytes of all these that go to other machines."""
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class DenseCost:
-    """What the dense network computes and keeps."""
+    """Operations and activations of the dense network."""
 
     parameters: int
     operations: float

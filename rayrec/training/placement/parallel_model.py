@@ -49,7 +49,7 @@ _LEAST_WORK = 2e8
 _WORK_OF_COLUMN = 100
 """What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
 _LEAST_ROWS = 256
-"""Of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
+"""Least rows of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
 _MOST_PARTS = 8
 
 

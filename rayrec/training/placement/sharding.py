@@ -63,7 +63,7 @@ _RESERVED_SHARE = 0.15
 
 @dataclass(frozen=True)
 class TableRule:
-    """What one table may have under its optimizer."""
+    """Shardings and kernels that a table may have under its optimizer."""
 
     optimizer: str
     """The kind of the optimizer."""

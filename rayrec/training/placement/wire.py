@@ -10,7 +10,7 @@ from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, Quantized
 
 
 class WireFormat(NoOpQuantizedCommCodec[None]):
-    """What TorchRec calls before and after the collectives of a sharded collection.
+    """Hooks of TorchRec around the collectives of a sharded collection.
 
     FBGEMM has such codecs, but none of bfloat16 on CPUs, and none that an evaluation could do without.
     """

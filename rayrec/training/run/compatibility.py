@@ -1,4 +1,4 @@
-"""Whether a run can go on from another one: compared on the driver, so that the answer comes before any worker."""
+"""Check that a run can start from another one, on the driver before any worker starts."""
 
 import shlex
 from collections.abc import Iterator

@@ -40,7 +40,7 @@ _RESUMABLE_INGEST = {"in_memory": False, "prefetch_batches": 1, "task_cpus": Non
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is: the order of the data depends on this and the seed alone."""
+    """Progress of a run: the order of the data depends on this and the seed alone."""
 
     step: int = 0
     """Optimizer steps done; global batches consumed."""
@@ -58,7 +58,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was warm-started from."""
+    """Origin of a warm start."""
 
     run: str
     """The path or URI of a run folder."""

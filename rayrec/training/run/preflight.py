@@ -1,4 +1,4 @@
-"""What is known to be wrong before any worker starts: checked on the driver, so that the answer comes at once."""
+"""Checks on the driver before any worker starts, so that mistakes show at once."""
 
 from typing import TYPE_CHECKING, Literal
 

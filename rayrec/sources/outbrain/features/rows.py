@@ -24,7 +24,7 @@ FOLD = "fold"
 
 @dataclass(frozen=True)
 class Estimate:
-    """What n rows have for a feature, and how far to trust it; (n,) each."""
+    """Values of a feature for n rows, and their confidences; (n,) each."""
 
     value: NDArray[np.float64]
     confidence: NDArray[np.float64]
