@@ -178,7 +178,7 @@ def differences_of(one: dict[int, float], other: dict[int, float]) -> dict[int, 
 
 
 def wait_for_workers(run: Path, wanted: list[int], process: "subprocess.Popen[bytes]", steps: int) -> None:
-    """Until the run has had these numbers of workers, and has made so many steps with the last one."""
+    """Wait until the run has had these numbers of workers, and has made so many steps with the last one."""
     while True:
         found, records = sizes(run), list(read_history(run / "history.jsonl"))
         if [size for _, size in found] == wanted and records[-1]["step"] >= found[-1][0] + steps:

@@ -18,7 +18,7 @@ SHAPES = {"criteo": (65_536, 26, 128), "narrow": (65_536, 10, 16), "many feature
 
 
 def measure_errors() -> list[Row]:
-    """Largest error of each pass, relative to the standard deviation of its sums."""
+    """Return the largest error of each pass, relative to the standard deviation of its sums."""
     rows = []
     for shape in ((4_096, 26, 128), (1_000, 7, 130), (100, 99, 33)):
         for precision, dtype in DTYPES.items():
@@ -139,7 +139,7 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _milliseconds(run: Callable[[], Any]) -> float:
-    """Median time of a call, with the L2 cache flushed before each."""
+    """Return the median time of a call, with the L2 cache flushed before each."""
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=50, rep=200, return_mode="median"))

@@ -295,7 +295,8 @@ ON_CPU = (Variant("bf16", False, "fp32"), Variant("fp32", False, "fp32"))
 def measure_steps(
     folder: Path, device: str, workers: int, speed: Speed, *, largest: int = 2**31, steps: int = 40
 ) -> list[Row]:
-    """M samples/s of steps, and of scoring, on batches that lie on the device, beside NVIDIA's; and ten steps' profile.
+    """Return M samples/s of steps, and of scoring, on batches that lie on the device, beside NVIDIA's; and ten steps'
+    profile.
 
     A row a variant; several workers have the first alone. `largest`: the most rows of a table.
     """
@@ -322,7 +323,7 @@ def measure_runs(
     largest: int = 100_000,
     steps: int = 40,
 ) -> list[Row]:
-    """M samples/s of whole runs from Parquet, by the loop of `rayrec train`: rows in memory, or streamed.
+    """Return M samples/s of whole runs from Parquet, by the loop of `rayrec train`: rows in memory, or streamed.
 
     Tables have 100,000 rows at most, as a run ends with a checkpoint. The figures are of the second half of the steps.
     """

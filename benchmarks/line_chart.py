@@ -53,7 +53,7 @@ def _tick_step(span: float) -> float:
 
 
 def _apart(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Heights of labels, no higher than wanted and far enough apart to be read."""
+    """Return the heights of labels, no higher than wanted and far enough apart to be read."""
     placed: dict[str, float] = {}
     for name in sorted(wanted, key=wanted.__getitem__):
         placed[name] = max(wanted[name], max(placed.values(), default=-math.inf) + _LABEL_HEIGHT)

@@ -237,7 +237,7 @@ def _python(checkout: Path, module: str, *words: object) -> list[str]:
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Thousand samples/s, median (least to most) over rounds; how far losses are from those of the first run."""
+    """Return thousand samples/s, median (least to most) over rounds; how far losses are from those of the first run."""
     runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         runs.setdefault((row["workload"], row["condition"], row["side"]), []).append(row)

@@ -32,7 +32,8 @@ RECIPES = ("dlrm-criteo", "dcnv2-criteo", "wide-deep-outbrain-lean", "neumf-ml-2
 
 
 def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Row:
-    """Calls a step, the operators with most of them, and milliseconds a step; call it after steps that warm up.
+    """Return the calls a step, the operators with most of them, and milliseconds a step; call it after steps that
+    warm up.
 
     `busy` is the share of the time in which the GPU had a kernel or a copy to do. The profiler itself takes time of the
     processor, so compare a host's milliseconds with those of another profile alone.

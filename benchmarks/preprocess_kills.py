@@ -173,7 +173,7 @@ class _Dataset:
 
 
 def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
-    """Write raw data; returns the arguments of `preprocess` but for the output."""
+    """Write raw data; return the arguments of `preprocess` but for the output."""
     raw = folder / "raw"
     if kind != "table":
         source, recipe = _GENERATED[kind]

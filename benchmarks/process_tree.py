@@ -67,7 +67,7 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """0 where the process has ended."""
+    """Return 0 where the process has ended."""
     with suppress(psutil.Error):
         times = process.cpu_times()
         return times.user + times.system

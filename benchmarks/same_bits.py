@@ -123,7 +123,7 @@ class Side:
         return self.folder / kind / name
 
     def _rayrec(self, *arguments: object) -> str:
-        """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
+        """Run a command in the folder; return what it prints. Raises RuntimeError if it fails."""
         print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
         command = [*self._program, *map(str, arguments)]
         done = subprocess.run(
@@ -216,7 +216,7 @@ class Side:
             server.wait(timeout=120)
 
     def _rankings(self, url: str) -> list[list[Any]]:
-        """Candidates with their scores, best first, for the first displays of the test clicks."""
+        """Return the candidates with their scores, best first, for the first displays of the test clicks."""
         candidates: dict[str, list[int]] = {}
         for row in _rows(self.folder / "raw/outbrain/clicks_test.csv"):
             candidates.setdefault(row["display_id"], []).append(int(row["ad_id"]))
@@ -232,7 +232,7 @@ class Side:
 
 
 def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """SHA-256 of each file in a folder; the files of `INTENDED` without what differs."""
+    """Return the SHA-256 of each file in a folder; the files of `INTENDED` without what differs."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -303,7 +303,7 @@ def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: f
 
 
 def largest_difference(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Between two numbers with a fraction at the same path; 0 if there are none."""
+    """Return the largest difference between two numbers with a fraction at the same path; 0 if there are none."""
     pairs = [(before[path], after[path]) for path in before.keys() & after.keys()]
     return max((abs(old - new) for old, new in pairs if isinstance(old, float) and isinstance(new, float)), default=0.0)
 

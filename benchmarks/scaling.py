@@ -156,7 +156,7 @@ def _estimate(
 
 
 def _schema(limit: str) -> Schema:
-    """Criteo's columns; an id more a table, for what is missing or rare."""
+    """Return Criteo's columns; an id more a table, for what is missing or rare."""
     return Schema(
         label="label",
         features=(

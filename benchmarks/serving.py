@@ -149,7 +149,7 @@ def floor_of(post: Post, url: str) -> dict[str, Post]:
 
 
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the rounds, of each number of rows and clients and each server; and beside FastAPI and the bare server.
+    """Return medians over the rounds, by rows, clients and server; and beside FastAPI and the bare server.
 
     A ratio is that of one round, so that what else the machine does in a round is on both sides.
     """

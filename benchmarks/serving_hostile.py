@@ -98,7 +98,7 @@ _ARROW = f"Content-Type: {arrow.MEDIA_TYPE}\r\n"
 
 
 def _compressed_zeros() -> bytes:
-    """128 MiB of zeros, which take a few KiB."""
+    """Return 128 MiB of zeros, which take a few KiB."""
     sink = pa.BufferOutputStream()
     rows = pa.RecordBatch.from_arrays([pa.array(np.zeros(16 * _MIB))], names=["I1"])
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:

@@ -102,7 +102,7 @@ def overload(post: Post, seconds: float) -> dict[str, Any]:
 
 
 def capacity_per_second(post: Post) -> float:
-    """Answers a second at a rate that is too high: the queue is never empty."""
+    """Return the answers a second at a rate that is too high: the queue is never empty."""
     at_rate(post, 20, 3)
     samples = at_rate(post, 200, 8)
     answered = [sample for sample in samples if sample.status == 200]
@@ -180,7 +180,7 @@ def replicas() -> list[psutil.Process]:
 
 
 def resident_mib() -> dict[str, float]:
-    """Memory of Serve's processes by kind; of several of a kind, the last one's."""
+    """Return the memory of Serve's processes by kind; of several of a kind, the last one's."""
     seen: dict[str, float] = {}
     for process in psutil.Process().children(recursive=True):
         name = next((kind for kind in _KINDS if kind in _title(process)), None)

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
-    """Generated rows as a dataset holds them."""
+    """Return generated rows as a dataset holds them."""
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
     features: list[NumericFeature | CategoricalFeature] = [
         NumericFeature(name=name, transforms=(Log(offset=3.0), Fill())) for name in NUMERIC

@@ -152,7 +152,7 @@ def logistic_regression(numeric: list[str], categorical: list[str]) -> GridSearc
 
 
 def boosting() -> GridSearchCV:
-    """Gradient boosted trees, whose leaves and rounds are tuned."""
+    """Return the gradient boosted trees, whose leaves and rounds are tuned."""
     grid = {"num_leaves": [7, 31], "n_estimators": [60, 200]}
     model = lightgbm.LGBMClassifier(learning_rate=0.05, verbose=-1, n_jobs=1, random_state=0)
     return GridSearchCV(model, grid, scoring="roc_auc", cv=3)

@@ -108,7 +108,7 @@ def measure(
 
 
 def _schedule(rows: int, epochs: int) -> dict[str, Any]:
-    """Constant for a quarter of the steps, then falling to 0 at the last one."""
+    """Return a schedule that is constant for a quarter of the steps, then falls to 0 at the last one."""
     steps = epochs * (rows // int(SETTINGS["train.global_batch_size"]))
     falling = {"decay_start": steps // 4, "decay_steps": steps - steps // 4, "decay_power": 1.0}
     return {

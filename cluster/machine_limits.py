@@ -135,7 +135,10 @@ def _shared_memory(folder: Path) -> Limit:
 
 
 def _temporary_files(folder: Path) -> Limit:
-    """Ray's sessions, the copies of its library that Java maps, Spark's shuffle and HAProxy's program are there."""
+    """Check the folder of temporary files.
+
+    It has Ray's sessions, the copies of its library that Java maps, Spark's shuffle and HAProxy's program.
+    """
     name, elsewhere = "Temporary files", "or set RAY_TMPDIR to another folder"
     try:
         usage, flags = shutil.disk_usage(folder), os.statvfs(folder).f_flag

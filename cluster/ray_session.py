@@ -173,7 +173,7 @@ itself passes by proxies, but not the library through which its processes hand i
 
 
 def _prepare_environment(local: bool) -> dict[str, str]:
-    """Set the environment that Ray's processes inherit; returns the new variables. Must run before Ray is imported.
+    """Set the environment that Ray's processes inherit; return the new variables. Must run before Ray is imported.
 
     Ray reads the authentication mode when it is imported.
     """

@@ -162,7 +162,8 @@ def _triangle(n: int, side: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def _symmetric(n: int, width: int, device: torch.device) -> Tensor:
-    """Column of the result (`width` dense ones first) that each cell of a flattened (n, n) matrix of pairs is in.
+    """Return the column of the result (`width` dense ones first) that each cell of a flattened (n, n) matrix of pairs
+    is in.
 
     The diagonal, which is in none, holds 0.
     """

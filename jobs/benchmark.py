@@ -94,7 +94,9 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
 
 
 def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, Any]]:
-    """Latency in milliseconds of one forward pass on random rows, host to host, in this process; and its rows/s."""
+    """Return the latency in milliseconds of one forward pass on random rows, host to host, in this process; and its
+    rows/s.
+    """
     import numpy as np
     import torch
 

@@ -138,7 +138,7 @@ def _both_ways(
 ) -> tuple[Result, dict[str, Any]]:
     """Run the steps on this machine without a cluster, then as jobs of one, and compare what they have written.
 
-    Returns the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
+    Return the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
     """
     from cluster.local_cluster import two_nodes
     from rayrec.training.run.folder import RunFolder

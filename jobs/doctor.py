@@ -109,7 +109,7 @@ def check_versions() -> Iterable[Check]:
 
 
 def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
-    """Package -> version of the exact pins among `requirements` (as in a distribution's metadata)."""
+    """Return package -> version of the exact pins among `requirements` (as in a distribution's metadata)."""
     matches = (re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^;\s]+)", text) for text in requirements)
     return {match.group(1): match.group(2) for match in matches if match}
 

@@ -123,7 +123,7 @@ class ServeRequest(Request):
             raise ConfigError(f"--grpc-port {self.grpc_port}: is also --port; give another one")
 
     def folders(self) -> dict[str, Path]:
-        """Absolute folders by model name. Raises ConfigError."""
+        """Return the absolute folders by model name. Raises ConfigError."""
         from serve.arguments import named_folders
 
         return named_folders(self.model)

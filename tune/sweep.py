@@ -48,7 +48,7 @@ _ENVIRONMENT = {
 def run_sweep(
     settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress, what: str = "trials"
 ) -> list[TrialOutcome]:
-    """Run the trials, or with `resume` those that have not ended; returns all outcomes, the best first.
+    """Run the trials, or with `resume` those that have not ended; return all outcomes, the best first.
 
     Needs a Ray session, and that this process owns the sweep's folder (`owned_folder`). `concurrent`: trials at once,
     by default as many as fit. `what`: the name of the stage that is shown. Raises ConfigError before the first trial if

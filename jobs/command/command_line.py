@@ -43,7 +43,7 @@ class _HelpBySections(TyperCommand):
 
 
 def main(command: Command[RequestT], arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; returns the exit code."""
+    """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; return the exit code."""
     return run_program(typer_command(command), f"python -m {command.module}", arguments)
 
 

@@ -49,7 +49,7 @@ class Result(Config):
     """One line, unless the status is `done`."""
 
     def to_json(self) -> str:
-        """Indented JSON; fields that do not apply (null, empty) are left out."""
+        """Return indented JSON; fields that do not apply (null, empty) are left out."""
         empty = {name for name in ("rows", "output", "execution", "error") if getattr(self, name) is None}
         empty |= {name for name in ("metrics", "baselines", "details") if not getattr(self, name)}
         return self.model_dump_json(indent=2, exclude=empty)

@@ -174,7 +174,7 @@ def _failure(command: Command[RequestT], error: BaseException, started: float, o
 def run_command(
     command: Command[RequestT], values: Mapping[str, Any], *, json_output: bool = False, debug: bool = False
 ) -> int:
-    """Run a command for a terminal; returns the exit code.
+    """Run a command for a terminal; return the exit code.
 
     Only the result goes to stdout; logs, progress and the one line of an error go to stderr.
     """

@@ -46,7 +46,7 @@ def log_to_stderr(debug: bool = False) -> None:
 
 @contextmanager
 def console_progress() -> Iterator[Progress]:
-    """Progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
+    """Show progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
     if not _CONSOLE.is_terminal:
         plain = _PlainProgress()
         try:

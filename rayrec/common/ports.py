@@ -10,7 +10,7 @@ the server has started."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
+    """Return different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
     ports: list[int] = []
     with ExitStack() as stack:
         # Drawn from the system's randomness, so that no two processes draw the same ones.

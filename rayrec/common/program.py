@@ -29,7 +29,7 @@ _PLAIN = (
 
 
 def run_program(program: Any, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a program made by typer on `arguments` (by default the process's own); returns the exit code."""
+    """Run a program made by typer on `arguments` (by default the process's own); return the exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     limit_libraries()
     try:

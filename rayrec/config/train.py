@@ -373,7 +373,9 @@ class TrainConfig(PartConfig):
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps of an epoch, where `train` has `rows` rows; the last samples may fill no batch."""
+        """Return the number of optimizer steps of an epoch, where `train` has `rows` rows; the last samples may
+        fill no batch.
+        """
         full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
         return full + (rest > 0 and not self.drops_last)
 

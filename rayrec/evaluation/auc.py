@@ -96,7 +96,7 @@ def exact_auc(positives: Scores, negatives: Scores) -> AucValue:
 
 
 def _sorted(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
-    """Ascending logits and their weights (None if all 1)."""
+    """Return ascending logits and their weights (None if all 1)."""
     logits = scores.logits()
     if not scores.weighted:
         return np.sort(logits), None

@@ -123,5 +123,5 @@ def metrics_of_sums(sums: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _entropy(rate: float) -> float:
-    """Entropy in nats of a coin that falls on 1 at this rate."""
+    """Return the entropy in nats of a coin that falls on 1 at this rate."""
     return 0.0 if rate in (0.0, 1.0) else float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))

@@ -19,7 +19,7 @@ from rayrec.random.splitmix64 import hash_integers
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
-    """int32, or int64 if the table has more rows than int32 can number."""
+    """Return int32, or int64 if the table has more rows than int32 can number."""
     return np.dtype(np.int32 if feature.cardinality <= 2**31 else np.int64)
 
 

@@ -47,7 +47,7 @@ def hash_text(text: str) -> int:
 
 
 def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write sorted batches as a file of the table in `folder`, whole or not at all; returns the rows.
+    """Write sorted batches as a file of the table in `folder`, whole or not at all; return the rows.
 
     The file is named by its first hash, so that the names of files that follow each other ascend. Without rows there is
     no file.

@@ -67,7 +67,7 @@ def ids_of(elements: pa.Array) -> pa.Array:
 
 
 def element_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """NumPy's type for elements of encoded lists of this type; that of weighted ids is structured."""
+    """Return NumPy's type for elements of encoded lists of this type; that of weighted ids is structured."""
     if pa.types.is_struct(kind):
         return np.dtype([(field.name, field.type.to_pandas_dtype()) for field in kind])
     return np.dtype(kind.to_pandas_dtype())

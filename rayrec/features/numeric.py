@@ -30,7 +30,7 @@ def encode_numeric(
 ) -> NDArray[np.float32]:
     """Apply `transforms` in order to a raw column of integers, floats or nulls; `Elapsed` to times, `since` others.
 
-    Returns float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
+    Return float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
     float64 and is rounded once at the end, so the bits depend neither on the raw column's type nor on the batch.
     Raises UserError naming the feature if the column does not hold numbers (or times).
     """

@@ -298,14 +298,14 @@ class _Lookup:
         return self.dim
 
     def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) embeddings of B ids; returns how many rows of the table were read."""
+        """Write the (B, dim) embeddings of B ids; return how many rows of the table were read."""
         self.rows.read(ids, out)
         return len(ids)
 
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
         """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
 
-        Returns how many rows of the table were read.
+        Return how many rows of the table were read.
         """
         if self.pooling is None:
             return self.read_one_hot(ids.to_numpy(), out)
@@ -343,7 +343,7 @@ class _JoinedLookups:
         self.width = len(tables) * self._dim
 
     def read(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> int:
-        """Write the (n, width) embeddings of n rows, of (columns, n) ids; returns how many rows were read."""
+        """Write the (n, width) embeddings of n rows, of (columns, n) ids; return how many rows were read."""
         places = ids[self._ids].T.astype(np.int64)
         embeddings = out.reshape(len(places), -1, self._dim)
         rows = self._rows.take(self._numbers, places)

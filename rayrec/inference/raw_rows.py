@@ -146,7 +146,7 @@ class RawRows:
         return columns
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
+        """Return Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
 
         Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
         """

@@ -140,7 +140,7 @@ class Recommender:
     def recommend_ids(
         self, user_ids: NDArray[np.int64], k: int, *, exclude_known: bool = True
     ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Item ids and scores of the best `k` for each of some users' ids (see `recommend`).
+        """Return the item ids and scores of the best `k` for each of some users' ids (see `recommend`).
 
         Holds a score for every pair of a user and an item.
         """

@@ -195,7 +195,7 @@ class RowPacker:
 
 
 def id_type(schema: Schema) -> np.dtype[Any]:
-    """int32 if it can hold every id of every table, otherwise int64."""
+    """Return int32 if it can hold every id of every table, otherwise int64."""
     largest = max((f.cardinality for f in schema.categorical), default=1) - 1
     return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
@@ -221,7 +221,7 @@ def _as_binary(data: Any) -> pa.Array:
 
 
 def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
+    """Yield up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
     rows = 0
     for part in dataset.split(split).parts:
         with open_parquet(dataset.folder / part.path) as parquet:
@@ -233,7 +233,7 @@ def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) 
 
 
 def spread_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
+    """Yield up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
 
     Raises UserError if there is no such split.
     """

@@ -129,7 +129,9 @@ class Column:
         return 1.0 - self.present / self.rows if self.rows else 0.0
 
     def distinct_estimate(self, total_rows: int) -> int:
-        """Chao's lower bound of the distinct values in all rows, from those that the sample has once and twice."""
+        """Return Chao's lower bound of the distinct values in all rows, from those that the sample has once and
+        twice.
+        """
         if self.rows >= total_rows:
             return self.distinct
         once, twice = (int(np.count_nonzero(self.counts == times)) for times in (1, 2))

@@ -83,7 +83,7 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
 
 
 def config_differences(recipes: Sequence[ComparedRecipe]) -> dict[str, dict[str, Any]]:
-    """By key, the value of each recipe, where one differs from the first."""
+    """Return, by key, the value of each recipe, where one differs from the first."""
     first, *others = recipes
     base = first.runs[0].config()
     found: dict[str, dict[str, Any]] = {}

@@ -178,7 +178,9 @@ def write_messages(held: MemoryHandler) -> Path:
 
 
 def _own_head() -> Any:
-    """Ray's record of the processes that this process has started as the head of a session; None if there are none."""
+    """Return Ray's record of the processes that this process has started as the head of a session; None if there are
+    none.
+    """
     import ray
 
     node = ray._private.worker._global_node

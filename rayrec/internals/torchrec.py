@@ -82,7 +82,7 @@ class TableKernel:
     """Tables that FBGEMM looks up, and updates, in one call."""
 
     module: "nn.Module"
-    """Called with `indices`, `offsets` and `per_sample_weights`; returns (B, sum of `widths`) float32."""
+    """Take `indices`, `offsets` and `per_sample_weights`; return (B, sum of `widths`) float32."""
     features: list[str]
     """The features whose ids it takes, one after the other."""
     keys: list[str]

@@ -33,7 +33,7 @@ def lines(
     colours: Mapping[str, int] | None = None,
     note: str = "",
 ) -> Chart:
-    """Lines by name, x and y of each, perhaps with a band (low, high).
+    """Return lines by name, x and y of each, perhaps with a band (low, high).
 
     `diagonal`: where a thin line goes from the lower left to the upper right. `colours`: numbers of the lines' colours;
     by default each has its own.
@@ -105,7 +105,7 @@ def shares_and_rates(
 
 
 def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, note: str = "") -> Chart:
-    """Horizontal bars, the first at the top."""
+    """Return horizontal bars, the first at the top."""
     trace = {
         "type": "bar", "orientation": "h", "y": distinct_labels(labels, _LONGEST_ROW_LABEL), "x": rounded(values),
         "marker": {"color": _faint(_BLUE, 0.7)}, "customdata": [plain(label) for label in labels],
@@ -182,7 +182,7 @@ def intervals(
 
 
 def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
-    """Bars of shares by bins of even width, of several classes over each other."""
+    """Return bars of shares by bins of even width, of several classes over each other."""
     ends = [edge for edge in edges if edge is not None]
     middles = rounded([(a + b) / 2 for a, b in pairwise(ends)])
     traces = [
@@ -204,7 +204,7 @@ def stacked(
     note: str = "",
     is_wide: bool = True,
 ) -> Chart:
-    """Horizontal bars, one for each label, the first at the top, made of parts by name."""
+    """Return horizontal bars, one for each label, the first at the top, made of parts by name."""
     y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
         {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),

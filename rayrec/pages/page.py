@@ -146,7 +146,7 @@ def _section(section: Section, number: int, charts: list[Chart]) -> str:
 
 
 def _grid(cards: Sequence[Chart | Table], charts: list[Chart]) -> str:
-    """Cards in rows of three, without a gap: the last two, or four, are in rows of two."""
+    """Return cards in rows of three, without a gap: the last two, or four, are in rows of two."""
     halves = {0: 0, 1: 4 if len(cards) > 1 else 0, 2: 2}[len(cards) % 3]
     widths = ["third"] * (len(cards) - halves) + ["half"] * halves if len(cards) > 1 else ["whole"]
     content = []
@@ -244,7 +244,7 @@ def plus_minus(value: float, error: float) -> Measure:
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """plotly.js as a page carries it: packed, which takes two fifths of its size."""
+    """Return plotly.js as a page carries it: packed, which takes two fifths of its size."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

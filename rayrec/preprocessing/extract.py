@@ -126,7 +126,7 @@ def extract_tables(
 ) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
     """Parse the files of each table into files under `scratch` and write bad rows to the dataset's `rejected/`.
 
-    Returns the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
+    Return the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
     a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)

@@ -147,7 +147,7 @@ class Preprocessing:
         manifest.save(folder)
 
     def _fingerprint(self, output: str) -> str:
-        """Differs whenever the files of a stage, or their paths, would differ."""
+        """Return a fingerprint that differs whenever the files of a stage, or their paths, would differ."""
         settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
         settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
         content = {

@@ -105,7 +105,7 @@ def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]
 
 
 def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
-    """Row groups that are read at once, and their rows: a large one alone, small ones together.
+    """Yield the row groups that are read at once, and their rows: a large one alone, small ones together.
 
     A block of text leaves a row group to each split, of few rows to a small one; to encode few rows takes much longer
     than their share of many.

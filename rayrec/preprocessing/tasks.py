@@ -67,7 +67,9 @@ def no_tasks_left_behind(workers: Workers) -> Iterator[None]:
 
 
 def run_brief_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """As `workers.run`, for items that mostly take a moment: each task, which takes longer to start, does several."""
+    """Run tasks as `workers.run`, for items that mostly take a moment: each task, which takes longer to start,
+    does several.
+    """
     count = min(len(items), 4 * workers.parallelism)
     groups = [items[first::count] for first in range(count)]
     found = workers.run(groups, lambda group: [function(item) for item in group])

@@ -82,7 +82,7 @@ class TextLines:
     def parsed(
         self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
     ) -> ParsedLines:
-        """Good rows with their lines, and the bad lines, with their texts taken from `texts`."""
+        """Return good rows with their lines, and the bad lines, with their texts taken from `texts`."""
         rejected = np.flatnonzero(~self.good)
         shown = texts or self
         return ParsedLines(

@@ -71,7 +71,7 @@ class Source(ABC):
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns facts about them.
+        """Write `rows` raw rows drawn from a known truth into the new folder `output`; return facts about them.
 
         `days`: write a file for each of this many days; None unless `generated.has_days`. `drift`: how much values and
         preferences change from one of the days to the next; 0 for not at all. `compress`: write gzip files. Raises

@@ -80,7 +80,9 @@ def here(path: Path) -> Path:
 
 
 def in_folder_around(path: Path) -> Path:
-    """Of a staged folder, its path in the staged copy of the folder around it, where its siblings are; or `path`."""
+    """Return, for a staged folder, its path in the staged copy of the folder around it, where its siblings are;
+    or `path`.
+    """
     parts = urlsplit(location(path))
     segments = [segment for segment in parts.path.split("/") if segment]
     if staged_root(path) != path or not segments:

@@ -84,7 +84,7 @@ def require_registry(server: str | None) -> None:
 
 
 def register(folder: Path, name: str, server: str | None, run: str | None) -> str:
-    """Make a model folder the next version of a registered model, which may be a new one; returns the version.
+    """Make a model folder the next version of a registered model, which may be a new one; return the version.
 
     `server`: by default that of MLFLOW_TRACKING_URI. `run`: the id of the MLflow run that the folder becomes artifacts
     of; by default a new one. Raises ConfigError if no server is known, UserError if it fails.

@@ -138,7 +138,7 @@ class Remote:
             raise FileNotFoundError(f"{self._uri}: has no file {name}") from None
 
     def read(self, name: str, sink: BinaryIO) -> int:
-        """Copy a file to `sink`; returns the number of bytes."""
+        """Copy a file to `sink`; return the number of bytes."""
         try:
             with self.open(name) as source:
                 copied = 0

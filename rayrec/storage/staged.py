@@ -27,7 +27,7 @@ _HANDOVER_SECONDS = 60.0
 
 
 def fetch(path: Path, progress: Progress | None = None, *, whole: bool = False) -> Path:
-    """Bring the staged folder of a path up to date with its URI, on this node; returns the path on this node.
+    """Bring the staged folder of a path up to date with its URI, on this node; return the path on this node.
 
     Large files are left where they are, and `rayrec.storage.files` reads them there; `whole`: those below `path` are
     fetched too, as they will be mapped. Any other path is returned as it is. Only one process at a time fetches, and

@@ -110,7 +110,7 @@ class Upload:
     def pass_once(self, progress: Progress | None = None) -> bool:
         """Send new and changed files, then delete those that an earlier pass saw and that are gone.
 
-        Returns False if the folder changed meanwhile: then no manifest was sent and nothing was deleted, because files
+        Return False if the folder changed meanwhile: then no manifest was sent and nothing was deleted, because files
         that a manifest refers to may be missing. The next pass does so. Raises UserError.
         """
         # Manifests are read first, and sent as they were then, so that all files that they refer to are found.

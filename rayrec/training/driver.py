@@ -101,7 +101,7 @@ def train(
     by_ray_data: bool | None = None,
     progress: Progress | None = None,
 ) -> Metrics:
-    """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
+    """Train a recipe's model; return the metrics by held-out split, and progressive ones.
 
     The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs. Workers read
     `by_ray_data`, or by threads of their own; by default as `execution_of` says.

@@ -49,7 +49,7 @@ class Memory:
         return self.held == share.held or self.held + count <= self.most
 
     def _next(self) -> "_Wait":
-        """Of those who wait, the one that is served next."""
+        """Return the one of those who wait that is served next."""
         if self._oldest_is_next:
             return self._waiting[0]
         return min(self._waiting, key=lambda wait: wait.share.held + wait.count)

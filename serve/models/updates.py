@@ -258,7 +258,7 @@ class Updates:
 
 
 def _without_folder(message: str, folder: Path) -> str:
-    """Clients learn what is wrong, not where the server keeps its files."""
+    """Remove the folder from an error: clients learn what is wrong, not where the server keeps its files."""
     # A delta may be refused because of a folder beside it, and is not opened alone if it was staged so.
     for place in (folder, folder.parent, in_folder_around(folder).parent):
         message = message.replace(f"{place}/", "")

@@ -277,6 +277,6 @@ def parse_json(body: bytes, example: str) -> Any:
 
 
 def _stated_size(headers: Mapping[bytes, bytes]) -> int:
-    """Content-Length, or 0 if it is absent or not a number."""
+    """Return Content-Length, or 0 if it is absent or not a number."""
     length = headers.get(_LENGTH, b"0")
     return int(length) if length.isdigit() and len(length) < 20 else 0

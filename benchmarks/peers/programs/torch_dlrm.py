@@ -43,7 +43,7 @@ class DLRM(nn.Module):
 
 
 def layers(widths: list[int], *, last_relu: bool) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     found: list[nn.Module] = []
     for width, following in itertools.pairwise(widths):
         linear = nn.Linear(width, following)

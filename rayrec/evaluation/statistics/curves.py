@@ -56,7 +56,9 @@ class _Shares:
 
     @classmethod
     def of(cls, positives: Numbers, negatives: Numbers) -> "_Shares":
-        """From the weights (samples, k) of both classes above the thresholds, of which the last is below all rows."""
+        """Make the curves from the weights (samples, k) of both classes above the thresholds, of which the last
+        is below all rows.
+        """
         both = positives + negatives
         recall, fallout, share = (weights / weights[:, -1:] for weights in (positives, negatives, both))
         with np.errstate(invalid="ignore"):  # nothing may be above a threshold in a resample

@@ -68,7 +68,7 @@ class Difference:
 
 
 def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dict[str, dict[str, Repeats]]:
-    """By metric, then by recipe, what its runs reached; all of them scored the same rows in the same order."""
+    """Return, by metric and recipe, the values of its runs; all of them scored the same rows in the same order."""
     runs = [run for group in groups.values() for run in group]
     first = runs[0]
     units = int(first.unit.max()) + 1

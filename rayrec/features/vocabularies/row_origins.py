@@ -36,7 +36,7 @@ class ListedIds:
 
     @classmethod
     def of(cls, feature: CategoricalFeature) -> "ListedIds | None":
-        """None for a feature without a vocabulary. Nothing else in this module knows the order of the ids."""
+        """Return None for a feature without a vocabulary. Nothing else in this module knows the order of the ids."""
         vocabulary, first_value = feature.vocabulary, 1 + feature.unlisted_buckets
         if vocabulary is None:
             return None

@@ -84,7 +84,7 @@ def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[s
 
 
 def rows_of_parts(rows: int) -> int:
-    """About how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
+    """Return about how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
     return max(1, min(-(-rows // _PARTS_AIMED_AT), ROWS_PER_PART))
 
 

@@ -72,7 +72,7 @@ class LabelledRows:
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, most: int) -> "LabelledRows":
-        """About `most` rows of a split with known labels, in row groups from all over it.
+        """Return about `most` rows of a split with known labels, in row groups from all over it.
 
         Raises UserError if there is no such split, or its rows have one label.
         """

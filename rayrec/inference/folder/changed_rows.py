@@ -112,7 +112,7 @@ class OverlaidTable:
             np.multiply(self._rows.take(numbers, rows), self._scales.take(numbers, rows)[:, None], out=out)
 
     def _read_one(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
-        """What `read` does, for one id in a fifth of the time: most requests have one row."""
+        """Do what `read` does, for one id in a fifth of the time: most requests have one row."""
         row = int(ids[0])
         entry = int(self._ids.searchsorted(row))
         if entry == len(self._ids) or self._ids[entry] != row:

@@ -105,7 +105,8 @@ def load_held_out_rows(folder: Path) -> HeldOutRows | None:
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
-    """Raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and missing.
+    """Return raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and
+    missing.
 
     `columns` are the raw columns of the schema (`RawRows.columns`); those that the model looks up are left out.
     """

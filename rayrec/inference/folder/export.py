@@ -66,7 +66,7 @@ def export_checkpoint(
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
         origin: What the model was made from, as far as it is to be known of it.
 
-    Returns that comparison: the split and its rows, the metrics of both, their changes and the differences of the
+    Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """

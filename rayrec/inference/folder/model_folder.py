@@ -254,7 +254,7 @@ class ModelFolder:
         return GrownVocabulary(lookup, changes, name) if changes else lookup
 
     def table_bytes(self) -> int:
-        """Size of all files that the tables are read from."""
+        """Return the size of all files that the tables are read from."""
         whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
         changed = [delta.folder / ROWS_FILE for delta in self.deltas if delta.manifest.tables]
         return sum(path.stat().st_size for path in (*whole, *changed))
@@ -282,7 +282,7 @@ class ModelFolder:
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:
-    """Relative paths of the schema's vocabularies."""
+    """Return the relative paths of the schema's vocabularies."""
     return sorted({feature.vocabulary.file for feature in schema.categorical if feature.vocabulary is not None})
 
 

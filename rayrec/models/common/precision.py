@@ -26,7 +26,7 @@ class Precision:
     """Why this was picked, for the log."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Autocast for the dense network."""
+        """Return the autocast of the dense network."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
 

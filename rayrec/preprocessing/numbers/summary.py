@@ -135,7 +135,7 @@ def fitted(fit: Fit, summary: Summary | None) -> NumericTransform:
 def _coarse(
     keys: NDArray[np.int64], counts: NDArray[np.int64], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Ranges as wide as it takes for no more than `MOST_RANGES` of them: twice, four times ... the width."""
+    """Return ranges as wide as it takes for no more than `MOST_RANGES` of them: twice, four times ... the width."""
     while len(keys) > MOST_RANGES:
         shift += 1
         keys, counts = _added(keys >> 1, counts)
@@ -150,7 +150,7 @@ def _added(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[
 
 
 def _ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Integers in the order of the numbers."""
+    """Return the integers in the order of the numbers."""
     bits = values.view(np.int64)
     return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
 

@@ -276,7 +276,7 @@ class _Planner:
     # --- rules
 
     def _match_rules(self, roles: set[str], label: str) -> set[str]:
-        """Make the features of all rules; returns the columns that they read.
+        """Make the features of all rules; return the columns that they read.
 
         Patterns leave out columns that say something of the row (`roles`) and ignored ones.
         """

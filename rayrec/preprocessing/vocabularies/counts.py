@@ -196,7 +196,7 @@ def _summed(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.Table
 
 
 def _write(sums: Iterator[pa.Table], path: Path, gone: Path, features: Sequence[str], first: int | None) -> int:
-    """Write values to the files PATH-*, and those whose last moment is before `first` to GONE-*; returns the rows."""
+    """Write values to the files PATH-*, and those whose last moment is before `first` to GONE-*; return the rows."""
     rows, dictionary = 0, pa.array(features, pa.string())
     with (
         new_parquet_files(path, _STORED, _ROWS_PER_FILE, compression="lz4") as (keep, _),

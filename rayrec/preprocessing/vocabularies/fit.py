@@ -216,7 +216,7 @@ def _number(
 ) -> dict[str, int]:
     """Write the values of features with ids, in one file, or in a file a part for long vocabularies; then the indexes.
 
-    Returns the features' fingerprints.
+    Return the features' fingerprints.
     """
     files: list[_Numbering] = []
     for name, of_feature in pieces.items():
@@ -252,7 +252,7 @@ class _Numbering:
 
 
 def _write_ids(file: _Numbering) -> int:
-    """Write a vocabulary file; returns the fingerprint of its values."""
+    """Write a vocabulary file; return the fingerprint of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))

@@ -79,7 +79,7 @@ class Workers(Protocol):
         """Most partitions that rows are brought together in."""
 
     def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-        """Run a task for each item; returns the results, small ones, in the order of the items."""
+        """Run a task for each item; return the results, small ones, in the order of the items."""
 
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema

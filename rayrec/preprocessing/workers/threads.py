@@ -153,4 +153,4 @@ class Threads:
         return np.arange(partitions, dtype=np.int32)
 
     def cancel(self) -> None:
-        """No task runs any more when `run` has raised an error."""
+        """Stop all tasks; none runs any more when `run` has raised an error."""

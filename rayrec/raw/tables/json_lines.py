@@ -60,7 +60,7 @@ class JsonLinesLayout:
 
 
 def _parse_parts(data: bytes, kinds: Mapping[str, pa.DataType | None]) -> Iterator[tuple[bytes, Cells]]:
-    """Whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
+    """Yield whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
     lines = TextLines(data)
     lines.reject_undecodable()
     exact = {name: kind for name, kind in kinds.items() if kind is not None}

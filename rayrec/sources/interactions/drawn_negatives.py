@@ -34,7 +34,7 @@ class NegativeSampler:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lists of items for k users (k,) that know `num_known` (k,) items each.
 
-        `known`: the items that each user knows, each once, ascending, one user after the other. Returns the lists one
+        `known`: the items that each user knows, each once, ascending, one user after the other. Return the lists one
         after the other and their lengths (k,): `negatives`, or less if `distinct` finds fewer items that a user does
         not know, and 0 if there are none.
         """

@@ -210,7 +210,7 @@ def generate(
 
     One file `ratings.csv`, or with `days` the files `day_0.csv` ... with equal shares of the rows, whose times are on
     that day. No user rates an item twice; all but the last user of a file have at least LEAST_INTERACTIONS ratings in
-    it. `drift`: how much items and tastes change from day to day, 0 to 10; users come and go at any. Returns the number
+    it. `drift`: how much items and tastes change from day to day, 0 to 10; users come and go at any. Return the number
     of `items` in the catalogue, chosen or not, and without `days` that of `users`. Raises UserError on arguments out of
     range or an existing output.
     """
@@ -220,7 +220,7 @@ def generate(
         progress.stage("generate", rows)
 
         def write_file(name: str, blocks: Iterator[pa.RecordBatch], left: int) -> pa.RecordBatch:
-            """Write so many of the rows; returns the last of them."""
+            """Write so many of the rows; return the last of them."""
             with csv_file(folder / (f"{name}.gz" if compress else name), _SCHEMA) as write:
                 while True:
                     batch = next(blocks).slice(0, left)

@@ -70,7 +70,7 @@ def write_rows(
     With `parent` the pairs of all its splits are known here, as are those that are no choices (`has_known`); they and
     those of `train` are written as the split `known`.
 
-    Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
+    Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
     user, item = (feature.name for feature in encoder.schema.categorical)

@@ -127,9 +127,9 @@ class TrainStep:
                 group["lr"] = rates[part].dense
 
     def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> tuple[Tensor, Tensor]:
-        """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`.
+        """Run the dense network forward and backward, in parts; gradients end in its parameters and `boundary`.
 
-        Returns the loss and the logits, as `StepOutcome` has them.
+        Return the loss and the logits, as `StepOutcome` has them.
         """
         listwise = self._config.loss.listwise
         count = max(self._config.gradient_accumulation, self.model.parts_of(batch.size))

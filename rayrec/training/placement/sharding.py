@@ -123,11 +123,11 @@ class ShardingPlan:
     shards: tuple[ShardPlacement, ...]
 
     def bytes_by_rank(self) -> list[int]:
-        """On the ranks' devices."""
+        """Return the bytes on the ranks' devices."""
         return [sum(s.bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
 
     def host_bytes_by_rank(self) -> list[int]:
-        """In the memory of the ranks' machines, for tables that their GPUs have no room for."""
+        """Return the bytes in the memory of the ranks' machines, for tables that their GPUs have no room for."""
         return [sum(s.host_bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
 
     def tables_by(self, kernel: Kernel) -> set[str]:

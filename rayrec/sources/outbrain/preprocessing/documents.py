@@ -125,7 +125,7 @@ def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, i
 
 
 def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> dict[int, int]:
-    """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; returns their sizes."""
+    """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; return their sizes."""
     from pyspark.sql import functions as f
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:

@@ -150,7 +150,7 @@ class Users:
         return np.where(rng.random(n) < share, of_interest, popular)
 
     def _platforms(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Mostly the user's own."""
+        """Draw platforms, mostly the user's own."""
         other = self.rng.choice(3, len(user), p=_PLATFORM_SHARES) + 1
         return np.where(self.rng.random(len(user)) < 0.8, self._platform[user], other)
 

@@ -82,7 +82,9 @@ def _batch(table: Table, columns: Sequence[NDArray[np.int64] | pa.Array]) -> pa.
 
 
 def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
-    """Fourteen hexadecimal digits, others for every user: products with odd numbers and shifts are bijections."""
+    """Return fourteen hexadecimal digits, others for every user: products with odd numbers and shifts are
+    bijections.
+    """
     mask = np.uint64(2**_UUID_BITS - 1)
     x = (user.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7D) & mask
     x = ((x ^ (x >> np.uint64(28))) * np.uint64(0x58476D1CE4E5B9)) & mask
@@ -91,6 +93,6 @@ def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
 
 
 def _entities(entity: NDArray[np.int64]) -> pa.StringArray:
-    """Thirty-two hexadecimal digits."""
+    """Return thirty-two hexadecimal digits."""
     first = mix(entity.astype(np.uint64))
     return pc.binary_join_element_wise(to_hexadecimal(first), to_hexadecimal(mix(first)), "")

@@ -72,13 +72,13 @@ class World:
     def draw_promoted(
         self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Popular promoted documents, as documents."""
+        """Draw popular promoted documents, as documents."""
         return _popular(promoted, uniform, topic) * PROMOTED_EVERY
 
     def draw_page(
         self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Popular pages, as documents."""
+        """Draw popular pages, as documents."""
         group, place = np.divmod(_popular(promoted * (PROMOTED_EVERY - 1), uniform, topic), PROMOTED_EVERY - 1)
         return group * PROMOTED_EVERY + 1 + place
 
@@ -153,7 +153,7 @@ class World:
 
 
 def _popular(size: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Popular ones of `size` things, or of those among them with a topic."""
+    """Draw popular ones of `size` things, or of those among them with a topic."""
     if topic is None:
         return (size * uniform**_POPULARITY_POWER).astype(np.int64)
     of_topic = (size - topic - 1) // TOPICS + 1
