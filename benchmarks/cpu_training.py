@@ -137,7 +137,9 @@ def _dlrm(checkout: Path, window: int, windows: int, folder: Path) -> list[float
 
 
 def dlrm_recipe(batch: int, train: dict[str, Any]) -> dict[str, Any]:
-    """A recipe for the model of `write_dataset`'s rows, which trains on a CPU by SGD and does nothing besides."""
+    """Return a recipe for the model of `write_dataset`'s rows, which trains on a CPU by SGD and does nothing
+    besides.
+    """
     sgd = {"kind": "sgd", "lr": LEARNING_RATE}
     own = {
         "global_batch_size": batch,
@@ -179,7 +181,7 @@ def write_dataset(folder: Path) -> Dataset:
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each side's median over rounds, and the median over rounds of its ratio to the first side."""
+    """Return each side's median over rounds, and the median over rounds of its ratio to the first side."""
     by_side: dict[str, dict[int, float]] = {}
     for row in rows:
         by_side.setdefault(row["side"], {})[row["round"]] = row["samples_per_second"]

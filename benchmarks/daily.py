@@ -75,7 +75,9 @@ def main() -> None:
 
 
 def measure(folder: Path, days: int, rows: int, seed: int) -> list[dict[str, Any]]:
-    """For each day the AUC of the three models on the next day, the best reachable one, and the seconds of each."""
+    """Return for each day the AUC of the three models on the next day, the best reachable one, and the seconds
+    of each.
+    """
     raw = folder / "raw"
     size = ("--rows", (days + 1) * rows, "--days", days + 1)
     rayrec("generate", "criteo", *size, "--seed", seed, "--output", raw)
@@ -113,7 +115,7 @@ def train(folder: Path, way: str, day: int) -> dict[str, float]:
 
 
 def next_day_auc(folder: Path, way: str, day: int, next_day: int) -> float:
-    """The AUC of a day's model on the raw rows of another day."""
+    """Return the AUC of a day's model on the raw rows of another day."""
     scores = folder / f"scores-{way}-{next_day}"
     raw = folder / "raw" / f"day_{next_day}"
     rayrec("predict", folder / f"run-{way}-{day}", "--raw", "--input", raw, "--output", scores)
@@ -122,7 +124,7 @@ def next_day_auc(folder: Path, way: str, day: int, next_day: int) -> float:
 
 
 def summary(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the days show, and whether that is what they must show."""
+    """Return what the days show, and whether that is what they must show."""
     last = days[-1]
     seconds = {way: sum(last["seconds"][way].values()) for way in WAYS[1:]}
     worst = min(day["auc"]["daily"] - day["auc"]["anew"] for day in days)
@@ -141,7 +143,7 @@ def summary(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(days: Sequence[dict[str, Any]]) -> str:
-    """The AUC by day as SVG."""
+    """Return the AUC by day as SVG."""
     lines = {"best reachable": [day["best_auc"] for day in days]}
     lines |= {
         name: [day["auc"][way] for day in days]

@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
-    """Whether days that are killed end as undisturbed ones, and how often each phase was killed."""
+    """Return whether days that are killed end as undisturbed ones, and how often each phase was killed."""
     undisturbed, first_day = folder / "undisturbed", folder / "first-day"
     times: dict[str, float] = {}
     for day in range(DAYS):
@@ -123,7 +123,7 @@ def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]
 
 
 def followed(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
-    """Whether `rayrec follow`, killed while files land, takes each of them in once."""
+    """Return whether `rayrec follow`, killed while files land, takes each of them in once."""
     landing, output = folder / "landing", folder / "followed"
     landing.mkdir()
     shutil.copytree(folder / "undisturbed", output)
@@ -147,7 +147,7 @@ def followed(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
 
 
 def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
-    """Whether a server that is killed while it applies deltas answers as the last version does in Python."""
+    """Return whether a server that is killed while it applies deltas answers as the last version does in Python."""
     from rayrec.inference.predictor import load_model
 
     versions = folder / "followed" / "models"
@@ -176,7 +176,7 @@ def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
 
 @contextmanager
 def _server(models: Path, log: Path) -> Iterator[str]:
-    """A server that answers, which is killed at the end of the block; yields the address of its model `ctr`.
+    """Yield a server that answers, which is killed at the end of the block; yields the address of its model `ctr`.
 
     Its port is a new one, as the proxy of one that was killed may live for some seconds.
     """
@@ -196,14 +196,14 @@ def _server(models: Path, log: Path) -> Iterator[str]:
 
 
 def _scores(address: str, rows: list[dict[str, Any]]) -> tuple[int, list[float]]:
-    """The version that answers, and the scores of some rows."""
+    """Return the version that answers, and the scores of some rows."""
     answer = requests.post(f"{address}:predict", json={"instances": rows}, timeout=10)
     answer.raise_for_status()
     return int(answer.json()["version"]), answer.json()["predictions"]
 
 
 def state(output: Path) -> dict[str, Any]:
-    """Vocabularies, counts and rows of the last day, and every weight of the last model."""
+    """Return the vocabularies, counts and rows of the last day, and every weight of the last model."""
     from rayrec.inference.folder.model_folder import ModelFolder
 
     dataset = output / "days" / f"{DAYS - 1:04d}" / "dataset"
@@ -226,14 +226,14 @@ def _day(folder: Path, output: Path, day: int) -> list[object]:
 
 
 def _waiting(output: Path, files: list[Path]) -> bool:
-    """Whether a file was not taken in yet, or a day that was begun has not ended."""
+    """Return whether a file was not taken in yet, or a day that was begun has not ended."""
     taken = _published_inputs(output)
     unfinished = any(not (day / "outcome.json").exists() for day in (output / "days").glob("[0-9]*"))
     return unfinished or any(str(path) not in taken for path in files)
 
 
 def _published_inputs(output: Path) -> Counter[str]:
-    """How many published days took in each file."""
+    """Return how many published days took in each file."""
     found: Counter[str] = Counter()
     for day in (output / "days").glob("[0-9]*"):
         outcome = day / "outcome.json"

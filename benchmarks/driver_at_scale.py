@@ -99,13 +99,13 @@ def _parts(rows: int) -> tuple[PartInfo, ...]:
 
 
 def _sent(items: list[Any]) -> dict[str, Any]:
-    """The bytes that the tasks of `items` are sent."""
+    """Return the bytes that the tasks of `items` are sent."""
     sizes = [batch.nbytes for batch in packed_items(items)]
     return {"tasks": len(sizes), "sent_mib": round(sum(sizes) / _MIB, 2), "most_bytes_of_a_task": max(sizes)}
 
 
 def _parse(rows: int, nodes: int) -> dict[str, Any]:
-    """The tasks that parse chunks, and what they report."""
+    """Return the tasks that parse chunks, and what they report."""
     chunks = _chunks(rows)
     sent = _sent(list(enumerate(chunks)))
     per_chunk = rows // len(chunks)
@@ -128,18 +128,18 @@ def _parse(rows: int, nodes: int) -> dict[str, Any]:
 
 
 def _of_segments(rows: int, nodes: int) -> dict[str, Any]:
-    """The tasks of a stage that reads segments, such as the one that counts values."""
+    """Return the tasks of a stage that reads segments, such as the one that counts values."""
     return _sent(_segments(rows))
 
 
 def _of_parts(rows: int, nodes: int) -> dict[str, Any]:
-    """The tasks that write parts in the order of the input."""
+    """Return the tasks that write parts in the order of the input."""
     size = rows_of_a_part(rows, ShardLayoutConfig())
     return _sent(list(enumerate(segments_by_part(_segments(rows), size))))
 
 
 def _manifest(rows: int, nodes: int) -> dict[str, Any]:
-    """The manifest, written and read again."""
+    """Return the manifest, written and read again."""
     split = SplitInfo(rows=rows, positives=0.0, parts=_parts(rows))
     manifest = Manifest(splits={"train": split}, rejected={}, sources=(), config={})
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,9 @@ def _manifest(rows: int, nodes: int) -> dict[str, Any]:
 
 
 def _batches(rows: int, nodes: int) -> dict[str, Any]:
-    """The order of the batches of an epoch, as one of the ranks computes it, and its reads of the first batches."""
+    """Return the order of the batches of an epoch, as one of the ranks computes it, and its reads of the first
+    batches.
+    """
     ranks = nodes * _GPUS_A_NODE
     order = BatchOrder(
         units=Units.of(_parts(rows)), global_batch_size=ranks * _BATCH_A_GPU, world_size=ranks, rank=ranks // 2
@@ -167,7 +169,7 @@ def _batches(rows: int, nodes: int) -> dict[str, Any]:
 
 
 def _predict(rows: int, nodes: int) -> dict[str, Any]:
-    """The tasks that score row groups."""
+    """Return the tasks that score row groups."""
     tasks = row_group_tasks(Path("/data"), _parts(rows), rows_of_parts(rows))
     sizes = [task.nbytes for task in tasks]
     return {"tasks": len(tasks), "sent_mib": round(sum(sizes) / _MIB, 2), "most_bytes_of_a_task": max(sizes)}

@@ -114,7 +114,7 @@ def aucs(elastic: Path, undisturbed: Path) -> dict[str, Any]:
 
 
 def losses_beside(elastic: Path, undisturbed: Path) -> dict[str, Any]:
-    """Whether a change of size moves the loss by less than the next batches do anyway.
+    """Return whether a change of size moves the loss by less than the next batches do anyway.
 
     Continuous: around each change the two runs' losses differ by less than the median of what the undisturbed run's
     loss changes from one record to the next.
@@ -157,7 +157,7 @@ def train(
 
 
 def sizes(run: Path) -> list[tuple[int, int]]:
-    """The numbers of workers that the run has had, one after the other, each with the step that it began at."""
+    """Return the numbers of workers that the run has had, one after the other, each with the step that it began at."""
     found: list[tuple[int, int]] = []
     for record in read_history(run / "history.jsonl"):
         if record["event"] == "epoch" and (not found or found[-1][1] != record["workers"]):
@@ -166,7 +166,7 @@ def sizes(run: Path) -> list[tuple[int, int]]:
 
 
 def curve(run: Path, event: str, metric: str) -> dict[int, float]:
-    """A metric by step."""
+    """Return a metric by step."""
     return {r["step"]: r[metric] for r in read_history(run / "history.jsonl") if r["event"] == event}
 
 
@@ -178,7 +178,7 @@ def differences_of(one: dict[int, float], other: dict[int, float]) -> dict[int, 
 
 
 def wait_for_workers(run: Path, wanted: list[int], process: "subprocess.Popen[bytes]", steps: int) -> None:
-    """Until the run has had these numbers of workers, and has made so many steps with the last one."""
+    """Wait until the run has had these numbers of workers, and has made so many steps with the last one."""
     while True:
         found, records = sizes(run), list(read_history(run / "history.jsonl"))
         if [size for _, size in found] == wanted and records[-1]["step"] >= found[-1][0] + steps:

@@ -66,7 +66,7 @@ LOGS = {
 
 
 def first_row(path: Path, source: dict[str, Any]) -> dict[str, Any]:
-    """The first row as a request has it: the columns that features are made of, numbers as such."""
+    """Return the first row as a request has it: the columns that features are made of, numbers as such."""
     kinds: dict[str, str] = {}
     for rule in source["features"]:
         columns = rule["columns"] if isinstance(rule["columns"], list) else [rule["columns"]]
@@ -82,7 +82,7 @@ def first_row(path: Path, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_answer(log: Log, data: Path, folder: Path) -> dict[str, Any]:
-    """Seconds of each part, the AUC of the test split and the answer."""
+    """Return the seconds of each part, the AUC of the test split and the answer."""
     environment = environment_without_cluster()
     path, recipe, port = data / log.file, folder / "mine.yaml", free_port()
 

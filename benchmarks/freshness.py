@@ -95,7 +95,7 @@ def measure(folder: Path, seconds: int, rows: int, first_rows: int) -> dict[str,
 
 
 def _newest(output: Path, landed: dict[str, float]) -> int:
-    """The version that was trained on the file that landed last; beyond all versions if there is none yet."""
+    """Return the version that was trained on the file that landed last; beyond all versions if there is none yet."""
     return _version_of_file(output).get(list(landed)[-1], 2**31)
 
 

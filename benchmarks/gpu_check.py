@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def training_sections(folder: Path, device: str, workers: int, *, batch: int | None = None, **smaller: int) -> Sections:
-    """Those that train, on GPUs, or on CPUs by the same functions.
+    """Return those that train, on GPUs, or on CPUs by the same functions.
 
     `batch` and `smaller` (`largest`, `steps`) make the recipes' smaller than they were published.
     """
@@ -129,7 +129,7 @@ def run_sections(sections: Sections, output: Path) -> int:
 
 
 def describe_gpu() -> Row:
-    """What a section's results say of the GPU, beside the machine; nothing where there is none."""
+    """Return what a section's results say of the GPU, beside the machine; nothing where there is none."""
     if not torch.cuda.is_available():
         return {}
     properties = torch.cuda.get_device_properties(0)
@@ -142,7 +142,7 @@ def describe_gpu() -> Row:
 
 
 def run_tests(tests: Sequence[str]) -> list[Row]:
-    """One row, with pytest's last line, or with why the tests did not run."""
+    """Return one row, with pytest's last line, or with why the tests did not run."""
     if importlib.util.find_spec("pytest") is None:
         return [{"skipped": "pytest is not installed; the errors below cover the same kernels"}]
     # The project's pytest settings ask for plug-ins and versions that a bare machine need not have.

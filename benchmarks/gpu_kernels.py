@@ -18,7 +18,7 @@ SHAPES = {"criteo": (65_536, 26, 128), "narrow": (65_536, 10, 16), "many feature
 
 
 def measure_errors() -> list[Row]:
-    """Largest error of each pass, relative to the standard deviation of its sums."""
+    """Return the largest error of each pass, relative to the standard deviation of its sums."""
     rows = []
     for shape in ((4_096, 26, 128), (1_000, 7, 130), (100, 99, 33)):
         for precision, dtype in DTYPES.items():
@@ -46,7 +46,7 @@ def measure_errors() -> list[Row]:
 
 
 def measure_speed() -> list[Row]:
-    """Each pass by Triton, by torch and by compiled torch, as a share of what a plain copy reaches."""
+    """Return each pass by Triton, by torch and by compiled torch, as a share of what a plain copy reaches."""
     peak = copy_bandwidth()
     compiled_forward = torch.compile(reference_forward, dynamic=False)
     compiled_backward = torch.compile(reference_backward, dynamic=False)
@@ -101,7 +101,9 @@ def measure_speed() -> list[Row]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes/s, read and written, of a device-to-device copy of 1 GiB: what a kernel bound by memory can reach."""
+    """Return the bytes/s, read and written, of a device-to-device copy of 1 GiB: what a kernel bound by memory can
+    reach.
+    """
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / _milliseconds(lambda: target.copy_(source)) * 1e3
@@ -128,7 +130,7 @@ def _inputs(
 
 
 def _error(ours: Tensor, exact: Tensor, terms: int) -> float:
-    """Sums of `terms` products of unit normals have a deviation of sqrt(terms)."""
+    """Return the largest relative error; sums of `terms` products of unit normals have a deviation of sqrt(terms)."""
     return ((ours.double() - exact).abs() / (exact.abs() + terms**0.5)).max().item()
 
 
@@ -137,7 +139,7 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _milliseconds(run: Callable[[], Any]) -> float:
-    """Median time of a call, with the L2 cache flushed before each."""
+    """Return the median time of a call, with the L2 cache flushed before each."""
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=50, rep=200, return_mode="median"))

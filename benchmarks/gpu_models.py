@@ -17,7 +17,7 @@ NUMERIC, CATEGORICAL = 13, 26
 
 
 def criteo_schema(cardinality: int) -> Schema:
-    """Criteo's columns, every table with the same number of rows."""
+    """Return Criteo's columns, every table with the same number of rows."""
     return Schema(
         label="label",
         features=(

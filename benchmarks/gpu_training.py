@@ -75,7 +75,7 @@ class Kind:
 
 
 def kinds() -> list[Kind]:
-    """Every optimizer, number format and model, and what else is trained in another way on a GPU."""
+    """Return every optimizer, number format and model, and what else is trained in another way on a GPU."""
     on_gpu, anywhere = ("cuda",), ("cpu", "cuda")
     dense = {"kind": "adam", "lr": 0.01}
     fused = {
@@ -202,13 +202,13 @@ def _compare(kind: Kind, folder: Path, error: str | None) -> Row:
 
 
 def losses_of(run: Path) -> dict[int, float]:
-    """Losses by step of a run, or of the one that replaced it."""
+    """Return the losses by step of a run, or of the one that replaced it."""
     alone = run.with_name(f"{run.name}-alone")
     return losses(alone if alone.exists() else run)
 
 
 def _difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """The largest difference of two losses of the same step, relative to the second."""
+    """Return the largest difference of two losses of the same step, relative to the second."""
     if one.keys() != other.keys():
         return math.inf
     return max(abs(one[step] - other[step]) / abs(other[step]) for step in one)
@@ -295,7 +295,8 @@ ON_CPU = (Variant("bf16", False, "fp32"), Variant("fp32", False, "fp32"))
 def measure_steps(
     folder: Path, device: str, workers: int, speed: Speed, *, largest: int = 2**31, steps: int = 40
 ) -> list[Row]:
-    """M samples/s of steps, and of scoring, on batches that lie on the device, beside NVIDIA's; and ten steps' profile.
+    """Return M samples/s of steps, and of scoring, on batches that lie on the device, beside NVIDIA's; and ten steps'
+    profile.
 
     A row a variant; several workers have the first alone. `largest`: the most rows of a table.
     """
@@ -322,7 +323,7 @@ def measure_runs(
     largest: int = 100_000,
     steps: int = 40,
 ) -> list[Row]:
-    """M samples/s of whole runs from Parquet, by the loop of `rayrec train`: rows in memory, or streamed.
+    """Return M samples/s of whole runs from Parquet, by the loop of `rayrec train`: rows in memory, or streamed.
 
     Tables have 100,000 rows at most, as a run ends with a checkpoint. The figures are of the second half of the steps.
     """
@@ -416,7 +417,7 @@ def _measure_steps(rank: int, workers: int, device: str, place: str, content: di
 
 
 def _seconds(run: Iterator[Any], steps: int, context: RankContext) -> float:
-    """What `steps` steps take on the slowest rank, after some that warm up."""
+    """Return what `steps` steps take on the slowest rank, after some that warm up."""
     for _ in islice(run, max(2, steps // 4)):
         pass
     _finish(context)

@@ -130,7 +130,9 @@ def _read_parquet(dataset: Dataset, batch_size: int, *, v2: bool) -> Iterator[in
 
 
 def _measure_memory(folder: Path, rows: int, batch_size: int) -> dict[str, Any]:
-    """Peak memory of the consuming process while it streams; pages of the files that it maps do not count."""
+    """Return the peak memory of the consuming process while it streams; pages of the files that it maps do not
+    count.
+    """
     small, large = Dataset.open(folder / "small"), _write_dataset(folder / "large", _LARGER * rows)
     return {
         f"{dataset.split('train').rows} rows": {"peak_anonymous_bytes": _peak_memory(dataset, batch_size)}

@@ -117,7 +117,7 @@ def _write_vocabulary(folder: Path, table: int, size: int) -> Vocabulary:
 
 
 def _make(folder: Path, rows: int, memory_gib: float) -> dict[str, float]:
-    """Write the model folder; returns the seconds that the vocabularies took."""
+    """Write the model folder; return the seconds that the vocabularies took."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     source = folder.with_name(f"{folder.name}-vocabularies")
     began = time.perf_counter()

@@ -11,7 +11,9 @@ _LABEL_HEIGHT = 17
 
 
 def line_chart(x: Sequence[float], lines: Mapping[str, Sequence[float]], *, x_title: str, y_title: str) -> str:
-    """The SVG of up to four lines by name, whose values (n,) belong to the places `x` (n,), in ascending order."""
+    """Return the SVG of up to four lines by name, whose values (n,) belong to the places `x` (n,), in ascending
+    order.
+    """
     values = [value for line in lines.values() for value in line]
     step = _tick_step(max(values) - min(values))
     low, high = math.floor(min(values) / step), math.ceil(max(values) / step)
@@ -45,13 +47,13 @@ def line_chart(x: Sequence[float], lines: Mapping[str, Sequence[float]], *, x_ti
 
 
 def _tick_step(span: float) -> float:
-    """The least of 1, 2 and 5 times a power of ten that cuts the span into six parts at most."""
+    """Return the least of 1, 2 and 5 times a power of ten that cuts the span into six parts at most."""
     power = 10.0 ** math.floor(math.log10(span / 6)) if span else 1.0
     return next(power * factor for factor in (1, 2, 5, 10) if span <= 6 * power * factor)
 
 
 def _apart(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Heights of labels, no higher than wanted and far enough apart to be read."""
+    """Return the heights of labels, no higher than wanted and far enough apart to be read."""
     placed: dict[str, float] = {}
     for name in sorted(wanted, key=wanted.__getitem__):
         placed[name] = max(wanted[name], max(placed.values(), default=-math.inf) + _LABEL_HEIGHT)

@@ -8,7 +8,7 @@ NUMBERS, CATEGORIES = 13, 17
 
 
 def mixed_table(rows: int) -> pa.Table:
-    """The rows; the log odds of one are a weighted sum of its numbers' logarithms and of an effect a category.
+    """Return the rows; the log odds of one are a weighted sum of its numbers' logarithms and of an effect a category.
 
     Some are not a sum's: the first two numbers' product counts, the third counts where it is large, and the fourth by
     the first category.

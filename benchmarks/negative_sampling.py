@@ -119,7 +119,7 @@ def _generate(interactions: int, users: int, items: int) -> Positives:
 
 
 def _peak_memory() -> int:
-    """Bytes."""
+    """Return the bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

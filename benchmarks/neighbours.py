@@ -202,7 +202,7 @@ def _measure(
 
 
 def _measured(workload: Workload, records: list[dict[str, Any]], first: int) -> dict[str, Any]:
-    """The speed by the records from the `first` on, and the losses so far."""
+    """Return the speed by the records from the `first` on, and the losses so far."""
     steps, seconds = 0, 0.0
     for before, record in itertools.pairwise(records[first - 1 :]):
         count = record["step"] - before["step"]
@@ -221,7 +221,7 @@ def _measured(workload: Workload, records: list[dict[str, Any]], first: int) -> 
 def _records(
     process: "subprocess.Popen[bytes]", history: Path, log: Path, are_enough: Callable[[list[dict[str, Any]]], bool]
 ) -> list[dict[str, Any]]:
-    """The records of steps so far, once they are enough."""
+    """Return the records of steps so far, once they are enough."""
     while True:
         found = [record for record in read_history(history) if record["event"] == "train"]
         if found and are_enough(found):
@@ -237,7 +237,7 @@ def _python(checkout: Path, module: str, *words: object) -> list[str]:
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Thousand samples/s, median (least to most) over rounds; how far losses are from those of the first run."""
+    """Return thousand samples/s, median (least to most) over rounds; how far losses are from those of the first run."""
     runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         runs.setdefault((row["workload"], row["condition"], row["side"]), []).append(row)

@@ -73,7 +73,7 @@ _EIGHT = {"train.negatives.per_positive": 8}
 
 
 def _recency(half_life: int) -> dict[str, Any]:
-    """What a user chooses next resembles what they chose last."""
+    """Return overrides for users whose next choice resembles their last ones."""
     return {"train.recency.half_life": half_life}
 
 
@@ -181,7 +181,7 @@ def _run(
 
 
 def _train(dataset: Dataset, folder: Path, name: str, seed: int, split: str) -> RunFolder:
-    """The run of a configuration; on test nothing is chosen: it ends with the last epoch."""
+    """Return the run of a configuration; on test nothing is chosen: it ends with the last epoch."""
     overrides = dict(CONFIGURATIONS[name])
     parts = {part: overrides.pop(part) for part in ("gmf", "mlp") if part in overrides}
     overrides |= {"train.seed": seed, "train.evaluation_split": split}
@@ -215,7 +215,7 @@ def _popularity(dataset: Dataset, ties: Literal["pessimistic", "optimistic"]) ->
 
 
 def summary() -> str:
-    """Mean and deviation over the seeds of each configuration."""
+    """Return the mean and deviation over the seeds of each configuration."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in ROWS.read():
         groups.setdefault((row["split"], row["configuration"]), []).append(row)

@@ -95,7 +95,7 @@ class PlainNeuMF(nn.Module):
         self.output = nn.Linear((0 if self._adds_up_gmf else config.factors) + config.mlp[-1], 1)
 
     def forward(self, user: Tensor, item: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Ids (B,) -> logits (B,), and the looked-up embeddings (B, width of a table)."""
+        """Return the ids (B,) -> logits (B,), and the looked-up embeddings (B, width of a table)."""
         embeddings = [table(ids) for table, ids in zip(self.tables, (user, item, user, item), strict=True)]
         product = embeddings[0] * embeddings[1]
         hidden = self.mlp(torch.cat(embeddings[2:], dim=1))
@@ -126,7 +126,7 @@ class PairsWithNegatives(TorchDataset[tuple[int, int, float]]):
 
 
 def measure(data: Path, recipe: Recipe, repeats: int) -> dict[str, Any]:
-    """Samples per second of each way: every repeat, and the ratios of their medians."""
+    """Return the samples per second of each way: every repeat, and the ratios of their medians."""
     dataset = Dataset.open(data)
     positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
     loaded = -(-_LOADED_SAMPLES // recipe.train.global_batch_size)

@@ -32,7 +32,8 @@ RECIPES = ("dlrm-criteo", "dcnv2-criteo", "wide-deep-outbrain-lean", "neumf-ml-2
 
 
 def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Row:
-    """Calls a step, the operators with most of them, and milliseconds a step; call it after steps that warm up.
+    """Return the calls a step, the operators with most of them, and milliseconds a step; call it after steps that
+    warm up.
 
     `busy` is the share of the time in which the GPU had a kernel or a copy to do. The profiler itself takes time of the
     processor, so compare a host's milliseconds with those of another profile alone.
@@ -81,7 +82,7 @@ def _covered(ranges: list[Any]) -> float:
 
 
 def published_schema(recipe_name: str, largest: int) -> Schema:
-    """The published columns, with tables of at most `largest` rows."""
+    """Return the published columns, with tables of at most `largest` rows."""
     if recipe_name.startswith("wide-deep"):
         # Only here, as it imports the source's preprocessing.
         from tests.display_models import display_schema
@@ -103,7 +104,9 @@ def published_schema(recipe_name: str, largest: int) -> Schema:
 def steps_of(
     recipe_name: str, precision: PrecisionName, *, batch: int, rows: int, context: RankContext
 ) -> Callable[[], Any]:
-    """A function that trains a published recipe by one more step; needs the default process group, of one rank."""
+    """Return a function that trains a published recipe by one more step; needs the default process group, of
+    one rank.
+    """
     on_cpu = context.device.type == "cpu"
     changes: dict[str, Any] = {"train.global_batch_size": batch, "train.precision": precision}
     if on_cpu:

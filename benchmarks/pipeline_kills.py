@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
-    """Each pipeline with the phases in which it was killed, and whether its weights are the undisturbed ones."""
+    """Return each pipeline with the phases in which it was killed, and whether its weights are the undisturbed ones."""
     raw = folder / "raw"
     generate = [sys.executable, "-m", "jobs.generate", "criteo", "--rows", str(rows), "--output", str(raw)]
     subprocess.run(generate, check=True, capture_output=True)
@@ -89,7 +89,7 @@ def attempt_pipeline(folder: Path, output: Path, limit: float | None) -> str | N
 
 
 def weights(output: Path) -> dict[str, bytes]:
-    """The bits of every tensor of the model folder."""
+    """Return the bits of every tensor of the model folder."""
     files = (output / "model" / "weights").rglob("*.safetensors")
     return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
 

@@ -48,7 +48,7 @@ class Request(BaseModel):
 
 
 def number(value: float | None) -> float:
-    """log(x + 3), 0 where it is missing or undefined."""
+    """Return log(x + 3), 0 where it is missing or undefined."""
     return math.log(value + 3) if value is not None and value > -3 else 0.0
 
 

@@ -103,7 +103,7 @@ class _Stages(SilentProgress):
 
 
 def _driver_heap(spark: Any) -> int:
-    """What the driver's JVM still holds after a collection."""
+    """Return what the driver's JVM still holds after a collection."""
     runtime = java(spark).java.lang.Runtime.getRuntime()
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, kind: str, rows: int, kills: int, seed: int) -> dict[str, Any]:
-    """What `kills` kills of one kind cost, with Spark on the Ray session of this process.
+    """Return what `kills` kills of one kind cost, with Spark on the Ray session of this process.
 
     Raises AssertionError if the files differ in the end, or if a finished stage was done again.
     """
@@ -149,7 +149,7 @@ class _Dataset:
         }
 
     def seconds_by_stage(self) -> dict[str, float]:
-        """The time from one mark to the next."""
+        """Return the time from one mark to the next."""
         times = [self.began, *self.marks.values()]
         return {name: round(end - start, 2) for name, start, end in zip(self.marks, times, times[1:], strict=False)}
 
@@ -173,7 +173,7 @@ class _Dataset:
 
 
 def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
-    """Write raw data; returns the arguments of `preprocess` but for the output."""
+    """Write raw data; return the arguments of `preprocess` but for the output."""
     raw = folder / "raw"
     if kind != "table":
         source, recipe = _GENERATED[kind]
@@ -195,7 +195,7 @@ def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
 
 
 def files_of(dataset: Path) -> dict[str, str]:
-    """The SHA-256 of every file but the result, which has the time that the command took."""
+    """Return the SHA-256 of every file but the result, which has the time that the command took."""
     files = (path for path in sorted(dataset.rglob("*")) if path.is_file() and path.name != RESULT_FILE)
     return {path.relative_to(dataset).as_posix(): sha256_of(path) for path in files}
 

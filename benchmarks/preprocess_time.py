@@ -72,7 +72,7 @@ def _measure(checkout: Path, folder: str, output: str) -> dict[str, Any]:
 
 
 def _rayrec(checkout: Path, folder: str, *arguments: str) -> str:
-    """Run a command; returns what it said."""
+    """Run a command; return what it said."""
     command = [str(checkout / ".venv" / "bin" / "rayrec"), *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment_of_a_user(), capture_output=True, text=True, check=True

@@ -50,7 +50,7 @@ def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) 
 
 
 def folder_size(folder: Path) -> int:
-    """The bytes of all files in a folder; 0 if there is none."""
+    """Return the bytes of all files in a folder; 0 if there is none."""
     total = 0
     for path, _, files in os.walk(folder):
         for file in files:
@@ -67,7 +67,7 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """0 where the process has ended."""
+    """Return 0 where the process has ended."""
     with suppress(psutil.Error):
         times = process.cpu_times()
         return times.user + times.system

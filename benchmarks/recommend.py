@@ -42,7 +42,7 @@ def known_matrix(dataset: Dataset) -> sparse.csr_matrix:
 
 
 def item_cosine(known: sparse.csr_matrix) -> Scores:
-    """An item's score: the sum of the cosines of its users' vector with those of the items that a user has."""
+    """Return an item's score: the sum of the cosines of its users' vector with those of the items that a user has."""
     lengths = np.sqrt(np.asarray(known.sum(0)).ravel())
     directions = known @ sparse.diags(1 / np.maximum(lengths, 1))
     cosines = (directions.T @ directions).tolil()
@@ -52,7 +52,7 @@ def item_cosine(known: sparse.csr_matrix) -> Scores:
 
 
 def popularity(known: sparse.csr_matrix) -> Scores:
-    """An item's score: how many users have it."""
+    """Return an item's score: how many users have it."""
     counts = np.asarray(known.sum(0)).ravel()
     return lambda users: np.tile(counts, (len(users), 1))
 
@@ -98,7 +98,7 @@ def new_items(known: sparse.csr_matrix, scores: Scores) -> NDArray[np.int64]:
 
 
 def measure(table: Path, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each model and for what it knows: all but the last two choices, or all but the last."""
+    """Return a row for each model and for what it knows: all but the last two choices, or all but the last."""
     path = folder / "recipe.yaml"
     rayrec.inspect([str(table)], model="neumf", output=path)
     overrides: dict[str, Any] = {"preprocess.seed": seed, "train.seed": seed, "train.device": "cpu"}
@@ -130,7 +130,7 @@ def measure(table: Path, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Mean, and deviation of the metrics, over seeds."""
+    """Return the mean, and deviation of the metrics, over seeds."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["table"], row["knows"], row["model"]), []).append(row)

@@ -24,11 +24,11 @@ class ResultRows:
     """Described in each row, as rows may be of different days."""
 
     def read(self) -> list[dict[str, Any]]:
-        """All rows, those added last at the end."""
+        """Return all rows, those added last at the end."""
         return json.loads(self.path.read_text()) if self.path.exists() else []
 
     def has(self, **wanted: Any) -> bool:
-        """Whether there is a row with these values."""
+        """Return whether there is a row with these values."""
         return any(all(row.get(key) == value for key, value in wanted.items()) for row in self.read())
 
     def add(self, row: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class ResultRows:
 
 
 def parser_by_rows(description: str, rows: Sequence[int], interval: float) -> argparse.ArgumentParser:
-    """The arguments of a benchmark that measures a growing number of rows, with defaults for two of them."""
+    """Return the arguments of a benchmark that measures a growing number of rows, with defaults for two of them."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=rows)
     parser.add_argument("--interval", type=float, default=interval)

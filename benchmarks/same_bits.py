@@ -90,7 +90,7 @@ class Side:
     rows: int
 
     def compute(self) -> dict[str, Any]:
-        """What the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
+        """Return what the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cache = self.folder / "computed.json"
         computed = json.loads(cache.read_text()) if cache.exists() else {}
@@ -118,12 +118,12 @@ class Side:
         return [str(self.checkout / ".venv/bin/python"), "-m", "rayrec.cli"]
 
     def _new(self, kind: str, name: str) -> Path:
-        """A folder that a command writes; what a run that was interrupted left there is removed."""
+        """Return a folder that a command writes; what a run that was interrupted left there is removed."""
         shutil.rmtree(self.folder / kind / name, ignore_errors=True)
         return self.folder / kind / name
 
     def _rayrec(self, *arguments: object) -> str:
-        """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
+        """Run a command in the folder; return what it prints. Raises RuntimeError if it fails."""
         print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
         command = [*self._program, *map(str, arguments)]
         done = subprocess.run(
@@ -134,7 +134,7 @@ class Side:
         return done.stdout
 
     def _dataset(self, data: str) -> dict[str, Any]:
-        """The generated raw files, and the dataset folder that the debug recipe makes of them."""
+        """Return the generated raw files, and the dataset folder that the debug recipe makes of them."""
         model, file = DATASETS[data]
         raw, dataset = self._new("raw", data), self._new("dataset", data)
         source = "movielens" if data == "interactions" and "movielens" in self._rayrec("generate", "--help") else data
@@ -161,7 +161,7 @@ class Side:
         }
 
     def _model(self, model: str) -> dict[str, Any]:
-        """Losses, metrics and weights of a short training on one and on two workers."""
+        """Return the losses, metrics and weights of a short training on one and on two workers."""
         computed: dict[str, Any] = {}
         for workers in (1, 2):
             run, exported = (self._new(kind, f"{model}-{workers}") for kind in ("run", "model"))
@@ -187,7 +187,7 @@ class Side:
         return computed
 
     def _answers(self) -> dict[str, Any]:
-        """What `rayrec serve` answers with the models of two workers."""
+        """Return what `rayrec serve` answers with the models of two workers."""
         port = free_port()
         models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
         command = [*self._program, "serve", *models, "--port", str(port)]
@@ -216,7 +216,7 @@ class Side:
             server.wait(timeout=120)
 
     def _rankings(self, url: str) -> list[list[Any]]:
-        """Candidates with their scores, best first, for the first displays of the test clicks."""
+        """Return the candidates with their scores, best first, for the first displays of the test clicks."""
         candidates: dict[str, list[int]] = {}
         for row in _rows(self.folder / "raw/outbrain/clicks_test.csv"):
             candidates.setdefault(row["display_id"], []).append(int(row["ad_id"]))
@@ -232,7 +232,7 @@ class Side:
 
 
 def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """SHA-256 of each file in a folder; the files of `INTENDED` without what differs."""
+    """Return the SHA-256 of each file in a folder; the files of `INTENDED` without what differs."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -255,13 +255,15 @@ def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _without_days(truth: dict[str, Any]) -> dict[str, Any]:
-    """What truth.json has of rows that are all alike, without the name of the source."""
+    """Return what truth.json has of rows that are all alike, without the name of the source."""
     files = [{key: value for key, value in file.items() if key != "new_values"} for file in truth.get("files", [])]
     return {**{key: value for key, value in truth.items() if key not in ("source", "drift")}, "files": files}
 
 
 def _without_measured(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of history.jsonl without what was measured, learning rates (their keys may change) and the leak."""
+    """Return a record of history.jsonl without what was measured, learning rates (their keys may change) and
+    the leak.
+    """
     left_out = ("lr_", "map_with_leak@")
     return {key: value for key, value in record.items() if key not in MEASURED and not key.startswith(left_out)}
 
@@ -272,7 +274,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _answers(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a POST; empty if it is refused or nobody listens yet."""
+    """Return the answer to a POST; empty if it is refused or nobody listens yet."""
     try:
         answer = requests.post(url, json=body, timeout=60)
     except requests.ConnectionError:
@@ -281,7 +283,7 @@ def _answers(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(value: Any, where: str = "") -> dict[str, Any]:
-    """The numbers and texts of nested dicts and lists, by their path."""
+    """Return the numbers and texts of nested dicts and lists, by their path."""
     if not isinstance(value, dict | list) or not value:
         return {where: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -289,7 +291,7 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.0) -> str | None:
-    """The first path whose values differ, with both; None if all are equal, or numbers within `tolerance`."""
+    """Return the first path whose values differ, with both; None if all are equal, or numbers within `tolerance`."""
     for path in {**before, **after}:
         old, new = (side.get(path, "nothing") for side in (before, after))
         if tolerance and path.endswith(f"/{SHA256}"):
@@ -301,13 +303,15 @@ def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: f
 
 
 def largest_difference(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Between two numbers with a fraction at the same path; 0 if there are none."""
+    """Return the largest difference between two numbers with a fraction at the same path; 0 if there are none."""
     pairs = [(before[path], after[path]) for path in before.keys() & after.keys()]
     return max((abs(old - new) for old, new in pairs if isinstance(old, float) and isinstance(new, float)), default=0.0)
 
 
 def _folder(checkout: Path, work: Path | None, temporary: Path) -> Path:
-    """Where a checkout writes: by its commit in `work`, so that another run finds it, if nothing is changed since."""
+    """Return where a checkout writes: by its commit in `work`, so that another run finds it, if nothing is changed
+    since.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout

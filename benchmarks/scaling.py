@@ -91,7 +91,7 @@ def main() -> None:
 def check(
     gpu: AcceleratorName, model: str, gpus: int, limit: str, precision: ArithmeticName, measured: float, chosen: bool
 ) -> dict[str, Any]:
-    """A measured figure beside the estimate."""
+    """Return a measured figure beside the estimate."""
     estimate = _estimate(model, limit, gpu, gpus, precision).samples_per_second
     return {
         "model": model,
@@ -156,7 +156,7 @@ def _estimate(
 
 
 def _schema(limit: str) -> Schema:
-    """Criteo's columns; an id more a table, for what is missing or rare."""
+    """Return Criteo's columns; an id more a table, for what is missing or rare."""
     return Schema(
         label="label",
         features=(

@@ -122,7 +122,7 @@ def main() -> None:
 def posts_of(
     predictor: Predictor, rows: int, url: str, by_hand: Mapping[str, str], before: str | None = None
 ) -> dict[str, Post]:
-    """The same rows as requests, by server."""
+    """Return the same rows as requests, by server."""
     instances = make_raw_rows(predictor.schema, rows)
     body = json.dumps({"instances": instances}).encode()
     posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
@@ -132,7 +132,7 @@ def posts_of(
 
 
 def floor_of(post: Post, url: str) -> dict[str, Post]:
-    """The same request to a deployment that returns a constant, and to the replicas' own ports, past HAProxy."""
+    """Return the same request to a deployment that returns a constant, and to the replicas' own ports, past HAProxy."""
     ray_serve.run(Constant.bind(), name="constant", route_prefix="/constant")  # type: ignore[attr-defined]
     folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
     ports: dict[str, str] = {}
@@ -149,7 +149,7 @@ def floor_of(post: Post, url: str) -> dict[str, Post]:
 
 
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the rounds, of each number of rows and clients and each server; and beside FastAPI and the bare server.
+    """Return medians over the rounds, by rows, clients and server; and beside FastAPI and the bare server.
 
     A ratio is that of one round, so that what else the machine does in a round is on both sides.
     """
@@ -197,7 +197,7 @@ def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
 
 
 def _milliseconds(what: Callable[[], object]) -> float:
-    """The median of as many calls as a second holds, at least three."""
+    """Return the median of as many calls as a second holds, at least three."""
     times: list[float] = []
     deadline = time.perf_counter() + 1.0
     while len(times) < 3 or time.perf_counter() < deadline:
@@ -221,7 +221,7 @@ def require_equal_scores(posts: dict[str, Post]) -> None:
 
 @contextmanager
 def servers_by_hand(folder: Path, environments: Path, processes: int = 1) -> Iterator[dict[str, str]]:
-    """The addresses of servers of the model in `folder`, by name; `environments`: see `python_of`."""
+    """Yield the addresses of servers of the model in `folder`, by name; `environments`: see `python_of`."""
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(_server_by_hand(python, module, folder, processes))
@@ -248,7 +248,7 @@ def _server_by_hand(python: Path, module: str, folder: Path, processes: int) -> 
 
 @contextmanager
 def server_before(checkout: Path | None, folder: Path) -> Iterator[str | None]:
-    """The address of the other checkout's server, whose model it writes to `folder`; None without a checkout."""
+    """Yield the address of the other checkout's server, whose model it writes to `folder`; None without a checkout."""
     if checkout is None:
         yield None
         return

@@ -58,7 +58,7 @@ class Server:
 
 @contextmanager
 def server() -> Iterator[Server]:
-    """A server of one replica, with a model of Criteo's shape, and a token."""
+    """Yield a server of one replica, with a model of Criteo's shape, and a token."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / _MODEL
         make_model_folder(folder, numeric=13, categorical=26)
@@ -98,7 +98,7 @@ _ARROW = f"Content-Type: {arrow.MEDIA_TYPE}\r\n"
 
 
 def _compressed_zeros() -> bytes:
-    """128 MiB of zeros, which take a few KiB."""
+    """Return 128 MiB of zeros, which take a few KiB."""
     sink = pa.BufferOutputStream()
     rows = pa.RecordBatch.from_arrays([pa.array(np.zeros(16 * _MIB))], names=["I1"])
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -123,7 +123,7 @@ def _texts() -> bytes:
 
 
 def _filled(before: bytes, fill: bytes, after: bytes) -> bytes:
-    """The largest body that is not refused for its size."""
+    """Return the largest body that is not refused for its size."""
     return before + fill * ((_LARGEST - len(before) - len(after)) // len(fill)) + after
 
 
@@ -146,7 +146,7 @@ def _infer(message: bytes, times: int, at_once: int, token: bool = True) -> Atta
 
 
 def attacks(many: int = 512) -> dict[str, Attack]:
-    """The attacks by name; `many` is how many requests "at once" are."""
+    """Return the attacks by name; `many` is how many requests "at once" are."""
     digits = b'{"instances":[{"I1":%s}]}' % (b"9" * 15 * _MIB)
     most_rows = _instances(b"{}", 3 * 8192)
     half = b'{"instances":[{"C1":"' + b"a" * _MIB
@@ -194,7 +194,7 @@ def _varint(value: int) -> bytes:
 
 
 def _tensor(contents: bytes) -> bytes:
-    """A request of one tensor with these contents."""
+    """Return a request of one tensor with these contents."""
     tensor = b"\x2a" + _varint(len(contents)) + contents
     return b"\x2a" + _varint(len(tensor)) + tensor
 
@@ -257,7 +257,7 @@ async def _all(attack: Attack, target: Server) -> Counter[str]:
 
 
 async def _post(url: str, body: Body) -> str:
-    """The status of the answer; "cut off" where the server closes the connection without one."""
+    """Return the status of the answer; "cut off" where the server closes the connection without one."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     authorization = f"Authorization: Bearer {TOKEN}\r\n" if body.token else ""
@@ -289,7 +289,7 @@ async def _post(url: str, body: Body) -> str:
 
 
 async def _call(target: Server, message: bytes, token: bool) -> str:
-    """The code of the answer to a `ModelInfer` of these bytes."""
+    """Return the code of the answer to a `ModelInfer` of these bytes."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.grpc_port}", options=options) as channel:
         infer = channel.unary_unary(f"/{proto.SERVICE}/ModelInfer")

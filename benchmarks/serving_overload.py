@@ -64,7 +64,7 @@ def main() -> None:
 
 @contextmanager
 def server(*settings: str) -> Iterator[Post]:
-    """The request to send."""
+    """Yield the request to send."""
     chosen = [f"serve.{setting}" for setting in (*settings, "max_batch_size=4", "max_queued_requests=16")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
@@ -75,7 +75,7 @@ def server(*settings: str) -> Iterator[Post]:
 
 
 def overload(post: Post, seconds: float) -> dict[str, Any]:
-    """Steps 1 to 4."""
+    """Return the steps 1 to 4."""
     capacity = capacity_per_second(post)
     light = capacity / 5
     before = at_rate(post, light, 10)
@@ -102,7 +102,7 @@ def overload(post: Post, seconds: float) -> dict[str, Any]:
 
 
 def capacity_per_second(post: Post) -> float:
-    """Answers a second at a rate that is too high: the queue is never empty."""
+    """Return the answers a second at a rate that is too high: the queue is never empty."""
     at_rate(post, 20, 3)
     samples = at_rate(post, 200, 8)
     answered = [sample for sample in samples if sample.status == 200]
@@ -110,7 +110,7 @@ def capacity_per_second(post: Post) -> float:
 
 
 def seconds_until_usual(samples: list[Sample], usual_ms: float) -> int | None:
-    """The first second whose median is at most 1.5 times the usual one, which is that before or of the end."""
+    """Return the first second whose median is at most 1.5 times the usual one, which is that before or of the end."""
     for second in range(int(max(sample.began for sample in samples)) + 1):
         median = percentiles([sample for sample in samples if int(sample.began) == second]).get("p50")
         if median is not None and median <= 1.5 * usual_ms:
@@ -175,12 +175,12 @@ def autoscaling(post: Post) -> dict[str, Any]:
 
 
 def replicas() -> list[psutil.Process]:
-    """The processes of replicas on this machine that this process or its Ray started."""
+    """Return the processes of replicas on this machine that this process or its Ray started."""
     return [process for process in psutil.Process().children(recursive=True) if "ServeReplica" in _title(process)]
 
 
 def resident_mib() -> dict[str, float]:
-    """Memory of Serve's processes by kind; of several of a kind, the last one's."""
+    """Return the memory of Serve's processes by kind; of several of a kind, the last one's."""
     seen: dict[str, float] = {}
     for process in psutil.Process().children(recursive=True):
         name = next((kind for kind in _KINDS if kind in _title(process)), None)

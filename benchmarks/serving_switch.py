@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure_switch(folder: Path, seconds: int) -> dict[str, Any]:
-    """A switch and a failed one."""
+    """Measure a switch and a failed one."""
     made, models = folder / "made", folder / "models" / "ctr"
     models.mkdir(parents=True)
     for version in ("1", "2", "3"):
@@ -122,7 +122,7 @@ def measure_switch(folder: Path, seconds: int) -> dict[str, Any]:
 
 
 def measure_deltas(folder: Path, requests: int, per_second: float, values: int) -> dict[str, Any]:
-    """Ten deltas under load, and the same load before and after them."""
+    """Return ten deltas under load, and the same load before and after them."""
     made, models = folder / "made", folder / "models" / "ctr"
     models.mkdir(parents=True)
     days = ModelDays(folder / "whole", values=values, plain=22, config=_CONFIG, settings=("replicas=2",))
@@ -254,7 +254,7 @@ def _spread(seconds: list[float]) -> dict[str, float]:
 
 
 def _make_deltas(days: ModelDays, made: Path, changed: int) -> list[int]:
-    """Write version 1 whole and the others as deltas; returns the bytes of each of these."""
+    """Write version 1 whole and the others as deltas; return the bytes of each of these."""
     copy(days.write("1"), made / "1")
     sizes = []
     for version in range(2, 2 + _DELTAS):

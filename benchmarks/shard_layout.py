@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
-    """Generated rows as a dataset holds them."""
+    """Return generated rows as a dataset holds them."""
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
     features: list[NumericFeature | CategoricalFeature] = [
         NumericFeature(name=name, transforms=(Log(offset=3.0), Fill())) for name in NUMERIC
@@ -114,7 +114,7 @@ def _measure(
 
 
 def _other_types(table: pa.Table) -> dict[str, pa.Table]:
-    """The same rows with other types of columns."""
+    """Return the same rows with other types of columns."""
 
     def cast(numbers: pa.DataType, ids: Callable[[pa.ChunkedArray], pa.DataType]) -> pa.Table:
         columns = [c.cast(numbers if pa.types.is_floating(c.type) else ids(c)) for c in table.columns]
@@ -133,7 +133,7 @@ def _other_types(table: pa.Table) -> dict[str, pa.Table]:
 
 
 def _measure_types(folder: Path, name: str, table: pa.Table, repeats: int) -> dict[str, Any]:
-    """The chosen layout with other types, read column by column and cast to what training wants."""
+    """Return the chosen layout with other types, read column by column and cast to what training wants."""
     path = folder / "part.parquet"
     pq.write_table(table, path, row_group_size=32_768, compression="lz4", write_statistics=False, use_dictionary=True)
 

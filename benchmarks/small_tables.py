@@ -3,7 +3,7 @@
     python -m benchmarks.small_tables --data FOLDER --output benchmarks/results/small_tables.json [--only NAME ...]
 
 FOLDER has the public samples in sub-folders (see `TABLES`); rows given as train and dev files count as one table.
-Logistic regression (scikit-learn) has one-hot categories and standardised numbers; its penalty, and the least count of
+Logistic regression (scikit-learn) has one-hot categories and standardized numbers; its penalty, and the least count of
 a category, are tuned on three folds of its train rows. LightGBM has categories as such, and is tuned likewise. rayrec
 reads a file of the fold's train rows and is told the label alone; if the recipe that `rayrec inspect` writes has
 validation rows, every tenth of these rows (or of their groups) measures the epochs. The recipe is trained as it was
@@ -69,7 +69,7 @@ class Table:
     """Rows of a group stay in one fold."""
 
     def read(self, folder: Path) -> pd.DataFrame:
-        """All rows, the categories as text."""
+        """Return all rows, the categories as text."""
         parts = [self._read(folder / file, is_first=index == 0) for index, file in enumerate(self.files)]
         rows = pd.concat(parts, ignore_index=True)
         label = rows[self.label].astype(float)
@@ -130,7 +130,7 @@ TABLES = (
 
 
 def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The positions of the rows of train and test of each fold."""
+    """Return the positions of the rows of train and test of each fold."""
     label = rows[table.label]
     if table.group is not None:
         return GroupKFold(FOLDS, shuffle=True, random_state=0).split(rows, label, rows[table.group])
@@ -138,7 +138,7 @@ def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64],
 
 
 def logistic_regression(numeric: list[str], categorical: list[str]) -> GridSearchCV:
-    """One-hot categories, standardised numbers with a mark where one is missing; the penalty is tuned."""
+    """Return one-hot categories, standardized numbers with a mark where one is missing; the penalty is tuned."""
     logs = FunctionTransformer(lambda x: np.sign(x) * np.log1p(np.abs(x)))
     numbers = make_pipeline(logs, SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     encoder = OneHotEncoder(handle_unknown="infrequent_if_exist")
@@ -152,14 +152,14 @@ def logistic_regression(numeric: list[str], categorical: list[str]) -> GridSearc
 
 
 def boosting() -> GridSearchCV:
-    """Gradient boosted trees, whose leaves and rounds are tuned."""
+    """Return the gradient boosted trees, whose leaves and rounds are tuned."""
     grid = {"num_leaves": [7, 31], "n_estimators": [60, 200]}
     model = lightgbm.LGBMClassifier(learning_rate=0.05, verbose=-1, n_jobs=1, random_state=0)
     return GridSearchCV(model, grid, scoring="roc_auc", cv=3)
 
 
 def baselines(table: Table, rows: pd.DataFrame) -> dict[str, list[float]]:
-    """The AUC of each fold by method."""
+    """Return the AUC of each fold by method."""
     features = [n for n in rows.columns if n != table.label and n not in table.ignore]
     categorical = [n for n in features if n not in table.numeric]
     found: dict[str, list[float]] = {"logistic_regression": [], "lightgbm": []}
@@ -180,7 +180,7 @@ def baselines(table: Table, rows: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder: Path) -> list[float]:
-    """The AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone."""
+    """Return the AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone."""
     found = []
     for number, (train, test) in enumerate(folds(table, rows)):
         fold = folder / f"{table.name}-{number}"

@@ -30,7 +30,7 @@ RECIPE, ROWS = "dlrm-criteo-debug", 100_000
 
 
 def measure(checkout: Path, folder: Path) -> dict[str, float]:
-    """The seconds of each command of a checkout; `folder` has the raw file and is given its outputs, anew."""
+    """Return the seconds of each command of a checkout; `folder` has the raw file and is given its outputs, anew."""
     program, seconds = checkout / ".venv" / "bin" / "rayrec", {}
     for name in ("dataset", "run", "one-worker", "model", "scores"):
         shutil.rmtree(folder / name, ignore_errors=True)

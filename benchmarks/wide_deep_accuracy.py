@@ -108,7 +108,7 @@ def measure(
 
 
 def _schedule(rows: int, epochs: int) -> dict[str, Any]:
-    """Constant for a quarter of the steps, then falling to 0 at the last one."""
+    """Return a schedule that is constant for a quarter of the steps, then falls to 0 at the last one."""
     steps = epochs * (rows // int(SETTINGS["train.global_batch_size"]))
     falling = {"decay_start": steps // 4, "decay_steps": steps - steps // 4, "decay_power": 1.0}
     return {
@@ -145,7 +145,7 @@ def _columns(dataset: Dataset, split: str) -> dict[str, torch.Tensor]:
 
 
 def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
-    """The dataset without the features whose name begins so; its files keep the columns, which nothing reads."""
+    """Return the dataset without the features whose name begins so; its files keep the columns, which nothing reads."""
     kept = tuple(f for f in dataset.schema.features if not f.name.startswith(prefixes))
     schema = Schema.model_validate({**dataset.schema.model_dump(), "features": [f.model_dump() for f in kept]})
     folder = dataset.folder.with_name(f"less-{'-'.join(p.strip('_') for p in prefixes)}")
@@ -158,7 +158,7 @@ def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
 
 
 def summary() -> str:
-    """Mean and deviation over the seeds, by what was left out."""
+    """Return the mean and deviation over the seeds, by what was left out."""
     groups: dict[tuple[int, int, int, str | None], list[dict[str, Any]]] = {}
     for row in ROWS.read():
         groups.setdefault((row["rows"], row["epochs"], row["embedding_dim"], row["without"]), []).append(row)

@@ -21,7 +21,7 @@ ADD_OPENS = " ".join(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package 
 
 
 def provide_java() -> Path:
-    """Put a Java runtime on PATH with the flags that RayDP needs; returns its `java`.
+    """Put a Java runtime on PATH with the flags that RayDP needs; return its `java`.
 
     Must run before Ray starts: executors are Java workers that inherit the raylet's environment, and Ray looks for
     `java` on PATH only. Any other `java` on PATH is ignored: Spark 3.5 runs on few of the versions in use.
@@ -65,7 +65,7 @@ def require_java_on_nodes() -> None:
 
 
 def _exports() -> str:
-    """Shell commands that do in a shell what `provide_java` does in this process."""
+    """Return shell commands that do in a shell what `provide_java` does in this process."""
     java = provide_java()
     values = {"JAVA_HOME": os.environ["JAVA_HOME"], "JAVA_TOOL_OPTIONS": os.environ["JAVA_TOOL_OPTIONS"]}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]

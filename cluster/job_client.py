@@ -128,7 +128,7 @@ class JobClient:
             return details
 
     def logs(self, job: str) -> str:
-        """The log so far."""
+        """Return the log so far."""
         with self._user_errors():
             text: str = self._client.get_job_logs(job)
             return text
@@ -195,7 +195,8 @@ def job_folder(files: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _entrypoint(words: list[str]) -> str:
-    """The command in a shell whose `python` is that of this process's virtual environment, if the head has it too.
+    """Return the command in a shell whose `python` is that of this process's virtual environment, if the head has it
+    too.
 
     A head that was started by the path of its `ray` has no `python` with Ray in it on its own PATH.
     """

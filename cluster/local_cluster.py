@@ -28,7 +28,7 @@ from rayrec.internals.ray_core import new_token
 
 RAY = Path(sys.executable).with_name("ray")
 _ADDRESSES = itertools.cycle(f"127.0.0.{number}" for number in range(2, 255))
-"""Of nodes that join a head: Spark's driver finds its node by the address."""
+"""Address for nodes that join a head: Spark's driver finds its node by the address."""
 _WORKER_PORTS = 200
 """Ports that a node gives to its workers: nodes that choose from the same ones take some of them twice."""
 _STARTED = "To terminate the Ray runtime"
@@ -39,7 +39,7 @@ _START_SECONDS = 300
 
 @dataclass(frozen=True)
 class RayHead:
-    """Where a head node is found."""
+    """Addresses of a head node."""
 
     address: str
     """The cluster's, to which RAY_ADDRESS is set."""
@@ -48,7 +48,7 @@ class RayHead:
     agent: str
     """URL of the agent of the head's node."""
     pid: int
-    """Of `ray start`, whose children Ray's own processes are."""
+    """Process of `ray start`, the parent of Ray's own processes."""
 
 
 @contextmanager

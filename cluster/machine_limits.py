@@ -1,4 +1,4 @@
-"""What this machine limits that a Ray session on it needs; each look takes well under 10 ms.
+"""Limits of this machine that a Ray session meets; each look takes well under 10 ms.
 
 Ray, Java and HAProxy meet these limits half a minute after they were started, and say so in a traceback.
 """
@@ -135,7 +135,10 @@ def _shared_memory(folder: Path) -> Limit:
 
 
 def _temporary_files(folder: Path) -> Limit:
-    """Ray's sessions, the copies of its library that Java maps, Spark's shuffle and HAProxy's program are there."""
+    """Check the folder of temporary files.
+
+    It has Ray's sessions, the copies of its library that Java maps, Spark's shuffle and HAProxy's program.
+    """
     name, elsewhere = "Temporary files", "or set RAY_TMPDIR to another folder"
     try:
         usage, flags = shutil.disk_usage(folder), os.statvfs(folder).f_flag

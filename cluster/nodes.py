@@ -9,7 +9,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 def ask_nodes(question: Callable[[], AnswerT]) -> dict[str, AnswerT]:
-    """What `question` answers on each node, by the node's id; nodes that are lost meanwhile are left out."""
+    """Return what `question` answers on each node, by the node's id; nodes that are lost meanwhile are left out."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -33,7 +33,7 @@ def ask_nodes(question: Callable[[], AnswerT]) -> dict[str, AnswerT]:
 
 
 def all_nodes_see(folder: Path) -> bool:
-    """Whether what this process writes into a folder is there on every node, at the same path."""
+    """Return whether what this process writes into a folder is there on every node, at the same path."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") as file:
         path = Path(file.name)
 

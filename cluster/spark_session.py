@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _MOST_CORES = 8
 _MOST_HEAP = 16 * _GIB
-"""Of an executor: 2 GiB a core, where a task sorts a part of up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
+"""Memory of an executor: 2 GiB a core, as a task sorts up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
 _PYTHON_WORKER = 3 * 2**28
 """Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -110,7 +110,7 @@ class Executors:
 
 
 def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, free_memory: int) -> Executors:
-    """The executors for nodes of so many CPUs each, of which Ray has `free_cpus` and `free_memory` (bytes) free.
+    """Return the executors for nodes of so many CPUs each, of which Ray has `free_cpus` and `free_memory` (bytes) free.
 
     By default each node has one for every 8 of its CPUs, rounded up, so that tasks of a large node share several heaps
     of up to 16 GiB; heaps take 1/4 of the free memory. Raises UserError if Ray lacks what `config` asks for.
@@ -140,7 +140,7 @@ def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, fr
 
 
 def _own_node() -> dict[str, Any]:
-    """The node of this process, as Ray describes it."""
+    """Return the node of this process, as Ray describes it."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
@@ -148,7 +148,7 @@ def _own_node() -> dict[str, Any]:
 
 
 def _name_of(node: dict[str, Any]) -> str:
-    """The resource of one node alone. (Tests have several nodes at one address.)"""
+    """Return the resource of one node alone. (Tests have several nodes at one address.)"""
     return _HEAD if _HEAD in node["Resources"] else f"node:{node['NodeManagerAddress']}"
 
 

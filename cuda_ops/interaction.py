@@ -22,7 +22,7 @@ _FAST_MULTIPLE = 8
 
 
 def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) -> Tensor:
-    """The dense vector, then the dot products of all pairs of vectors.
+    """Return the dense vector, then the dot products of all pairs of vectors.
 
     Vector 0 is `dense`, vectors 1 ... F are the embeddings (without `dense`: 0 ... F - 1 are the embeddings). Pair
     (i, j), i > j, is at place i (i - 1) / 2 + j after the dense vector: the strict lower triangle, row by row.
@@ -55,7 +55,7 @@ def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) 
 
 
 def aligned_padding(width: int, device: torch.device) -> int:
-    """Columns that a matrix of `width` columns lacks to be multiplied at full speed on a device.
+    """Return the number of columns that a matrix of `width` columns lacks to be multiplied at full speed on a device.
 
     The tensor cores of a GPU take rows that begin at multiples of 16 bytes: 8 numbers of 16 bits.
     """
@@ -66,7 +66,7 @@ _COLUMN_MULTIPLES = {"cuda": 8}
 
 
 def output_width(vectors: int, dim: int, has_dense: bool) -> int:
-    """Columns of the result for `vectors` interacting vectors, the dense one included."""
+    """Return the number of columns of the result for `vectors` interacting vectors, the dense one included."""
     return vectors * (vectors - 1) // 2 + (dim if has_dense else 0)
 
 
@@ -100,7 +100,8 @@ def reference_forward(
 
 
 def reference_backward(grad: Tensor, dense: Optional[Tensor], embeddings: Tensor) -> tuple[Tensor, Tensor]:  # noqa: UP045
-    """Gradients of dense ((B, 0) where there is none) and of embeddings: (G + G^T) X, with G the triangle of `grad`.
+    """Return the gradients of dense ((B, 0) where there is none) and of embeddings: (G + G^T) X, with G the triangle of
+    `grad`.
 
     Padding at the end of `grad` is not read.
     """
@@ -124,7 +125,9 @@ _backward = torch.library.custom_op("rayrec::dot_interaction_backward", referenc
 
 
 def _parts(embeddings: Tensor, n: int) -> list[slice]:
-    """Rows that are computed at a time: all, but on a CPU as many as its caches hold with what is made of them."""
+    """Return the rows that are computed at a time: all, but on a CPU as many as its caches hold with what is made of
+    them.
+    """
     rows, _, dim = embeddings.shape
     step = max(1, rows)
     if embeddings.device.type == "cpu":
@@ -133,7 +136,9 @@ def _parts(embeddings: Tensor, n: int) -> list[slice]:
 
 
 def _stack(dense: Tensor | None, embeddings: Tensor, part: slice | None, dtype: torch.dtype, zeros: int = 0) -> Tensor:
-    """All vectors of some rows (None: all), and as many `zeros` behind them: (rows, n + zeros, D), in `dtype`."""
+    """Return all vectors of some rows (None: all), and as many `zeros` behind them: (rows, n + zeros, D), in
+    `dtype`.
+    """
     if part is not None:
         embeddings, dense = embeddings[part], None if dense is None else dense[part]
     found = embeddings.to(dtype)
@@ -144,20 +149,21 @@ def _stack(dense: Tensor | None, embeddings: Tensor, part: slice | None, dtype: 
 
 
 def _columns(matrix: Tensor, places: Tensor) -> Tensor:
-    """Columns of a matrix. By way of float32: torch takes those of 16-bit numbers one by one on a CPU."""
+    """Return the columns of a matrix. By way of float32: torch takes those of 16-bit numbers one by one on a CPU."""
     return matrix.to(torch.promote_types(matrix.dtype, torch.float32)).index_select(1, places).to(matrix.dtype)
 
 
 @functools.cache
 def _triangle(n: int, side: int, device: torch.device) -> Tensor:
-    """Places of the strict lower triangle of n rows, row by row, in a flattened (side, side) matrix."""
+    """Return the places of the strict lower triangle of n rows, row by row, in a flattened (side, side) matrix."""
     row, column = torch.tril_indices(n, n, -1, device=device)
     return row * side + column
 
 
 @functools.cache
 def _symmetric(n: int, width: int, device: torch.device) -> Tensor:
-    """Column of the result (`width` dense ones first) that each cell of a flattened (n, n) matrix of pairs is in.
+    """Return the column of the result (`width` dense ones first) that each cell of a flattened (n, n) matrix of pairs
+    is in.
 
     The diagonal, which is in none, holds 0.
     """
@@ -169,7 +175,7 @@ def _symmetric(n: int, width: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """The module of the kernels; None, with a warning, where Triton is absent or cannot build its driver."""
+    """Return the module of the kernels; None, with a warning, where Triton is absent or cannot build its driver."""
     try:
         import triton
 

@@ -55,7 +55,7 @@ def forward(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, paddin
 
 
 def backward(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of dense ((B, 0) where there is none) and of embeddings, in their dtypes."""
+    """Return the gradients of dense ((B, 0) where there is none) and of embeddings, in their dtypes."""
     rows, count, dim = embeddings.shape
     vectors = count + (dense is not None)
     grad_dense = grad.new_empty(rows, 0) if dense is None else dense.new_empty(dense.shape)
@@ -94,7 +94,7 @@ def _with_unit_stride(tensor: Tensor) -> Tensor:
 
 
 class Tiling(NamedTuple):
-    """How a problem is cut, and the warps that work on one program; no choice changes with measured time, so that
+    """Blocks of a problem, and the warps that work on one program; no choice changes with measured time, so that
     the order of sums, and with it every result, is the same in each run."""
 
     block_n: int
@@ -107,7 +107,7 @@ class Tiling(NamedTuple):
 
 
 def choose_tiling(vectors: int, dim: int, dtype: torch.dtype) -> Tiling:
-    """Blocks and warps that spill no register on sm_90 for whole tiles of aligned vectors.
+    """Return the blocks and warps that spill no register on sm_90 for whole tiles of aligned vectors.
 
     Few warps work on a program, so that many programs share a multiprocessor and keep enough loads in flight.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 from cuda_ops.interaction import triton_works
 
 _NUMBERS_IN_CACHE = 2**16
-"""Of a block for each thread: with their mean squares and gradients they stay in a core's cache."""
+"""Numbers in a block for each thread: with their mean squares and gradients they stay in a core's cache."""
 
 
 def rmsprop_(

@@ -45,7 +45,9 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
 
 
 def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress) -> list[dict[str, Any]]:
-    """Samples/s after `warmup_steps`, as `rayrec train` runs them, streamed and from memory; medians over windows."""
+    """Return the samples/s after `warmup_steps`, as `rayrec train` runs them, streamed and from memory; medians over
+    windows.
+    """
     from cluster.ray_session import ray_session
     from rayrec.training.driver import train
     from rayrec.training.run.folder import HISTORY_FILE
@@ -92,7 +94,9 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
 
 
 def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, Any]]:
-    """Latency in milliseconds of one forward pass on random rows, host to host, in this process; and its rows/s."""
+    """Return the latency in milliseconds of one forward pass on random rows, host to host, in this process; and its
+    rows/s.
+    """
     import numpy as np
     import torch
 
@@ -131,7 +135,7 @@ def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, 
 
 
 def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
-    """A batch of uniform ids, for which caches help least."""
+    """Return a batch of uniform ids, for which caches help least."""
     import torch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -155,7 +159,7 @@ def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
 
 
 def describe(result: Result) -> str:
-    """The table as text, and below it the machine."""
+    """Return the table as text, and below it the machine."""
     return f"{text_table(result.details['table'])}\n{describe_machine(result.details['machine'])}"
 
 

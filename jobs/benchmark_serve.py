@@ -77,7 +77,7 @@ def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:
 
 
 def measured(post: "Post", clients: int, seconds: float) -> dict[str, Any]:
-    """What clients that wait for their answers find, after a second of warm-up; latencies are those of answers.
+    """Return what clients that wait for their answers find, after a second of warm-up; latencies are those of answers.
 
     Raises UserError if the server does not answer `post` at all.
     """
@@ -98,7 +98,7 @@ def measured(post: "Post", clients: int, seconds: float) -> dict[str, Any]:
 
 
 def post_of(url: str, model: str, protocol: Protocol, raw_rows: "RawRows", rows: Sequence[Mapping[str, Any]]) -> "Post":
-    """A request for the scores of raw rows by a model that is served at `url`."""
+    """Return a request for the scores of raw rows by a model that is served at `url`."""
     from serve.operations.load import Post
     from serve.protocols import arrow
 
@@ -114,7 +114,7 @@ def post_of(url: str, model: str, protocol: Protocol, raw_rows: "RawRows", rows:
 
 
 def _tensors(columns: "pa.RecordBatch", rows: Sequence[Mapping[str, Any]]) -> tuple[bytes, bytes]:
-    """The JSON of a request of the Open Inference Protocol, and the binary tensors that follow it.
+    """Return the JSON of a request of the Open Inference Protocol, and the binary tensors that follow it.
 
     Numbers, texts and ids are binary, times as the rows have them; lists are left out.
     """
@@ -144,7 +144,7 @@ def _tensors(columns: "pa.RecordBatch", rows: Sequence[Mapping[str, Any]]) -> tu
 
 
 def describe(result: Result) -> str:
-    """The table as text, and below it the machine."""
+    """Return the table as text, and below it the machine."""
     return f"{text_table(result.details['table'])}\n{describe_machine(result.details['machine'])}"
 
 

@@ -32,14 +32,14 @@ class CompareRequest(Request):
             raise ConfigError(f"{location(twice)}: given twice; give every run once")
 
     def folders(self) -> list[Path]:
-        """The absolute folders of the runs. Raises ConfigError on a wrong URI."""
+        """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
         return [local_path(run).absolute() for run in self.run]
 
     def reads(self) -> Iterator[Path]:
         yield from self.folders()
 
     def with_absolute_paths(self) -> "CompareRequest":
-        """The same request for a process in another folder."""
+        """Return the same request for a process in another folder."""
         return super().with_absolute_paths().model_copy(update={"run": tuple(map(absolute_path, self.run))})
 
 
@@ -70,7 +70,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The shortest ends of the paths that are all different."""
+    """Return the shortest ends of the paths that are all different."""
     longest = max(len(folder.parts) for folder in folders)
     for length in range(1, longest + 1):
         names = [str(Path(*folder.parts[-length:])) for folder in folders]
@@ -80,7 +80,7 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def describe(result: Result) -> str:
-    """The verdict on each pair of recipes, and where the page is."""
+    """Return the verdict on each pair of recipes, and where the page is."""
     from rayrec.pages.comparison import verdict_line
 
     found = result.details["differences"]

@@ -138,7 +138,7 @@ def _both_ways(
 ) -> tuple[Result, dict[str, Any]]:
     """Run the steps on this machine without a cluster, then as jobs of one, and compare what they have written.
 
-    Returns the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
+    Return the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
     """
     from cluster.local_cluster import two_nodes
     from rayrec.training.run.folder import RunFolder
@@ -277,7 +277,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _debug_recipe(model: str) -> tuple[str, Recipe]:
-    """The recipe of a kind of model that trains in seconds."""
+    """Return the recipe of a kind of model that trains in seconds."""
     for name in MODELS.texts(model, ".yaml", "recipes"):
         if name.endswith("-debug"):
             return name, load_recipe(name)
@@ -314,7 +314,7 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
 
 
 def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
-    """The method that suits a model, and a body for it."""
+    """Return the method that suits a model, and a body for it."""
     from rayrec.features.schema import Schema
     from rayrec.inference.folder.examples import example_row
 

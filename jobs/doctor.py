@@ -58,7 +58,7 @@ def run(request: DoctorRequest, progress: Progress) -> Result:
 
 
 def _check(name: str, found: str, status: Status | bool, fix: str) -> Check:
-    """A check with its fix, which is left out if the status is `ok`; True is `ok` and False is `fail`."""
+    """Return a check with its fix, which is left out if the status is `ok`; True is `ok` and False is `fail`."""
     if isinstance(status, bool):
         status = "ok" if status else "fail"
     return Check(name=name, status=status, found=found, fix="" if status == "ok" else fix)
@@ -81,7 +81,7 @@ def check_java() -> Iterable[Check]:
 
 
 def java_major(output: str) -> int | None:
-    """The major version that `java -version` names: 17 of `openjdk version "17.0.9"`, 8 of `"1.8.0_392"`."""
+    """Return the major version that `java -version` names: 17 of `openjdk version "17.0.9"`, 8 of `"1.8.0_392"`."""
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match.group(1)) if match else None
 
@@ -109,7 +109,7 @@ def check_versions() -> Iterable[Check]:
 
 
 def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
-    """Package -> version of the exact pins among `requirements` (as in a distribution's metadata)."""
+    """Return package -> version of the exact pins among `requirements` (as in a distribution's metadata)."""
     matches = (re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^;\s]+)", text) for text in requirements)
     return {match.group(1): match.group(2) for match in matches if match}
 
@@ -236,7 +236,7 @@ def check_haproxy() -> Check:
 
 
 def describe(result: Result) -> str:
-    """A line for each check, and below it the fix of what is wrong."""
+    """Return a line for each check, and below it the fix of what is wrong."""
     checks = [Check.model_validate(check) for check in result.details["checks"]]
     rows = []
     for check in checks:

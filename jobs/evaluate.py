@@ -40,8 +40,9 @@ class EvaluateRequest(PlacedRequest):
     precision: InferencePrecision = "fp32"
     """Arithmetic of the dense network; the metrics say how far bf16 and fp16 move the scores."""
     server: str | None = None
-    """Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model's name is not that
-    of its folder."""
+    """Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model is not named as
+    its folder.
+    """
     input: PathText | None = None
     """Raw rows with labels for --server: a file, folder, glob or URI."""
     token_file: LocalPath | None = None

@@ -48,7 +48,7 @@ class ExplainRequest(Request):
         self.groups()
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The features of each group by its name. Raises ConfigError."""
+        """Return the features of each group by its name. Raises ConfigError."""
         groups: dict[str, tuple[str, ...]] = {}
         for text in self.group:
             name, separator, features = text.partition("=")
@@ -146,12 +146,12 @@ def _require_features(schema: "Schema", groups: Mapping[str, Sequence[str]], cho
 
 
 def _has_values(schema: "Schema", name: str) -> bool:
-    """Whether a name is that of a feature with single values."""
+    """Return whether a name is that of a feature with single values."""
     return any(feature.name == name and feature.kind != "vector" for feature in schema.features)
 
 
 def describe(result: Result) -> str:
-    """The outcome, and the most important features with how much worse the metrics become."""
+    """Return the outcome, and the most important features with how much worse the metrics become."""
     table = [
         {
             "permuted": one["name"],

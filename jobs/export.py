@@ -119,7 +119,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 
 
 def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
-    """The model that a delta is asked of. Raises UserError if there can be none, before anything is exported."""
+    """Return the model that a delta is asked of. Raises UserError if there can be none, before anything is exported."""
     from rayrec.inference.folder.chain import require_place
     from rayrec.inference.folder.delta import require_continues
     from rayrec.inference.folder.model_folder import ModelFolder
@@ -139,7 +139,9 @@ def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None
 
 @contextlib.contextmanager
 def _whole_folder(request: ExportRequest) -> Iterator[Path]:
-    """The folder to export a checkpoint to: the output, or for a delta one beside it for the time of the block."""
+    """Yield the folder to export a checkpoint to: the output, or for a delta one beside it for the time of the
+    block.
+    """
     if request.delta_of is None:
         yield request.output
         return
@@ -243,7 +245,7 @@ def _neither(path: Path) -> UserError:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether `path` is a run folder; does not import torch."""
+    """Return whether `path` is a run folder; does not import torch."""
     from rayrec.training.run.folder import RUN_FILE
 
     return (path / RUN_FILE).is_file()

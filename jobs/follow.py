@@ -48,7 +48,7 @@ class FollowRequest(PipelineRequest):
 
     @property
     def landing(self) -> Path:
-        """The folder in which files land. Raises ConfigError unless --input is one that this machine sees."""
+        """Folder in which files land. Raises ConfigError unless --input is one that this machine sees."""
         if len(self.input) != 1 or not Path(self.input[0]).is_dir():
             raise ConfigError(f"--input {' '.join(self.input)}: give one local folder to watch")
         return Path(self.input[0]).absolute()
@@ -94,7 +94,7 @@ class _Follower:
         return True
 
     def _finished(self) -> list[Path]:
-        """The files that were not taken in and have not changed since the last look, the oldest first."""
+        """Return the files that were not taken in and have not changed since the last look, the oldest first."""
         before, self._seen = self._seen, {}
         for path in self._landing.iterdir():
             if path.name[0] in "._" or path.suffix in _UNFINISHED or str(path) in self._taken or not path.is_file():
@@ -140,7 +140,7 @@ class _Follower:
 
 
 def _taken(output: Path) -> Iterator[str]:
-    """The files that were taken in or refused before."""
+    """Yield the files that were taken in or refused before."""
     yield from inputs_of(output)
     refused = output / REFUSED_FILE
     if refused.exists():

@@ -31,7 +31,8 @@ class InspectRequest(Request):
     """Raw file, folder, glob or URI; several form one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
     """Label column, or a condition such as 'rating>=4'; by default the one column named like a label. For users and
-    items: the rows that count as choices, by default all."""
+    items: the choices, by default all rows.
+    """
     missing_label: Annotated[int, Metavar("0|1"), Field(ge=0, le=1)] | None = None
     """Label of rows without one; by default these rows are dropped."""
     model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] | None = None
@@ -41,7 +42,7 @@ class InspectRequest(Request):
     output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
     """New recipe file; without it the recipe is printed."""
     page: Annotated[LocalPath, Metavar("PAGE.html")] | None = None
-    """New page about the table: label rates, associations, missing values, alerts; its figures go beside it as JSON."""
+    """New page about the table; its figures go beside it as JSON."""
     against: Folder | None = None
     """Dataset to compare the files with; exit with 1 if they have drifted."""
 
@@ -59,7 +60,7 @@ class InspectRequest(Request):
                 raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
     def with_absolute_paths(self) -> "InspectRequest":
-        """The same request for a process in another folder."""
+        """Return the same request for a process in another folder."""
         paths = tuple(map(absolute_path, self.path))
         return super().with_absolute_paths().model_copy(update={"path": paths})
 
@@ -172,7 +173,7 @@ def _next_command(request: InspectRequest) -> str:
 
 
 def describe(result: Result) -> str:
-    """The recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
+    """Return the recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
     if "drift" in result.details:
         return _drift_table(result)
     if result.output is None:
@@ -204,7 +205,7 @@ def _overview(details: Mapping[str, Any]) -> str:
 
 
 def _drift_table(result: Result) -> str:
-    """The figures of each feature, those that differ most first, and the verdict."""
+    """Return the figures of each feature, those that differ most first, and the verdict."""
     drift = result.details["drift"]
     rows = [
         {

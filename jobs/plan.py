@@ -70,7 +70,7 @@ def run(request: PlanRequest, progress: Progress) -> Result:
 
 
 def describe(result: Result) -> str:
-    """The plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank; then the estimate."""
+    """Return the plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank; then the estimate."""
     plan = result.details
     sizes, host_sizes = plan["bytes_by_rank"], plan["host_bytes_by_rank"]
     uses_hosts = any(host_sizes)
@@ -97,7 +97,7 @@ def describe(result: Result) -> str:
 
 
 def _estimate_table(estimate: Mapping[str, Any]) -> str:
-    """What a step should cost: samples/s, milliseconds, bytes sent and memory of the busiest rank."""
+    """Return what a step should cost: samples/s, milliseconds, bytes sent and memory of the busiest rank."""
     milliseconds = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in estimate["seconds"].items())
     sent = ", ".join(f"{name} {format_bytes(size)}" for name, size in estimate["sent_bytes"].items())
     return (

@@ -57,7 +57,7 @@ class PredictRequest(PlacedRequest):
 
     @property
     def dataset(self) -> Path | None:
-        """The dataset folder, if the input is one."""
+        """Dataset folder, if the input is one."""
         return None if self.input is None or self.raw else local_path(self.input)
 
     def reads(self) -> Iterator[Path]:

@@ -34,7 +34,7 @@ class InputRequest(RecipeRequest):
     """New dataset folder."""
 
     def inputs(self, recipe: Recipe) -> dict[str | None, list[str]]:
-        """The input paths by split; those that name no split under None."""
+        """Return the input paths by split; those that name no split under None."""
         return inputs_by_split(self.input, named=recipe.preprocess.reads_splits_from_files)
 
     def with_absolute_paths(self) -> Self:
@@ -125,7 +125,7 @@ def _run_on_spark(
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:
-    """Paths by split; those that name no split under None.
+    """Return the paths by split; those that name no split under None.
 
     `named`: whether the recipe expects SPLIT=PATH. If not, only the usual names of splits are read as such, since a
     path may contain an equals sign (`year=2014/clicks`).

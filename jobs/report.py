@@ -40,7 +40,7 @@ class ReportRequest(Request):
 
 @dataclass(frozen=True)
 class _Report:
-    """What was found, and the page that shows it."""
+    """Figures, and the page that shows them."""
 
     figures: dict[str, Any]
     metrics: dict[str, dict[str, float | None]]
@@ -96,7 +96,7 @@ def _look(request: ReportRequest, progress: Progress) -> _Report:
 
 
 def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """What came of what is expected. Raises ConfigError on a metric that there is not."""
+    """Return what came of what is expected. Raises ConfigError on a metric that there is not."""
     checks = [Expectation.parse(text).check(metrics) for text in request.expect]
     return [{**vars(check), "line": check.line} for check in checks]
 
@@ -256,7 +256,7 @@ def _sweep(request: ReportRequest) -> _Report:
 
 
 def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
-    """Figures of the held-out rows, scored by a model folder."""
+    """Return the figures of the held-out rows, scored by a model folder."""
     from rayrec.inference.predictor import load_model
     from rayrec.inspection.held_out import held_out_figures, score_split
 
@@ -265,7 +265,7 @@ def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> 
 
 
 def _command_seconds(run: Path) -> float | None:
-    """How long `rayrec train` took, if it trained the run at once."""
+    """Return how long `rayrec train` took, if it trained the run at once."""
     if not (run / RESULT_FILE).is_file():
         return None
     result = Result.load(run)
@@ -273,7 +273,7 @@ def _command_seconds(run: Path) -> float | None:
 
 
 def describe(result: Result) -> str:
-    """The outcome, what is not as expected, and where the page is."""
+    """Return the outcome, what is not as expected, and where the page is."""
     lines = [describe_result(result)]
     if result.error is not None:
         lines.append(result.error)

@@ -32,8 +32,9 @@ class RunRequest(PipelineRequest):
     --output."""
 
     refit: bool | None = None
-    """Train the exported model again on all rows, held-out ones included, for as many epochs as validation chose; by
-    default for splits by time and leave_one_out."""
+    """Train the exported model again on all rows, for as many epochs as validation chose; by default for splits by
+    time and leave_one_out.
+    """
 
     def check(self) -> None:
         super().check()

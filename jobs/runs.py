@@ -68,7 +68,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
-    """What a run folder tells, and its recipe; of one that cannot be read the error alone."""
+    """Return what a run folder tells, and its recipe; of one that cannot be read the error alone."""
     from rayrec.inspection.run_facts import run_metrics
     from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 

@@ -100,7 +100,7 @@ class ServeRequest(Request):
 
     @property
     def is_local(self) -> bool:
-        """Whether only clients on the server's machine reach it."""
+        """Return whether only clients on the server's machine reach it."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -123,7 +123,7 @@ class ServeRequest(Request):
             raise ConfigError(f"--grpc-port {self.grpc_port}: is also --port; give another one")
 
     def folders(self) -> dict[str, Path]:
-        """Absolute folders by model name. Raises ConfigError."""
+        """Return the absolute folders by model name. Raises ConfigError."""
         from serve.arguments import named_folders
 
         return named_folders(self.model)
@@ -325,7 +325,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _why_not_deployed(error: RuntimeError) -> Exception:
-    """The UserError that a replica raised, of which Serve keeps only the text of the traceback; else `error`."""
+    """Return the UserError that a replica raised, of which Serve keeps only the text of the traceback; else `error`."""
     from ray import serve as ray_serve
 
     application = ray_serve.status().applications.get(_APPLICATION)
@@ -336,7 +336,7 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
 
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
-    """A curl command that sends values of the model's vocabularies."""
+    """Return a curl command that sends values of the model's vocabularies."""
     from rayrec.inference.folder.examples import example_row
 
     return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)

@@ -145,7 +145,7 @@ def evaluate_server(
     batch_rows: int,
     progress: Progress,
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Measure the scores that a server gives the labelled rows of raw files, each once; returns metrics and details.
+    """Measure the scores that a server gives the labelled rows of raw files, each once; return metrics and details.
 
     `recipe` and `schema` are the model's, which say how the files are read. Raises UserError if a path gives no file,
     if there are no labels, if too many rows cannot be used, or as `ServedModelClient.score`.

@@ -95,7 +95,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
 
 
 def describe(result: Result) -> str:
-    """The job's id, and how to read its log if it was not waited for."""
+    """Return the job's id, and how to read its log if it was not waited for."""
     job, address = result.details["job"], result.details["address"]
     if "exit_code" not in result.details:
         return f"submit: {job} sent to {address}\n  {_ray_job('logs', job, address)} --follow"
@@ -103,7 +103,7 @@ def describe(result: Result) -> str:
 
 
 def _loss(end: "JobDetails | None") -> str | None:
-    """What took a job away that neither ended by itself nor was stopped; None if it did or was."""
+    """Return what took a job away that neither ended by itself nor was stopped; None if it did or was."""
     if end is None:
         return "is unknown to the cluster, whose head was restarted"
     if end.status != "FAILED":
@@ -148,7 +148,7 @@ def _ray_job(action: str, job: str, address: str) -> str:
 
 
 def _result_in(log: str) -> Result | None:
-    """The result that the job printed last as JSON."""
+    """Return the result that the job printed last as JSON."""
     start = log.rfind("\n{\n")
     if start < 0:
         return None

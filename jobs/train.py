@@ -55,7 +55,7 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
         return (*super().overrides, *given)
 
     def load_recipe(self) -> Recipe:
-        """The recipe with overrides applied, and what a warm start changes. Raises ConfigError."""
+        """Return the recipe with overrides applied, and what a warm start changes. Raises ConfigError."""
         recipe = super().load_recipe()
         if self.warm_start is None:
             return recipe
@@ -145,7 +145,8 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
 
 def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Recipe:
-    """The recipe that passes over `train` of a dataset as often as the best checkpoint of `judged` did over its own.
+    """Return the recipe that passes over `train` of a dataset as often as the best checkpoint of `judged` did over its
+    own.
 
     Raises ConfigError unless the dataset has all rows of the other one in `train`, and the recipe is the same.
     """
@@ -219,7 +220,9 @@ def train_recipe(
 
 
 def _origin(request: TrainRequest) -> "Origin | None":
-    """What the run is warm-started from: the checkpoint that it was begun with, as the other run may have gone on."""
+    """Return what the run is warm-started from: the checkpoint that it was begun with, as the other run may have gone
+    on.
+    """
     from rayrec.training.run.folder import RunFolder
 
     if request.warm_start is None:
@@ -231,7 +234,7 @@ def _origin(request: TrainRequest) -> "Origin | None":
 
 
 def _time_to_target(stop: "EarlyStopConfig | None", evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds of training, evaluations included, until the target was reached; None if it was not."""
+    """Return the seconds of training, evaluations included, until the target was reached; None if it was not."""
     if stop is None:
         return {}
     reached = (record["seconds"] for record in evaluations if stop.is_reached(record))
@@ -239,7 +242,7 @@ def _time_to_target(stop: "EarlyStopConfig | None", evaluations: list[dict[str, 
 
 
 def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Begin | None":
-    """A function that fills each worker's part of the model; None if the recipe asks for random weights.
+    """Return a function that fills each worker's part of the model; None if the recipe asks for random weights.
 
     It travels by pickle. Raises ConfigError where the model does not begin with the weights of these folders.
     """
@@ -260,7 +263,9 @@ def _fill(recipe: Recipe, folders: dict[str, str], step: "TrainStep") -> "RunPro
 
 
 def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" = None) -> "Weights":
-    """The model's initial weights, which are read when they are asked for; with a dataset its features are compared."""
+    """Return the model's initial weights, which are read when they are asked for; with a dataset its features are
+    compared.
+    """
     from rayrec.models.registry import compose_weights
 
     config = recipe.train.initial_weights
@@ -277,7 +282,7 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
-    """The weights of a model folder, or of a run folder's best checkpoint."""
+    """Return the weights of a model folder, or of a run folder's best checkpoint."""
     from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder

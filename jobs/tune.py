@@ -61,7 +61,7 @@ class TuneRequest(TrainingRecipeRequest):
         check_space(searchable_space(self.load_space(), self.search, self.trials), recipe)
 
     def load_space(self) -> Space:
-        """The search space. Raises ConfigError if it is wrong, or searches a key that --set fixes."""
+        """Return the search space. Raises ConfigError if it is wrong, or searches a key that --set fixes."""
         space = load_space(self.space, self.load_recipe().model.kind)
         for override in self.overrides:
             key = override.partition("=")[0]
@@ -71,7 +71,7 @@ class TuneRequest(TrainingRecipeRequest):
         return space
 
     def trial_content(self) -> RecipeContent:
-        """The recipe with which trials begin; they keep the checkpoint with the best value of the metric."""
+        """Return the recipe with which trials begin; they keep the checkpoint with the best value of the metric."""
         content = self.read_recipe()
         return content.with_values({"train.checkpoint.keep_best": self.chosen_metric(content.resolve())})
 
@@ -149,7 +149,9 @@ def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) 
 
 
 def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found: "list[Candidate]") -> str:
-    """The recipe as YAML with the best trial's values, or as it stands if no trial is better with other seeds."""
+    """Return the recipe as YAML with the best trial's values, or as it stands if no trial is better with other
+    seeds.
+    """
     trial: TrialOutcome | None = outcomes[0]
     origin = f"of a search over {len(outcomes)} trials: {settings.metric} {outcomes[0].value:.4f}"
     if found:
@@ -166,7 +168,7 @@ def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found
 
 
 def describe(result: Result) -> str:
-    """The best trials as a table, and where the best recipe is."""
+    """Return the best trials as a table, and where the best recipe is."""
     trials: list[dict[str, Any]] = result.details["trials"]
     more = f"\n... {len(trials) - _SHOWN_TRIALS} more in {TRIALS_FILE}" if len(trials) > _SHOWN_TRIALS else ""
     output = location(result.output) if result.output is not None else ""

@@ -32,13 +32,12 @@ def inspect(
     Args:
         path: Raw file, folder, glob or URI; several form one table.
         label: Label column, or a condition such as 'rating>=4'; by default the one column named like a label. For users
-            and items: the rows that count as choices, by default all.
+            and items: the choices, by default all rows.
         missing_label: Label of rows without one; by default these rows are dropped.
         model: Kind of model; by default wide_deep, or neumf for a plain table of users and items.
         rows: Number of rows to sample from all files.
         output: New recipe file; without it the recipe is printed.
-        page: New page about the table: label rates, associations, missing values, alerts; its figures go beside it as
-            JSON.
+        page: New page about the table; its figures go beside it as JSON.
         against: Dataset to compare the files with; exit with 1 if they have drifted.
         progress: Show progress on stderr.
     """
@@ -165,8 +164,8 @@ def run(
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
         continue_: Folder of an earlier `rayrec run` whose model is trained on with these files, as those of a new day;
             instead of --output.
-        refit: Train the exported model again on all rows, held-out ones included, for as many epochs as validation
-            chose; by default for splits by time and leave_one_out.
+        refit: Train the exported model again on all rows, for as many epochs as validation chose; by default for splits
+            by time and leave_one_out.
         output: Folder for all phases: dataset/, run/, model/, perhaps refit/; an unfinished attempt in it is continued.
         workers: Number of worker processes (train.workers); MIN:MAX trains elastically.
         device: Device to train on (train.device).
@@ -205,8 +204,8 @@ def evaluate(
         workers: Number of worker processes; by default one, on a GPU or a cluster as in training.
         device: Device to compute on; by default as in training.
         precision: Arithmetic of the dense network; the metrics say how far bf16 and fp16 move the scores.
-        server: Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model's name is
-            not that of its folder.
+        server: Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model is not
+            named as its folder.
         input: Raw rows with labels for --server: a file, folder, glob or URI.
         token_file: File whose first token is sent to --server; by default RAYREC_SERVE_TOKENS.
         connections: Number of parallel requests to --server.

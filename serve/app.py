@@ -39,7 +39,7 @@ _KEPT_BYTES = 32 * 2**20
 
 
 def build(args: ServeArguments) -> Application:
-    """The Serve application for `args`. Raises UserError if a folder holds no whole model."""
+    """Return the Serve application for `args`. Raises UserError if a folder holds no whole model."""
     settings = settings_of(args)
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None:
@@ -64,7 +64,10 @@ def build(args: ServeArguments) -> Application:
 
 
 def settings_of(args: ServeArguments) -> ServeConfig:
-    """The settings given, else those of the first model's recipe. Raises UserError if a folder holds no model."""
+    """Return the settings given, else those of the first model's recipe.
+
+    Raises UserError if a folder holds no model.
+    """
     StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
     return args.settings(load_recipe(next(iter(first.versions.values())) / CONFIG_FILE).serve)
@@ -122,6 +125,6 @@ class ModelServer(GrpcMethods):
         self._models.end_soon = True
 
     async def check_health(self) -> None:
-        """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""
+        """Raise TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""
         loop = asyncio.get_running_loop()
         await asyncio.wait_for(loop.run_in_executor(self._executor, lambda: None), _STUCK_SECONDS)

@@ -43,7 +43,7 @@ class ServeArguments(ServeConfig):
         return require_root_path(path)
 
     def settings(self, recipe: ServeConfig) -> ServeConfig:
-        """The recipe's settings, replaced by those given here."""
+        """Return the recipe's settings, replaced by those given here."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name in ServeConfig.model_fields}
         return recipe.model_copy(update=given)
 
@@ -66,7 +66,7 @@ def _name_of(folder: Path) -> str:
 
 
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
-    """Folders by name, from `NAME=FOLDER` or `FOLDER`, which may be URIs.
+    """Return the folders by name, from `NAME=FOLDER` or `FOLDER`, which may be URIs.
 
     Raises ConfigError for a name that is used twice or cannot stand in a URL.
     """

@@ -96,7 +96,7 @@ def _explain(name: str, features: Sequence[str], max_rows: int) -> dict[str, Any
 
 
 def _instances(name: str, max_rows: int) -> JsonSchema:
-    """The body of a request with rows of a model."""
+    """Return the body of a request with rows of a model."""
     row = {"$ref": f"#/components/schemas/{_row_name(name)}"}
     instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
     return {"anyOf": [instances, {**row, "description": "One row alone."}]}
@@ -155,7 +155,7 @@ def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
 
 
 def _row(version: ServedVersion) -> JsonSchema:
-    """A row of the model, with held-out rows as examples, or made-up ones where the model has none."""
+    """Return a row of the model, with held-out rows as examples, or made-up ones where the model has none."""
     held_out, schema = version.held_out, version.predictor.schema
     examples = version.examples.instances[:_EXAMPLES] if held_out is None else list(held_out.rows)
     properties = {
@@ -170,7 +170,7 @@ def _row(version: ServedVersion) -> JsonSchema:
 
 
 def _known(column: str, version: ServedVersion) -> JsonSchema:
-    """The range of a column of numbers, and the values of one that has few."""
+    """Return the range of a column of numbers, and the values of one that has few."""
     found: JsonSchema = {}
     if version.held_out is not None and column in version.held_out.ranges:
         found["x-range"] = version.held_out.ranges[column]
@@ -183,7 +183,7 @@ def _known(column: str, version: ServedVersion) -> JsonSchema:
 
 
 def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> JsonSchema:
-    """A raw column, with what the features that read it say of its values."""
+    """Return a raw column, with what the features that read it say of its values."""
     value, texts = _value(field.type), []
     weighed = [feature.inputs[0] for feature in schema.weighted if feature.weights == field.name]
     if weighed:
@@ -243,7 +243,7 @@ def _content(schema: JsonSchema) -> dict[str, Any]:
 
 
 def _value(dtype: pa.DataType) -> JsonSchema:
-    """The JSON that a value of a raw column is read from."""
+    """Return the JSON that a value of a raw column is read from."""
     if pa.types.is_list(dtype):
         return _list(_value(dtype.value_type))
     if pa.types.is_floating(dtype):
@@ -254,7 +254,7 @@ def _value(dtype: pa.DataType) -> JsonSchema:
 
 
 def _object(required: list[str] | None = None, /, **properties: JsonSchema) -> JsonSchema:
-    """An object with these properties; all of them are required unless some are named."""
+    """Return an object with these properties; all of them are required unless some are named."""
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names}
 

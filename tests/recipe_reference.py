@@ -22,17 +22,14 @@ SCHEMA = _REPOSITORY / "rayrec" / SCHEMA_FILE
 _INTRODUCTION = """\
 # The keys of a recipe
 
-A recipe is a YAML file with the sections {sections}. Keys
-stand here as a recipe writes them, with their defaults; those marked "required" have none. A count is an integer above
-0, a fraction a number from 0 to 1. An unknown key is an error that names the nearest known one.
+A recipe is a YAML file with the sections {sections}.
+Keys stand here with their defaults; those marked "required" have none. A count is an integer above 0, a fraction a
+number from 0 to 1.
 
 - `rayrec recipes NAME` prints a recipe with every default; `--output mine.yaml` writes it to a file.
 - `--set section.key=value` replaces a value on the command line.
 - `rayrec recipes --schema` prints a JSON Schema of recipes, installed plug-ins included. `inspect`, `tune` and
-  `recipes --output` write it beside the recipe, whose first line names it for editors with a YAML language server.
-  rayrec does not need the file.
-
-`python -m tests.recipe_reference` writes this page."""
+  `recipes --output` write it beside the recipe, whose first line names it for editors with a YAML language server."""
 _LONG_LIST = 8
 Schema = dict[str, Any]
 """JSON schema, as pydantic makes it of a class or of a key."""

@@ -25,7 +25,7 @@ _CHANGEABLE = re.compile(
 
 
 def searchable_space(space: Space, search: Search, trials: int) -> Space:
-    """The part of a space that a search can vary. Raises ConfigError if there is none, or too few trials."""
+    """Return the part of a space that a search can vary. Raises ConfigError if there is none, or too few trials."""
     if search == "grid":
         points = sum(1 for _ in itertools.islice(space.grid(), _MOST_POINTS))
         if points > trials:
@@ -107,7 +107,7 @@ def trial_recipe(
     assignment: Assignment,
     also: Callable[[Recipe], None] = lambda recipe: None,
 ) -> Recipe:
-    """The recipe with a trial's values. Raises ConfigError that names the space and the values."""
+    """Return the recipe with a trial's values. Raises ConfigError that names the space and the values."""
     try:
         resolved = recipe.with_values(space.overrides(assignment)).resolve()
         also(resolved)
@@ -118,7 +118,7 @@ def trial_recipe(
 
 
 def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar] | None:
-    """The assignment that leaves the recipe as it stands; None if the space does not contain it."""
+    """Return the assignment that leaves the recipe as it stands; None if the space does not contain it."""
     resolved = recipe.resolve().model_dump(mode="json")
 
     def pick(name: str, parameter: Parameter) -> Scalar:
@@ -140,7 +140,7 @@ def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar]
 
 
 def combinations(space: Space) -> Iterator[dict[str, Scalar]]:
-    """Assignments that together contain every choice and the ends and middle of every range."""
+    """Yield the assignments that together contain every choice and the ends and middle of every range."""
     sizes = [len(parameter.representatives()) for parameter in space.parameters.values()]
     if math.prod(sizes) <= _MOST_COMBINATIONS:
         yield from space.grid()

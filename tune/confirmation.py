@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def variance(self) -> float:
-        """The unbiased variance over seeds; not a number with fewer than two values."""
+        """Unbiased variance over seeds; not a number with fewer than two values."""
         return statistics.variance(self.values) if len(self.values) > 1 else math.nan
 
 
@@ -63,13 +63,13 @@ def confirm(
 
 
 def best_trials(settings: SweepSettings, outcomes: Sequence[TrialOutcome], count: int) -> list[TrialOutcome]:
-    """The best trials, without that of the recipe as it stands, which is trained again in any case."""
+    """Return the best trials, without that of the recipe as it stands, which is trained again in any case."""
     own = default_assignment(settings.space, settings.recipe)
     return [outcome for outcome in outcomes if outcome.value is not None and outcome.assignment != own][:count]
 
 
 def second_sweep(settings: SweepSettings, again: Sequence[TrialOutcome], count: int) -> SweepSettings:
-    """The sweep over the grid of candidates and seeds."""
+    """Return the sweep over the grid of candidates and seeds."""
     seed = settings.recipe.resolve().train.seed
     values: dict[str, dict[str, Any]] = {_RECIPE: {}}
     values |= {_name(trial): settings.space.overrides(trial.assignment) for trial in again}
@@ -88,7 +88,7 @@ def second_sweep(settings: SweepSettings, again: Sequence[TrialOutcome], count: 
 
 
 def candidates(settings: SweepSettings, again: Sequence[TrialOutcome], runs: Sequence[TrialOutcome]) -> list[Candidate]:
-    """The candidates with the results of the second sweep, the best mean first.
+    """Return the candidates with the results of the second sweep, the best mean first.
 
     Candidates that cannot be trained with some seed come last, whatever their mean; those that never can are left out.
     Raises UserError if the recipe as it stands, to which the others are compared, came to no evaluation.
@@ -106,7 +106,9 @@ def candidates(settings: SweepSettings, again: Sequence[TrialOutcome], runs: Seq
 
 
 def confirmation_table(settings: SweepSettings, found: Sequence[Candidate]) -> list[dict[str, Any]]:
-    """A row for each candidate: mean and deviation of the metric, the gain over the recipe and its standard error."""
+    """Return a row for each candidate: mean and deviation of the metric, the gain over the recipe and its standard
+    error.
+    """
     recipe = next(candidate for candidate in found if candidate.trial is None)
     sign = 1 if settings.is_maximized else -1
     return [

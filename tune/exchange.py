@@ -1,4 +1,4 @@
-"""How a trial continues from another trial's checkpoint in population based training."""
+"""Continuation from another trial's checkpoint in population based training."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Tune stores as a trial's checkpoint: where it lies. Tables are not copied through Tune."""
+    """Path of a trial's checkpoint, which Tune stores. Tables are not copied through Tune."""
 
     trial: str
     run: str

@@ -1,4 +1,4 @@
-"""What a sweep shows: trials.csv, and the figures of its page (`rayrec.pages.sweep`)."""
+"""Results of a sweep: trials.csv, and the figures of its page (`rayrec.pages.sweep`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def write_csv(path: Path, outcomes: list[TrialOutcome], metric: str) -> None:
 def sweep_figures(
     sweep: Sweep, outcomes: Sequence[TrialOutcome], confirmed: Sequence[dict[str, Any]], best_recipe: str | None
 ) -> dict[str, Any]:
-    """What is known of a sweep, as JSON values.
+    """Return what is known of a sweep, as JSON values.
 
     `outcomes`: all trials, the best first. `confirmed`: the rows of `confirmation_table`, empty without a confirmation.
     `best_recipe`: the best recipe as YAML, if the sweep has ended. Raises UserError if no trial was evaluated yet.
@@ -69,7 +69,9 @@ def sweep_figures(
 
 
 def _importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
-    """The share of each parameter in what makes trials better, the largest first; empty where it cannot be told."""
+    """Return the share of each parameter in what makes trials better, the largest first; empty where it cannot
+    be told.
+    """
     comparable = _comparable_parameters(sweep, outcomes)
     if not comparable:
         return {}
@@ -79,7 +81,7 @@ def _importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, flo
 
 
 def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[str]:
-    """The parameters whose importance can be told: they vary, and every evaluated trial has them."""
+    """Return the parameters whose importance can be told: they vary, and every evaluated trial has them."""
     evaluated = [outcome for outcome in outcomes if outcome.value is not None]
     if len(evaluated) < _FEWEST_TRIALS or len({outcome.value for outcome in evaluated}) == 1:
         return []
@@ -92,7 +94,7 @@ def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> li
 
 
 def _study(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> "optuna.Study":
-    """The trials as Optuna's own, whichever search drew them; one without a value counts as pruned."""
+    """Return the trials as Optuna's own, whichever search drew them; one without a value counts as pruned."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -34,7 +34,7 @@ class Strategy:
 
 
 def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
-    """The searcher and the scheduler; `evaluations` is how many a whole trial has.
+    """Return the searcher and the scheduler; `evaluations` is how many a whole trial has.
 
     The first trial is the recipe as it stands, if the space contains it.
     """
@@ -74,7 +74,7 @@ def draw(space: Space, trial: "optuna.Trial") -> None:
 
 
 def suggest(trial: "optuna.trial.BaseTrial", name: str, parameter: Parameter) -> Scalar:
-    """The value that a trial of Optuna draws, or already has, for a parameter."""
+    """Return the value that a trial of Optuna draws, or already has, for a parameter."""
     if parameter.integer is not None:
         return trial.suggest_int(name, *parameter.integer)
     if parameter.loguniform is not None:
@@ -112,7 +112,7 @@ class RememberingASHA(ASHAScheduler):
                 self.on_trial_result(tune_controller, trial, {EVALUATION: number, OBJECTIVE: objective})
 
     def _reported_objectives(self, trial: "Trial") -> list[float]:
-        """The best value so far at each evaluation that an ended trial reported to Tune."""
+        """Return the best value so far at each evaluation that an ended trial reported to Tune."""
         reported, folder = int(trial.last_result.get(EVALUATION, 0)), self._trials_folder / trial.trial_id
         record = TrialRecord.load(folder)
         found = evaluations(folder / record.run, self._target)[:reported] if record is not None else []
@@ -154,7 +154,7 @@ def _domain(parameter: Parameter) -> Any:
 
 
 def _within_bounds(space: Space, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with values moved back into their ranges: perturbation multiplies by 0.8 or 1.2."""
+    """Return the configuration with values moved back into their ranges: perturbation multiplies by 0.8 or 1.2."""
     bounded = dict(config)
     for name, parameter in space.parameters.items():
         if parameter.bounds is not None:

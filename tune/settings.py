@@ -25,7 +25,7 @@ TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is searched and how, which is all that is needed to look at a sweep."""
+    """Settings of a sweep: what is searched and how."""
 
     recipe: RecipeContent
     space: Space
@@ -38,7 +38,7 @@ class Sweep:
 
     @classmethod
     def open(cls, folder: Path) -> "Sweep":
-        """The sweep that was begun in a folder. Raises UserError if there is none."""
+        """Return the sweep that was begun in a folder. Raises UserError if there is none."""
         file = folder / SWEEP_FILE
         if not file.is_file():
             raise UserError(f"{folder}: not a sweep (no {SWEEP_FILE}); give the output of `rayrec tune`")
@@ -61,7 +61,7 @@ class Sweep:
         return self.folder / "trials"
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of some values of the metric."""
+        """Return the best of some values of the metric."""
         return max(values) if self.is_maximized else min(values)
 
 

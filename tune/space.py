@@ -71,28 +71,28 @@ class Parameter(Config):
 
     @property
     def labels(self) -> tuple[Scalar, ...]:
-        """The values of a choice as they stand in assignments; empty for a range."""
+        """Values of a choice as they stand in assignments; empty for a range."""
         return tuple(self._choices())
 
     def _choices(self) -> Mapping[Any, Any]:
-        """The meaning of each value of a choice."""
+        """Return the meaning of each value of a choice."""
         if isinstance(self.choice, dict):
             return self.choice
         return {v if isinstance(v, bool | int | float | str) else json.dumps(v): v for v in self.choice or ()}
 
     def overrides(self, name: str, value: Scalar) -> dict[str, Any]:
-        """What the value means: values by key of a recipe."""
+        """Return what the value means: values by key of a recipe."""
         if self.choice is None:
             return {name: value}
         meaning = self._choices()[value]
         return dict(meaning) if isinstance(self.choice, dict) else {name: meaning}
 
     def keys(self, name: str) -> set[str]:
-        """The keys of a recipe that the parameter sets."""
+        """Return the keys of a recipe that the parameter sets."""
         return {key for label in self.labels for key in self.overrides(name, label)} or {name}
 
     def representatives(self) -> tuple[Scalar, ...]:
-        """All values of a choice, or the ends and the middle of a range."""
+        """Return all values of a choice, or the ends and the middle of a range."""
         if self.integer is not None:
             low, high = self.integer
             return tuple(dict.fromkeys((low, (low + high) // 2, high)))
@@ -121,7 +121,9 @@ class Space:
         return {key for name, parameter in self.parameters.items() for key in parameter.keys(name)}
 
     def draw(self, pick: Callable[[str, Parameter], Scalar]) -> dict[str, Scalar]:
-        """An assignment of the parameters whose `when` holds, with values that `pick` chooses one after the other."""
+        """Return an assignment of the parameters whose `when` holds, with values that `pick` chooses one after the
+        other.
+        """
         drawn: dict[str, Scalar] = {}
         for name, parameter in self.parameters.items():
             if all(other in drawn and drawn[other] in _as_tuple(values) for other, values in parameter.when.items()):
@@ -129,7 +131,7 @@ class Space:
         return drawn
 
     def overrides(self, assignment: Assignment) -> dict[str, Any]:
-        """What an assignment means: values by key of a recipe."""
+        """Return what an assignment means: values by key of a recipe."""
         return {
             key: value
             for name, chosen in assignment.items()
@@ -137,7 +139,7 @@ class Space:
         }
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
-        """Every assignment of the parameters' representatives, each once."""
+        """Yield every assignment of the parameters' representatives, each once."""
         seen = set()
         for values in itertools.product(*(p.representatives() for p in self.parameters.values())):
             point = dict(zip(self.parameters, values, strict=True))
@@ -152,7 +154,7 @@ _SHIPPED = "search_space"
 
 
 def load_space(space: str | None, model_kind: str) -> Space:
-    """The space in a YAML file, or the one that is shipped for a kind of model.
+    """Return the space in a YAML file, or the one that is shipped for a kind of model.
 
     Raises ConfigError naming the file and the parameter.
     """
@@ -167,7 +169,7 @@ def load_space(space: str | None, model_kind: str) -> Space:
 
 
 def parse_space(origin: str, text: str) -> Space:
-    """The space in a YAML text. Raises ConfigError."""
+    """Return the space in a YAML text. Raises ConfigError."""
     content = parse_mapping(
         origin, text, "a search space is a mapping of keys of a recipe (train.dense_optimizer.lr: ...)"
     )

@@ -48,7 +48,7 @@ _ENVIRONMENT = {
 def run_sweep(
     settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress, what: str = "trials"
 ) -> list[TrialOutcome]:
-    """Run the trials, or with `resume` those that have not ended; returns all outcomes, the best first.
+    """Run the trials, or with `resume` those that have not ended; return all outcomes, the best first.
 
     Needs a Ray session, and that this process owns the sweep's folder (`owned_folder`). `concurrent`: trials at once,
     by default as many as fit. `what`: the name of the stage that is shown. Raises ConfigError before the first trial if
@@ -124,7 +124,7 @@ def _check(settings: SweepSettings, base: Recipe, dataset: Dataset) -> None:
 
 
 def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
-    """How many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
+    """Return how many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
 
     A trial holds a CPU (and a GPU, if it trains on GPUs) for each worker from its start to its end, all or none, and
     waits for nothing else: the process that drives it and its reading tasks ask for no CPU.
@@ -153,7 +153,7 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
 
 
 def _cores(cpus: int) -> int:
-    """CPUs that really compute: a Ray session on this machine alone may declare more than it may use."""
+    """Return the CPUs that really compute: a Ray session on this machine alone may declare more than it may use."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -162,7 +162,7 @@ def _cores(cpus: int) -> int:
 
 
 def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
-    """The outcomes, once nothing runs any more; deletes all checkpoints but those of the best trial.
+    """Return the outcomes, once nothing runs any more; deletes all checkpoints but those of the best trial.
 
     `known`: names of the folders of the trials that Tune has.
     """

@@ -37,7 +37,7 @@ class Trial(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """A trial's own process holds no CPU: its workers take theirs from the cluster."""
+        """Return the memory of a trial's own process, which holds no CPU: its workers take theirs from the cluster."""
         return PlacementGroupFactory([{"memory": _ACTOR_BYTES}])
 
     def setup(self, config: dict[str, Any], settings: SweepSettings) -> None:

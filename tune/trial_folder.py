@@ -1,4 +1,4 @@
-"""What trials leave in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
+"""Records of trials in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ class TrialRecord:
 
     @property
     def first_step(self) -> int:
-        """The step after which it trained with its own values: that of another trial's checkpoint, or 0."""
+        """Step after which it trained with its own values: that of another trial's checkpoint, or 0."""
         return int(self.run.rpartition("-")[2]) if self.run != "run" else 0
 
     def save(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class TrialRecord:
 
     @classmethod
     def load(cls, folder: Path) -> "TrialRecord | None":
-        """The record in `folder`; None if the trial has not written one yet."""
+        """Return the record in `folder`; None if the trial has not written one yet."""
         path = folder / TRIAL_FILE
         if not path.exists():
             return None
@@ -72,7 +72,7 @@ class TrialOutcome:
     """The run folder, whose best checkpoint has the best value."""
 
     def line(self, metric: str) -> str:
-        """A description in one line."""
+        """Return a description in one line."""
         values = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.assignment.items())
         reached = f"{metric} {self.value:.4f} after {len(self.curve)} evaluations" if self.value is not None else ""
         result = "; ".join(text for text in (reached, self.message) if text)
@@ -80,13 +80,15 @@ class TrialOutcome:
 
 
 def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
-    """The evaluations of a run during its training that gave `metric`, in order: step, epoch, seconds and metrics."""
+    """Return the evaluations of a run during its training that gave `metric`, in order: step, epoch, seconds and
+    metrics.
+    """
     records = (record for record in read_history(run / HISTORY_FILE) if record["event"] == "evaluate")
     return [record for record in records if record.get(metric) is not None]
 
 
 def read_outcomes(settings: Sweep) -> list[TrialOutcome]:
-    """The outcomes of all trials that have begun, the best first and those without a value last."""
+    """Return the outcomes of all trials that have begun, the best first and those without a value last."""
     if not settings.trials_folder.is_dir():
         return []
     found = [(record, f) for f in settings.trials_folder.iterdir() if (record := TrialRecord.load(f)) is not None]
@@ -115,7 +117,9 @@ def _outcome(settings: Sweep, folder: Path, record: TrialRecord, number: int) ->
 
 
 def outcome_rows(outcomes: list[TrialOutcome], metric: str) -> list[dict[str, Any]]:
-    """A row for each trial: trial, state, metric, evaluations, seconds, and each parameter (None if it has none)."""
+    """Return a row for each trial: trial, state, metric, evaluations, seconds, and each parameter (None if it has
+    none).
+    """
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.assignment))
     return [
         {

@@ -29,7 +29,8 @@ _Files = dict[str, tuple[bytes, int]]
 
 
 def can_be_restored(sweep: Path) -> bool:
-    """Whether Tune can continue from its state, after the backup has replaced files that are cut short or missing.
+    """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
+    missing.
 
     It cannot if it was killed before it had saved a trial.
     """
@@ -73,13 +74,13 @@ def _read(folder: Path) -> _Files:
 
 
 def _newest(files: _Files) -> dict[str, tuple[bytes, int]]:
-    """The newest state file of each kind, by its pattern; names contain the time at which Tune began."""
+    """Return the newest state file of each kind, by its pattern; names contain the time at which Tune began."""
     names = {pattern: [name for name in files if Path(name).match(pattern)] for pattern in _STATE_FILES}
     return {pattern: files[max(found)] for pattern, found in names.items() if found}
 
 
 def _is_complete(files: _Files) -> bool:
-    """Whether the newest state files are there to their last byte and know a trial."""
+    """Return whether the newest state files are there to their last byte and know a trial."""
     newest = {pattern: content for pattern, (content, _) in _newest(files).items()}
     try:
         has_trials = bool(json.loads(newest.pop(_STATE_FILES[0], b"{}")).get("trial_data"))

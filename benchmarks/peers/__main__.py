@@ -159,7 +159,7 @@ def _table_case(folder: Path, environments: Path, stack: ExitStack) -> dict[str,
 
 
 def _encoded_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A dataset of Criteo's shape, and the arguments with which programs read its rows."""
+    """Return a dataset of Criteo's shape, and the arguments with which programs read its rows."""
     dataset = make_dataset(
         folder / "dataset",
         BATCH * (WARM_UP + STEPS),
@@ -296,7 +296,7 @@ def main() -> None:
 
 
 def _rounds(case: Case, sides: dict[str, Side], folder: Path, count: int) -> list[dict[str, dict[str, Any]]]:
-    """What each side measured, round after round."""
+    """Return what each side measured, round after round."""
     rounds = []
     for number in range(count):
         found = {}
@@ -364,7 +364,7 @@ def _rayrec(*arguments: str) -> None:
 
 
 def _program(python: Path, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a peer's program printed last."""
+    """Return what a peer's program printed last."""
     command = [str(python), "-m", f"benchmarks.peers.programs.{name}", json.dumps(arguments)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     # Some write logs into the folder that they run in.

@@ -9,7 +9,7 @@ REQUIREMENTS = Path(__file__).parent / "requirements"
 
 
 def python_of(name: str, folder: Path) -> Path:
-    """The interpreter of the environment `folder`/`name`, which is installed if it is not there."""
+    """Return the interpreter of the environment `folder`/`name`, which is installed if it is not there."""
     home, requirements = folder / name, REQUIREMENTS / f"{name}.txt"
     python, installed = home / "bin" / "python", home / requirements.name
     if not installed.exists() or installed.read_text() != requirements.read_text():

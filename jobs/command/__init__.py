@@ -1,4 +1,4 @@
-"""What all commands share: requests, results, the runner, the command line and the Python function of a request."""
+"""Parts that all commands share: requests, results, the runner, the command line, the Python functions."""
 
 from jobs.command.command_line import as_arguments, main, parse_command
 from jobs.command.request import (

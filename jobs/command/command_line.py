@@ -43,12 +43,14 @@ class _HelpBySections(TyperCommand):
 
 
 def main(command: Command[RequestT], arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; returns the exit code."""
+    """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; return the exit code."""
     return run_program(typer_command(command), f"python -m {command.module}", arguments)
 
 
 def typer_command(command: Command[RequestT]) -> Any:
-    """The typer command: an argument for each positional field, an option for each other one, --json and --debug."""
+    """Return the typer command: an argument for each positional field, an option for each other one, --json and
+    --debug.
+    """
     fields = fields_of(command.request)
     forwards = command.request.forwards
 
@@ -77,7 +79,7 @@ def typer_command(command: Command[RequestT]) -> Any:
 
 
 def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str]]:
-    """A whole command line, such as `train RECIPE --data ...`: its command, request, and the flags of `FLAGS`.
+    """Return a whole command line, such as `train RECIPE --data ...`: its command, request, and the flags of `FLAGS`.
 
     Raises ConfigError.
     """
@@ -93,7 +95,7 @@ def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str
 
 
 def as_arguments(request: Request) -> list[str]:
-    """The arguments that make this request again; defaults are left out."""
+    """Return the arguments that make this request again; defaults are left out."""
     positional, options = [], []
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
@@ -110,7 +112,10 @@ def as_arguments(request: Request) -> list[str]:
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:
-    """The field as a parameter of the function that typer makes a command from. Values stay text until validation."""
+    """Return the field as a parameter of the function that typer makes a command from.
+
+    Values stay text until validation.
+    """
     panel = _SHARED if field.is_shared else None
     if field.is_flag:
         assert not field.default, f"{field.name}: a flag sets it to true"
@@ -131,7 +136,7 @@ def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter
 
 
 def _given(fields: Sequence[RequestField], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of options that were given; typer has None, or no items, for the others."""
+    """Return the values of options that were given; typer has None, or no items, for the others."""
     return {field.name: values[field.name] for field in fields if values[field.name] not in (None, (), [])}
 
 

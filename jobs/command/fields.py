@@ -38,7 +38,7 @@ class RequestField:
 
     @property
     def option(self) -> str:
-        """The option on the command line, such as `--top-k`; `continue_`, a word of Python, is `--continue`."""
+        """Option on the command line, such as `--top-k`; `continue_`, a word of Python, is `--continue`."""
         return f"--{self.name.strip('_').replace('_', '-')}"
 
     @property
@@ -48,7 +48,7 @@ class RequestField:
 
     @property
     def metavar(self) -> str:
-        """The word that stands for the value in help texts."""
+        """Word that stands for the value in help texts."""
         named = [item.name for item in _annotations(self.type) if isinstance(item, Metavar) and item.name]
         plain = _plain(self.type)
         if named:
@@ -60,14 +60,16 @@ class RequestField:
 
     @property
     def default_text(self) -> str:
-        """The default as the command line takes it; empty if the command line cannot say it (None, no items)."""
+        """Default as the command line takes it; empty if the command line cannot say it (None, no items)."""
         if self.default is None or self.is_flag:
             return ""
         return ", ".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
 
 def fields_of(request: type[Request]) -> list[RequestField]:
-    """The fields in the order of help texts: positional, required, the command's own, those that commands share."""
+    """Return the fields in the order of help texts: positional, required, the command's own, those that
+    commands share.
+    """
     hints = typing.get_type_hints(request, include_extras=True)
     declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
     # A request that declares a shared field again says something else about it.
@@ -110,5 +112,5 @@ def _annotations(hint: Any) -> tuple[Any, ...]:
 
 
 def _plain(hint: Any) -> Any:
-    """A type without its annotations."""
+    """Return a type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint

@@ -15,7 +15,7 @@ from rayrec.common.progress import SilentProgress
 
 
 def python_function(command: Command[Any]) -> Callable[..., Result]:
-    """A function with a parameter for each field, which runs the command and returns its result.
+    """Return a function with a parameter for each field, which runs the command and returns its result.
 
     Positional and required fields, and those annotated `ByPosition`, may be given by position. Errors that the user can
     fix are `rayrec.common.errors.UserError`, in one line.
@@ -38,7 +38,7 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
 
 
 def docstring(command: Command[Any]) -> str:
-    """The docstring of the command's function: the request's, and what each parameter is."""
+    """Return the docstring of the command's function: the request's, and what each parameter is."""
     texts = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
     texts.append("progress: Show progress on stderr.")
     indented = partial(textwrap.wrap, width=116, initial_indent=" " * 4, subsequent_indent=" " * 8)

@@ -58,7 +58,7 @@ Overrides = Annotated[tuple[str, ...], BeforeValidator(_as_overrides), Metavar("
 
 
 class Request(Config):
-    """What a command is asked.
+    """Options and arguments of a command.
 
     The docstring of a request is the help of its command, and those of its fields are the help of its options.
     """
@@ -77,7 +77,7 @@ class Request(Config):
 
     @property
     def continues(self) -> bool:
-        """Whether the command continues the work in its `output`."""
+        """Return whether the command continues the work in its `output`."""
         return bool(getattr(self, "resume", False))
 
     def kept(self) -> str:
@@ -92,7 +92,7 @@ class Request(Config):
         return f"nothing was written to {location(output)}"
 
     def with_absolute_paths(self) -> Self:
-        """The same request for a process that runs in another folder of a machine with the same storage."""
+        """Return the same request for a process that runs in another folder of a machine with the same storage."""
         paths = {name: value for name, value in self if isinstance(value, Path) and name not in self.small_files}
         return self.model_copy(update={name: path.expanduser().absolute() for name, path in paths.items()})
 
@@ -108,11 +108,11 @@ class RecipeRequest(Request):
     """Override a key of the recipe; repeatable."""
 
     def load_recipe(self) -> Recipe:
-        """The recipe with overrides applied. Raises ConfigError."""
+        """Return the recipe with overrides applied. Raises ConfigError."""
         return self.read_recipe().resolve()
 
     def read_recipe(self) -> RecipeContent:
-        """The recipe with overrides applied, before defaults are filled in. Raises ConfigError."""
+        """Return the recipe with overrides applied, before defaults are filled in. Raises ConfigError."""
         return read_recipe(self.recipe, self.overrides)
 
     @property
@@ -155,7 +155,7 @@ class TrainingRecipeRequest(RecipeRequest):
 
 
 def absolute_path(text: str) -> str:
-    """The absolute form of a path of raw files; a URI stays as it is."""
+    """Return the absolute form of a path of raw files; a URI stays as it is."""
     return text if is_uri(text) else str(Path(text).expanduser().absolute())
 
 

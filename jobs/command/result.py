@@ -1,4 +1,4 @@
-"""What every command leaves behind: `result.json` in its output folder, which `--json` prints too."""
+"""Result of every command: `result.json` in its output folder, which `--json` prints too."""
 
 import re
 import shutil
@@ -51,7 +51,7 @@ class Result(Config):
     """One line, unless the status is `done`."""
 
     def to_json(self) -> str:
-        """Indented JSON; fields that do not apply (null, empty) are left out."""
+        """Return indented JSON; fields that do not apply (null, empty) are left out."""
         empty = {name for name in ("rows", "output", "execution", "error") if getattr(self, name) is None}
         empty |= {name for name in ("metrics", "baselines", "details") if not getattr(self, name)}
         return self.model_dump_json(indent=2, exclude=empty)

@@ -55,7 +55,7 @@ class Command(Generic[RequestT]):
 
     @property
     def module(self) -> str:
-        """The module whose `COMMAND` it is."""
+        """Module whose `COMMAND` it is."""
         return _module(self.name)
 
 
@@ -109,7 +109,8 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
 
 
 def _is_taken_over(request: Request, folder: Path, before: int | None) -> bool:
-    """Whether a command has begun its work in a folder: it was vacant, or work in it was resumed, which writes files.
+    """Return whether a command has begun its work in a folder: it was vacant, or work in it was resumed, which writes
+    files.
 
     `before`: when names in it were changed last, in nanoseconds, before the command began; None if it was vacant.
     """
@@ -173,7 +174,7 @@ def _failure(command: Command[RequestT], error: BaseException, started: float, o
 def run_command(
     command: Command[RequestT], values: Mapping[str, Any], *, json_output: bool = False, debug: bool = False
 ) -> int:
-    """Run a command for a terminal; returns the exit code.
+    """Run a command for a terminal; return the exit code.
 
     Only the result goes to stdout; logs, progress and the one line of an error go to stderr.
     """
@@ -204,14 +205,14 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a command that ends with `error`."""
+    """Return the exit code of a command that ends with `error`."""
     if isinstance(error, ConfigError):
         return WRONG_USAGE
     return INTERRUPTED if isinstance(error, _INTERRUPTIONS) else FAILED
 
 
 def describe_error(error: BaseException) -> str:
-    """One line on `error`."""
+    """Return one line on `error`."""
     if isinstance(error, _INTERRUPTIONS):
         return "interrupted"
     if isinstance(error, UserError):

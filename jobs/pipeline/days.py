@@ -57,7 +57,7 @@ class Day:
 
     @property
     def outcome(self) -> dict[str, Any] | None:
-        """What has become of it; None while it is not over."""
+        """Return what has become of it; None while it is not over."""
         path = self.folder / OUTCOME_FILE
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -96,7 +96,8 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
 
 
 def repeated_day(request: PipelineRequest, output: Path, models: Path) -> Result | None:
-    """The result of the day that was taken in last, if `request` names its files again and its version still stands.
+    """Return the result of the day that was taken in last, if `request` names its files again and its version still
+    stands.
 
     Whatever starts the command every night may start it again after it has ended, if it was cut off from hearing so.
     """
@@ -131,7 +132,7 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
 
 
 def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
-    """What a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
+    """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import class_warnings, drawn_negatives
@@ -150,7 +151,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
 
 
 def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
-    """The files of the day that is not over; None if there is no such day."""
+    """Return the files of the day that is not over; None if there is no such day."""
     if not versions_in(models):
         first = output / DAY_FILE
         return tuple(json.loads(first.read_text())["input"]) if first.exists() else None
@@ -159,20 +160,20 @@ def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
 
 
 def inputs_of(output: Path) -> Iterator[str]:
-    """The files of all days, the first one included."""
+    """Yield the files of all days, the first one included."""
     for path in (output / DAY_FILE, *(day.folder / DAY_FILE for day in days_of(output))):
         if path.exists():
             yield from json.loads(path.read_text())["input"]
 
 
 def days_of(output: Path) -> list[Day]:
-    """The days after the first, in order."""
+    """Return the days after the first, in order."""
     folders = sorted((output / DAYS_FOLDER).glob("[0-9]*"), key=lambda path: int(path.name))
     return [Day.load(folder) for folder in folders if (folder / DAY_FILE).exists()]
 
 
 def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
-    """The day that is not over, or a new one."""
+    """Return the day that is not over, or a new one."""
     days = days_of(output)
     if days and days[-1].outcome is None:
         return days[-1]

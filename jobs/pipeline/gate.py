@@ -1,4 +1,4 @@
-"""Whether the model of a new day may serve: its scores of held-out rows, and how its features are distributed."""
+"""Gate for the model of a new day: its scores of held-out rows, and the drift of its features."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of a new model."""
+    """Figures of a new model, and the verdict."""
 
     faults: tuple[str, ...]
     """Why it should not serve, each in a line."""
@@ -29,7 +29,7 @@ class Judgement:
     drift: tuple["FeatureDrift", ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         return {
             "faults": list(self.faults),
             "split": self.split,

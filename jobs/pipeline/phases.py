@@ -83,11 +83,11 @@ class Phase(ABC):
     @property
     @abstractmethod
     def folder(self) -> Path:
-        """The folder that the phase writes."""
+        """Folder that the phase writes."""
 
     @abstractmethod
     def finished(self) -> Result | None:
-        """The result of the phase if its folder is whole, else None.
+        """Return the result of the phase if its folder is whole, else None.
 
         Raises ConfigError if the folder was made from something else.
         """
@@ -104,7 +104,7 @@ class Phase(ABC):
                 raise self._changed(f"{'.'.join(key)} is {now!r}, but was {before!r}")
 
     def _changed(self, difference: str) -> ConfigError:
-        """An error that says why the folder does not fit, and what to do."""
+        """Return an error that says why the folder does not fit, and what to do."""
         folders = [self._places.dataset, self._places.run, self._places.model]
         stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
         return ConfigError(
@@ -266,7 +266,7 @@ class ExportPhase(Phase):
     def run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # It gets its name when its result, by which it is recognised, is in it too.
+        # It gets its name when its result, by which it is recognized, is in it too.
         unfinished = self._places.folder / UNFINISHED_MODEL
         result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
         details = {**result.details, "run": self._run_fingerprint()}
@@ -276,7 +276,7 @@ class ExportPhase(Phase):
         return result
 
     def _run_fingerprint(self) -> str:
-        """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
+        """Return a hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
         from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
         metrics = self._places.exported / METRICS_FILE

@@ -49,12 +49,12 @@ app = typer.Typer(
 
 
 def main() -> NoReturn:
-    """The process of `rayrec`: exits with 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."""
+    """Run the process of `rayrec`, and exit with 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."""
     leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run `rayrec ARGUMENTS`; returns the exit code."""
+    """Run `rayrec ARGUMENTS`, and return the exit code."""
     return run_program(typer.main.get_command(app), "rayrec", arguments or ["--help"])
 
 

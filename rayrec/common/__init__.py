@@ -1,1 +1,1 @@
-"""What every part of rayrec shares and none owns: errors, atomic files, console output."""
+"""Helpers of all parts of rayrec: errors, atomic files, console output."""

@@ -46,7 +46,7 @@ def log_to_stderr(debug: bool = False) -> None:
 
 @contextmanager
 def console_progress() -> Iterator[Progress]:
-    """Progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
+    """Show progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
     if not _CONSOLE.is_terminal:
         plain = _PlainProgress()
         try:
@@ -192,7 +192,7 @@ def _time_left(done: int, total: float | None, seconds: float) -> list[str]:
 
 
 def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:
-    """Facts side by side, as many as there is room for, under what is done at the moment."""
+    """Return the facts side by side, as many as there is room for, under what is done at the moment."""
     names = max(map(len, facts)) + 1
     cells = [
         Text.assemble((f"{name:<{names}}", "dim"), value, no_wrap=True, overflow="ellipsis")

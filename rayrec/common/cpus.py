@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: in a container or a pinned process fewer than the machine has. Linux only."""
+"""Number of CPUs that this process may use: a container or a pinned process has fewer than the machine. Linux only."""
 
 import math
 import os
@@ -34,11 +34,11 @@ class CpuLimits:
 
     @property
     def available(self) -> int:
-        """The least of them; a part of a CPU counts as one."""
+        """Least of them; a part of a CPU counts as one."""
         return max(1, min(cpus for _, cpus in self._limits()))
 
     def __str__(self) -> str:
-        """The number, and what lowers it: `2 of 8: affinity 4, quota of the cgroup 1.5`."""
+        """Return the number, and what lowers it: `2 of 8: affinity 4, quota of the cgroup 1.5`."""
         reasons, least = [], self.machine
         for reason, cpus in self._limits():
             if cpus < least:

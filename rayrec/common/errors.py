@@ -32,13 +32,13 @@ class StoreError(PassingError):
 
 
 def first_failure(failures: Mapping[int, tuple[BaseException, Any]], failed: str) -> UserError:
-    """The error of the first rank that failed in a collective, by rank, each with its stack."""
+    """Return the error of the first rank that failed in a collective, by rank, each with its stack."""
     error = next(iter(failures.values()))[0]
     return error if isinstance(error, UserError) else UserError(f"{failed}: {error}")
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for an unknown name: the nearest of the known ones, or else `otherwise` and the first of them."""
+    """Return a hint for an unknown name: the nearest of the known ones, or else `otherwise` and the first of them."""
     names = list(known)
     # Names come from outside: of one of megabytes the comparison would make a list of as many positions.
     nearest = difflib.get_close_matches(name[:100], names, n=1)

@@ -29,7 +29,7 @@ _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
 def is_uri(path: str) -> bool:
-    """Whether `path` names its file system, as s3://bucket/key does."""
+    """Return whether `path` names its file system, as s3://bucket/key does."""
     return _URI.match(path) is not None
 
 
@@ -157,13 +157,13 @@ def sync_folders(root: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return sha256_in(file)
 
 
 def sha256_in(file: BufferedReader) -> str:
-    """The SHA-256 of an open file in hexadecimal."""
+    """Return the SHA-256 of an open file in hexadecimal."""
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -202,7 +202,7 @@ def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[N
 
 
 def is_vacant(path: Path) -> bool:
-    """Whether `path` is absent or an empty folder."""
+    """Return whether `path` is absent or an empty folder."""
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 

@@ -51,7 +51,7 @@ def _cpu_model() -> str:
 
 
 def _own_version() -> str | None:
-    """The commit of a checkout, marked if files differ from it; otherwise the installed version."""
+    """Return the commit of a checkout, marked if files differ from it; otherwise the installed version."""
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / ".git").exists():
         describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

@@ -22,5 +22,5 @@ class MappedFile:
         self.content.madvise(mmap.MADV_DONTNEED)
 
     def expect_order(self) -> None:
-        """From now on it is read from front to back: the file system reads ahead, which is many times as fast."""
+        """Announce a read from front to back: the file system reads ahead, which is many times as fast."""
         self.content.madvise(mmap.MADV_SEQUENTIAL)

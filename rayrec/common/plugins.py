@@ -22,7 +22,7 @@ class Plugins:
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """The name of each kind's package, by kind in alphabetical order."""
+        """Name of each kind's package, by kind in alphabetical order."""
         (folder,) = importlib.import_module(self.group).__path__
         found = {point.name: point.value for point in metadata.entry_points(group=self.group)}
         for module in pkgutil.iter_modules([folder]):
@@ -37,7 +37,7 @@ class Plugins:
         return kind
 
     def load(self, kind: str, module: str) -> ModuleType:
-        """A module of the package of a kind. Raises UserError if it cannot be imported."""
+        """Return a module of the package of a kind. Raises UserError if it cannot be imported."""
         name = f"{self.packages[kind]}.{module}"
         try:
             return importlib.import_module(name)

@@ -10,7 +10,7 @@ the server has started."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
+    """Return different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
     ports: list[int] = []
     with ExitStack() as stack:
         # Drawn from the system's randomness, so that no two processes draw the same ones.
@@ -26,5 +26,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One port of 127.0.0.1 on which nothing listens."""
+    """Return one port of 127.0.0.1 on which nothing listens."""
     return free_ports(1)[0]

@@ -29,7 +29,7 @@ _PLAIN = (
 
 
 def run_program(program: Any, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a program made by typer on `arguments` (by default the process's own); returns the exit code."""
+    """Run a program made by typer on `arguments` (by default the process's own); return the exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     limit_libraries()
     try:
@@ -58,7 +58,7 @@ def leave(code: int) -> NoReturn:
 
 
 def usage_error(error: typer.TyperException) -> str:
-    """One line on wrong usage, with the command that shows the right one."""
+    """Return one line on wrong usage, with the command that shows the right one."""
     context = getattr(error, "ctx", None)
     message = " ".join(error.format_message().split()).removesuffix(".")
     for click, ours in _PLAIN:

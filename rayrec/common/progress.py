@@ -1,4 +1,4 @@
-"""How long-running work reports its progress, which the command line shows and a notebook or a test ignores."""
+"""Progress of long-running work, which the command line shows and a notebook or a test ignores."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,10 +10,10 @@ class Progress:
     """Receives the stages of a job, one after the other, and the rows done in each. A subclass shows them."""
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """A stage begins, and the previous one, if any, is done. `total` rows are ahead; None if not yet known."""
+        """Begin a stage, and end the previous one, if any. `total` rows are ahead; None if not yet known."""
 
     def finish(self) -> None:
-        """The current stage is done, and no other one begins yet."""
+        """End the current stage; no other one begins yet."""
 
     def advance(self, rows: int) -> None:
         """`rows` more rows of the current stage are done. Called from any thread, a few times a second at most."""

@@ -39,7 +39,7 @@ def has_other_nodes() -> bool:
 
 
 def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:
-    """The blocks, in the order of the execution. Closing the iterator ends the execution.
+    """Yield the blocks, in the order of the execution. Closing the iterator ends the execution.
 
     Work that has not begun is then forgotten, and running tasks are waited for. Ray Data would cancel them, and a task
     that ends at the moment in which it is cancelled makes Ray abort the process that cancels: "Check failed: it !=

@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes for people, such as '15.6 GiB'."""
+    """Return a number of bytes for people, such as '15.6 GiB'."""
     return ByteSize(int(count)).human_readable(separator=" ")
 
 

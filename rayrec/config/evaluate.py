@@ -72,14 +72,14 @@ class RankingConfig(Config):
     metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
     """Hit rate, NDCG, recall, mean average precision, at every `k`."""
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
-    """Rank of a positive among negatives with the same score: last (a constant model gets 0) or first."""
+    """Rank of a positive among negatives with the same score: last or first."""
     candidates: Literal["given", "all"] = "given"
     """`given`: the split's rows by group. `all`: for each user, every item without a positive row in `train`; needs a
     dataset of users and items alone."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics that are measured, such as `hr@10`."""
+        """Metrics that are measured, such as `hr@10`."""
         return tuple(ranking_metric(metric, k) for k in self.k for metric in self.metrics)
 
 
@@ -93,7 +93,6 @@ class EvaluateConfig(Config):
     auc_bins: PositiveInt = Field(1_048_576, ge=2)
     """Bins of that histogram."""
     baselines: dict[str, dict[MetricName, float]] = {}
-    """Metrics of simpler models by name, such as `{logistic regression: {auc: 0.741}}`, to show beside the model's.
-    `rayrec inspect` writes what it has measured on its sample."""
+    """Metrics of simpler models by name, such as `{logistic regression: {auc: 0.741}}`, to show beside the model's."""
     ranking: RankingConfig | None = None
     """Also measure ranked lists; needs a group column, or `candidates: all`."""

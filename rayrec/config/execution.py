@@ -1,4 +1,4 @@
-"""How a command ran: its result, a dataset's manifest and a run's `run.json` record it."""
+"""Execution of a command: its result, a dataset's manifest and a run's `run.json` record it."""
 
 from typing import Literal, Self
 
@@ -11,7 +11,7 @@ SPARK, TRAIN, DATA, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Serve"
 
 
 class Execution(Config):
-    """Where a command's work was done, by which engine, on how many CPUs."""
+    """Place, engine and number of CPUs of a command's work."""
 
     on: Place
     """Place: the command's own process, or processes of Ray."""

@@ -53,7 +53,7 @@ def seconds_of(duration: str) -> int:
 
 
 class DaySplitConfig(Config):
-    """Hold out one day: its first half is `test`, the second `validation`, by line count; other days are `train`."""
+    """Hold out one day: its first half of lines is `test`, the second `validation`."""
 
     kind: Literal["day"] = "day"
     held_out_day: int = Field(23, ge=0)
@@ -87,8 +87,9 @@ class HashSplitConfig(_Fractions):
 
     kind: Literal["hash"] = "hash"
     column: str | None = None
-    """Column whose equal values stay in one split; `null`: the column of groups, or without one the file name and row
-    number."""
+    """Column whose equal values stay in one split; `null`: `source.group`, or without one the file name and row
+    number.
+    """
 
 
 class TimeSplitConfig(Config):
@@ -173,17 +174,17 @@ class PreprocessConfig(Config):
 
     @property
     def reads_splits_from_files(self) -> bool:
-        """Whether the command line names the files of each split (`--input train=PATH`)."""
+        """Return whether the command line names the files of each split (`--input train=PATH`)."""
         return False
 
     @property
     def split_of_all_rows(self) -> Config | None:
-        """The section `split` that leaves all rows in `train`; None if there is none."""
+        """Section `split` that leaves all rows in `train`; None if there is none."""
         return None
 
     @property
     def holds_out_latest(self) -> bool:
-        """Whether the held-out rows are the latest, the most like those to come."""
+        """Return whether the held-out rows are the latest, the most like those to come."""
         return False
 
 
@@ -193,8 +194,9 @@ class VocabularyPreprocessConfig(PreprocessConfig):
     broadcast_limit: PositiveInt = 2_000_000
     """Most values of a vocabulary that are looked up in memory; Spark joins the rest."""
     expire_after: str | None = Field(None, pattern=_DURATION, examples=["30d"])
-    """Time after which a value that no longer occurs leaves its vocabulary in an extension, which counts as a day where
-    rows have no times."""
+    """Time after which a value that no longer occurs leaves its vocabulary in an extension; without times of rows, an
+    extension counts as a day.
+    """
 
 
 class RowsPreprocessConfig(VocabularyPreprocessConfig):
@@ -208,8 +210,9 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     max_table_size: PositiveInt | None = Field(None, ge=2)
     """Most rows of an embedding table; further ids share rows by hashing."""
     compact: bool = False
-    """Number values anew in an extension: by frequency over all days, without expired ones. The model is then published
-    in full."""
+    """Number values anew in an extension, by frequency over all days, without expired ones; the model is then
+    published in full.
+    """
     order: Literal["input", "total_random", "day_random"] = "total_random"
     """Order of the rows of `train`; other splits keep the order of the input."""
 

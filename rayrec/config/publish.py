@@ -11,13 +11,14 @@ class PublishConfig(Config):
     max_loss_increase: NonNegativeFloat = 0.01
     """Largest relative increase of log loss over the serving model's, beyond two standard errors."""
     max_miscalibration: NonNegativeFloat = 0.25
-    """Largest relative difference between predicted and actual positives, beyond two standard errors. Not applied to
-    models of interactions, whose negatives are drawn."""
+    """Largest relative difference between predicted and actual positives, beyond two standard errors. Not for models
+    of interactions.
+    """
     max_drift: NonNegativeFloat | None = 5.0
-    """Largest stability index of a feature against the day before, beyond chance. A column that goes missing has 8 or
-    more; users that come and go may have 3. Weekdays, days and months are compared in their missing values only.
-    `null`: no check."""
+    """Largest stability index of a feature against the day before, beyond chance. Weekdays, days and months are
+    compared in their missing values only. `null`: no check.
+    """
     full_every: PositiveInt = 20
-    """Write every so many versions in full, the others as differences from the version before."""
+    """Interval, in versions, at which one is written in full instead of as a delta."""
     keep_days: PositiveInt = 30
-    """Number of latest days whose datasets, runs and versions are kept; of older days only figures are."""
+    """Number of latest days whose datasets, runs and versions are kept."""

@@ -32,15 +32,16 @@ class ServeConfig(Config):
     max_body_mib: PositiveFloat = 16.0
     """Largest request; over gRPC, Ray Serve's own limit applies too."""
     request_memory_mib: PositiveFloat = 256.0
-    """Most memory for all requests of a replica, half as received, half decoded; further requests wait. Decoding one
-    request takes up to 200 MiB more."""
+    """Most memory for all requests of a replica, half as received, half decoded; further ones wait. Decoding one
+    takes up to 200 MiB more.
+    """
     request_timeout_seconds: PositiveFloat = 30.0
     """Time after which a request is answered 504."""
     max_replicas: PositiveInt | None = None
     """Most replicas: more start while a replica has over `target_ongoing_requests`, and stop later. `null`: always
     `replicas`."""
     target_ongoing_requests: PositiveFloat = 8.0
-    """Average requests in work for a replica: its requests a second at the wanted latency, times that latency."""
+    """Average requests in progress for a replica: its requests a second at the wanted latency, times that latency."""
     poll_seconds: PositiveFloat = 2.0
     """Time between looks for new versions of models."""
 

@@ -43,7 +43,7 @@ class FitQuantile(Config):
 
 
 def _named(given: Any) -> Any:
-    """A transform without settings may be written as its name alone."""
+    """Return a transform that was given by its name alone with its key `op`."""
     return {"op": given} if isinstance(given, str) else given
 
 
@@ -73,11 +73,11 @@ class _CategoricalRule(_Rule):
     max_size: PositiveInt | None = None
     """Most values listed; the most frequent ones stay."""
     unlisted_buckets: PositiveInt | None = None
-    """Number of table rows that unlisted values share by hashing; `null`: row 0, with missing values."""
+    """Table rows that unlisted values share by hashing; `null`: row 0, with missing values."""
     hash_buckets: Annotated[int, Field(ge=2)] | None = None
-    """Number of table rows to hash all values to, instead of listing them."""
+    """Table rows to hash all values to, instead of listing them."""
     values: Names | None = None
-    """Values to list, in the order of their ids, instead of those found in `train`."""
+    """Values to list, in the order of their ids."""
     share: str | None = None
     """Name of the feature whose vocabulary and table this one shares."""
     cardinality: PositiveInt | Literal["auto"] | None = None
@@ -97,7 +97,7 @@ class _CategoricalRule(_Rule):
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether its values are listed for it."""
+        """Return whether its values are listed for it."""
         return self.hash_buckets is None and self.share is None and self.cardinality is None
 
 
@@ -114,7 +114,7 @@ class ListRule(_CategoricalRule):
     separator: str | None = None
     """Text between values; lists of Parquet and JSON need none."""
     weights: str | None = None
-    """Column with a weight of 0 or more for each value, written as the list is; where empty, all are 1."""
+    """Column with a weight of at least 0 for each value, written as the list is; where empty, all are 1."""
     max_length: PositiveInt = 16
     """Most values of a list; others are cut off."""
     pooling: Literal["sum", "mean"] = "mean"
@@ -161,7 +161,7 @@ class CrossRule(Config):
     of: Annotated[tuple[str, ...], Field(min_length=2)]
     """Names of the features."""
     buckets: Annotated[int, Field(ge=2)] = 100_000
-    """Number of table rows that the combinations share by hashing."""
+    """Table rows that the combinations share by hashing."""
     name: str | None = None
     """Name of the feature; `null`: the features' names, joined by `_x_`."""
 
@@ -216,7 +216,7 @@ class TimeColumn(Config):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
+    """Return whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
     return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
@@ -230,8 +230,7 @@ class FileFormat(Config):
     """How files hold rows."""
 
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
-    """`auto` goes by the ending: .parquet, .parq, .pq, .jsonl, .ndjson, .json, else delimited text. Text may be
-    compressed by gzip or zstd."""
+    """`auto` goes by the ending: .parquet, .parq, .pq, .jsonl, .ndjson, .json, else delimited text."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$", examples=[","])
     """ASCII character between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
     quote: bool = True
@@ -275,11 +274,11 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     label: str | LabelCondition
-    """Column with the label (0 or 1, false or true, no or yes), or a condition on a column."""
+    """Column with the label (0/1, false/true, no/yes), or a condition on a column."""
     weight: str | None = None
     """Column with the rows' weights in loss and metrics."""
     group: str | None = None
-    """Column whose equal values make a list of candidates, for ranking metrics and listwise loss."""
+    """Column whose equal values make a list, for ranking metrics and listwise loss."""
     candidate: str | None = None
     """Column with the id of a list's candidate, which `:rank` takes."""
     time: str | TimeColumn | None = None
@@ -291,18 +290,18 @@ class TableSourceConfig(SourceConfig, FileFormat):
     tables: dict[str, SideTableConfig] = {}
     """Side tables by name."""
     rates: tuple[RateConfig, ...] = ()
-    """Mean labels by key, as features."""
+    """Label rates by key, as features."""
     rate_folds: Annotated[int, Field(ge=2)] = 5
-    """Number of folds of `train` for `rates`; a row gets the other folds' rate, without its own label."""
+    """Number of folds of `train` for `rates`; a row gets the other folds' rate."""
 
     @property
     def label_column(self) -> str:
-        """The name of the column of the label."""
+        """Name of the column of the label."""
         return self.label.column if isinstance(self.label, LabelCondition) else self.label
 
     @property
     def time_column(self) -> str | None:
-        """The name of the column of the rows' times."""
+        """Name of the column of the rows' times."""
         return self.time.column if isinstance(self.time, TimeColumn) else self.time
 
     @property
@@ -312,5 +311,5 @@ class TableSourceConfig(SourceConfig, FileFormat):
         return (*(name for name in roles if name is not None), *self.ignore)
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a column is in `ignore`."""
+        """Return whether a column is in `ignore`."""
         return any(matches(name, pattern) for pattern in self.ignore)

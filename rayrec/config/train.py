@@ -112,7 +112,7 @@ class ScheduleConfig(Config):
     decay_steps: PositiveInt = 24_000
     """Steps from `decay_start` until 0."""
     decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Fraction of the steps after the warm-up that decay, instead of `decay_start` and `decay_steps`."""
+    """Fraction of the steps after the warm-up that decay, instead of the two above."""
     decay_power: PositiveFloat = 2.0
     """Exponent of the decay; 1 is linear."""
     end_factor: NonNegativeFloat = 0.0
@@ -168,23 +168,26 @@ class PartConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     """Factor on the learning rates of both optimizers."""
     embedding_l2: NonNegativeFloat = 0.0
-    """L2 penalty on each row's pooled embeddings e: embedding_l2 / 2 * |e|^2 joins its loss. It shrinks table rows in
-    proportion to their frequency (Rendle et al. 2020, arXiv:2005.09683)."""
+    """L2 penalty on each row's pooled embeddings e: embedding_l2 / 2 * |e|^2 is added to its loss (Rendle et al.
+    2020, arXiv:2005.09683).
+    """
 
 
 class ShardingConfig(Config):
     """How embedding tables are spread over the workers."""
 
     default: Literal["auto"] | Sharding = "auto"
-    """Sharding of all tables; `auto`: TorchRec's planner chooses. On several nodes, `table_row_wise` splits rows over
-    the workers of one node, `grid_shard` columns over nodes and rows over their workers."""
+    """Sharding of all tables; `auto`: TorchRec's planner chooses. `table_row_wise` splits rows over the workers of
+    one node, `grid_shard` columns over nodes and rows over their workers.
+    """
     tables: dict[str, Sharding] = {}
     """Shardings of single tables, by table; `rayrec plan` shows their names."""
     memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$", examples=["80GB"])
     """Memory for tables and optimizer state on a worker; `null`: that of the device."""
     wire: Literal["auto", "fp32", "bf16"] = "auto"
-    """Format of pooled embeddings and gradients between workers. bf16 halves the bytes, and GPUs that train in bf16
-    also look up in it. `auto`: bf16 there, else fp32."""
+    """Format of pooled embeddings and gradients between workers. `auto`: bf16 on GPUs that train in bf16, which then
+    also look up in it, else fp32.
+    """
 
 
 class CheckpointConfig(Config):
@@ -209,7 +212,7 @@ class EarlyStopConfig(Config):
     """Value that is good enough."""
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
-        """True if the metrics of an evaluation have the target's metric and it is good enough."""
+        """Return True if the metrics of an evaluation have the target's metric and it is good enough."""
         sign, value = 1 if higher_is_better(self.metric) else -1, metrics.get(self.metric)
         return value is not None and bool(sign * value >= sign * self.target)
 
@@ -223,26 +226,24 @@ class IngestConfig(Config):
     read_streams: PositiveInt = 16
     """Row groups that a global batch mixes, which the workers hold in memory."""
     drop_last: bool | None = None
-    """Drop the last rows of an epoch if they fill no batch; else they make a smaller step. `null`: drop, except in a
-    warm start."""
+    """Drop the last rows of an epoch if they fill no batch. `null`: drop, except in a warm start."""
     prefetch_batches: PositiveInt = 4
     """Batches prepared ahead."""
     in_memory: bool = False
-    """Read the split into memory once, and onto a GPU with room for it; batches are the same."""
+    """Read the split into memory once, and onto a GPU with room for it."""
     task_cpus: Literal[0, 1] | None = None
     """CPUs that a reading task asks of Ray. `null`: 1 where the cluster has two beside each worker's, else 0."""
 
 
 class NegativesConfig(Config):
-    """Draw negatives each epoch for a dataset of interactions; the rows of `train` are positives, held on every
-    worker's device."""
+    """Draw negatives each epoch for a dataset of interactions, whose rows of `train` are positives."""
 
     per_positive: PositiveInt = 4
     """Negatives for each positive."""
     check: Literal["exact", "unchecked"] = "exact"
     """`exact` never draws an item that the user has in `train`; `unchecked` may."""
     popularity_exponent: NonNegativeFloat = 0.0
-    """Exponent of the number of rows in the chance of an item; 0: all alike."""
+    """Exponent of an item's number of rows in its chance; 0: all alike."""
 
 
 class RecencyConfig(Config):
@@ -286,8 +287,7 @@ class InitialWeightsConfig(Config):
 
 
 class WarmStartConfig(Config):
-    """What `rayrec train --warm-start` uses instead of fields of `train`: by default one pass in the order of the
-    rows."""
+    """Values that `rayrec train --warm-start` uses instead of fields of `train`: by default one pass in order."""
 
     epochs: PositiveInt = 1
     """Instead of `train.epochs`."""
@@ -311,22 +311,21 @@ class TrainConfig(PartConfig):
     workers: PositiveInt = 1
     """Number of processes that share each batch and the tables; on GPUs, one for each."""
     min_workers: PositiveInt | None = None
-    """Fewest workers of elastic training, which goes on from the last checkpoint as nodes leave and come."""
+    """Fewest workers of elastic training."""
     elastic_interval_seconds: PositiveFloat = 60.0
-    """Time between looks for more workers; taking them repeats the steps since the last checkpoint."""
+    """Time between looks for more workers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: GPUs if there are any, else the CPU."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the dense network; tables stay float32. `auto`: bf16 where the hardware is fast at it, else fp16 on
-    GPUs fast at that, else fp32."""
+    """Arithmetic of the dense network; tables stay float32. `auto`: bf16 or fp16 where the hardware is fast at it."""
     loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
     """Factor on the loss in fp16. `dynamic`: 65536, halved after a step that overflows (which changes nothing), doubled
     after 2,000 that do not."""
     loss: LossConfig = LossConfig()
     parts: dict[str, PartConfig] = {}
-    """Settings of single parts of the model, by the model's names; what a part leaves out is as above."""
+    """Settings of parts of the model, by the model's names; what a part leaves out is as above."""
     threads: PositiveInt | None = None
-    """Threads of a worker on a CPU; `null`: its share of the machine's CPUs. The model does not depend on it."""
+    """Threads of a worker on a CPU; `null`: its share of the machine's CPUs."""
     gradient_accumulation: PositiveInt = 1
     """Number of pieces in which a worker's share of the batch passes the dense network."""
     initial_weights: InitialWeightsConfig | None = None
@@ -349,13 +348,14 @@ class TrainConfig(PartConfig):
     evaluate_after_epochs: NonNegativeFloat = 0.0
     """Epochs before the first evaluation; may be a fraction."""
     progressive: bool = False
-    """Measure the model on each batch of the first epoch before training on it; a warm start does."""
+    """Measure each batch of the first epoch before training on it; a warm start does."""
     early_stop: EarlyStopConfig | None = None
     """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     compile: bool | Literal["auto"] = "auto"
     """Compile the dense network with torch.compile, as CUDA graphs on a GPU; the first steps take up to a minute
-    longer. Lists of rows run uncompiled, and so do odd batch sizes. `auto`: on GPUs where Triton works."""
+    longer. Lists of rows and odd batch sizes run uncompiled. `auto`: on GPUs where Triton works.
+    """
     max_failures: NonNegativeInt = 3
     """Times that a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100
@@ -368,17 +368,19 @@ class TrainConfig(PartConfig):
         return self.ingest.drop_last is not False
 
     def samples_per_epoch(self, rows: int) -> int:
-        """Samples of an epoch, where `train` has `rows` rows."""
+        """Return the number of samples of an epoch, where `train` has `rows` rows."""
         rows = min(rows, self.rows or rows)
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps of an epoch, where `train` has `rows` rows; the last samples may fill no batch."""
+        """Return the number of optimizer steps of an epoch, where `train` has `rows` rows; the last samples may
+        fill no batch.
+        """
         full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
         return full + (rest > 0 and not self.drops_last)
 
     def samples_after(self, step: int, rows: int) -> int:
-        """Samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
+        """Return the number of samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
         steps = self.steps_per_epoch(rows)
         epochs, batches = divmod(step, steps)
         samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)
@@ -403,7 +405,7 @@ class TrainConfig(PartConfig):
         return Fraction(self.evaluations_per_epoch).limit_denominator(100)
 
     def warm_started(self) -> "TrainConfig":
-        """These settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
+        """Return these settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
 
         What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
         """
@@ -416,15 +418,15 @@ class TrainConfig(PartConfig):
 
     @property
     def by_part(self) -> dict[str, PartConfig]:
-        """How each part is trained, the main one first."""
+        """Return how each part is trained, the main one first."""
         return {MAIN_PART: self, **self.parts}
 
     def trained_part(self, part: str) -> str:
-        """The key of `by_part` under which a part of the model is trained."""
+        """Return the key of `by_part` under which a part of the model is trained."""
         return part if part in self.parts else MAIN_PART
 
     def learning_rates(self, step: int, steps_per_epoch: int) -> dict[str, LearningRates]:
-        """The rates of every part at optimizer step `step`, counted from 1."""
+        """Return the rates of every part at optimizer step `step`, counted from 1."""
         rates, all_steps = {}, self.epochs * steps_per_epoch
         if self.max_steps is not None:
             all_steps = min(all_steps, self.max_steps)
@@ -485,5 +487,5 @@ class TrainConfig(PartConfig):
 
     @property
     def has_dense_adam_tables(self) -> bool:
-        """True if the tables are under Adam and all data-parallel, so that Adam is dense."""
+        """Return True if the tables are under Adam and all data-parallel, so that Adam is dense."""
         return self._has_adam_tables and self._shardings == {"data_parallel"}

@@ -183,7 +183,7 @@ def _configs_in(annotation: Any, step: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 def is_yaml_file(name: str | Path) -> bool:
-    """Whether `name` is that of a YAML file, not of something shipped."""
+    """Return whether `name` is that of a YAML file, not of something shipped."""
     return Path(name).suffix in {".yaml", ".yml"}
 
 

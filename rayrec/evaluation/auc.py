@@ -65,7 +65,7 @@ class ScoreHistogram:
         target += np.bincount(index, weights=scores.weights(), minlength=bins)
 
     def auc(self) -> AucValue:
-        """Pairs within a bin count half, as if tied; each is wrong by at most a half."""
+        """Return the AUC and its error bound; pairs within a bin count half, as if tied."""
         pairs = self.positives.sum() * self.negatives.sum()
         if pairs == 0:
             return AucValue(None, 0.0)
@@ -76,7 +76,7 @@ class ScoreHistogram:
 
 
 def exact_auc(positives: Scores, negatives: Scores) -> AucValue:
-    """The AUC from sorting both classes; exact up to the rounding of float64 sums."""
+    """Return the AUC from sorting both classes; exact up to the rounding of float64 sums."""
     if positives.rows == 0 or negatives.rows == 0:
         return AucValue(None, 0.0)
     lower, lower_weights = _sorted(negatives)
@@ -96,7 +96,7 @@ def exact_auc(positives: Scores, negatives: Scores) -> AucValue:
 
 
 def _sorted(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
-    """Ascending logits and their weights (None if all 1)."""
+    """Return ascending logits and their weights (None if all 1)."""
     logits = scores.logits()
     if not scores.weighted:
         return np.sort(logits), None

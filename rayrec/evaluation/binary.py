@@ -70,11 +70,11 @@ class BinaryMetrics:
 
     @property
     def sums_by_name(self) -> dict[str, float]:
-        """The sums that every metric but the AUC is made of: see `metrics_of_sums`."""
+        """Sums that every metric but the AUC is made of: see `metrics_of_sums`."""
         return dict(zip(_SUMS, self.sums.tolist(), strict=True))
 
     def compute(self) -> dict[str, float | None]:
-        """The metrics of all rows so far.
+        """Return the metrics of all rows so far.
 
         - `auc`: area under the ROC curve; if it comes from the histogram, `auc_error_bound` is the largest possible
           error (the key is absent if it is exact).
@@ -108,7 +108,9 @@ class BinaryMetrics:
 
 
 def metrics_of_sums(sums: Mapping[str, float]) -> dict[str, float | None]:
-    """The metrics of `BinaryMetrics.compute` but the AUC, from `BinaryMetrics.sums_by_name`; None if undefined."""
+    """Return the metrics of `BinaryMetrics.compute` but the AUC, from `BinaryMetrics.sums_by_name`; None if
+    undefined.
+    """
     weight, positive_weight = sums["weight"], sums["positive_weight"]
     entropy = _entropy(positive_weight / weight) if weight else 0.0
     return {
@@ -121,5 +123,5 @@ def metrics_of_sums(sums: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _entropy(rate: float) -> float:
-    """Entropy in nats of a coin that falls on 1 at this rate."""
+    """Return the entropy in nats of a coin that falls on 1 at this rate."""
     return 0.0 if rate in (0.0, 1.0) else float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))

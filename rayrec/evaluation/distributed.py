@@ -19,7 +19,7 @@ Metrics = BinaryMetrics | RankingMetrics
 
 
 def compute_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None) -> dict[str, float | None]:
-    """The metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
+    """Return the metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
 
     A collective call. Every rank's accumulator is used up. Raises what `metrics.compute` raises, on every rank.
     """
@@ -70,7 +70,9 @@ def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> 
 
 
 def _gathered(values: NDArray[Any], group: dist.ProcessGroup | None) -> list[NDArray[Any]]:
-    """What the other ranks hold, in their order, on the first rank; an empty list elsewhere. A collective call."""
+    """Return what the other ranks hold, in their order, on the first rank; an empty list elsewhere. A
+    collective call.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     own, device = torch.from_numpy(values), _device(group)
     lengths = np.zeros(size)
@@ -97,5 +99,5 @@ def _sum_over_ranks(values: NDArray[np.float64], group: dist.ProcessGroup | None
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """The device on which the backend takes its tensors."""
+    """Return the device on which the backend takes its tensors."""
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")

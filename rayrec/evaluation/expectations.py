@@ -1,4 +1,4 @@
-"""What a metric is expected to be, as people write it: `auc >= 0.76`, `validation.log_loss < 0.5`."""
+"""Expectations of metrics, as people write them: `auc >= 0.76`, `validation.log_loss < 0.5`."""
 
 import operator
 import re
@@ -25,7 +25,7 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> "Expectation":
-        """Raises ConfigError where the text is not METRIC OPERATOR NUMBER."""
+        """Raise ConfigError where the text is not METRIC OPERATOR NUMBER."""
         match = _EXPRESSION.fullmatch(text)
         if match is None:
             known = ", ".join(_OPERATORS)
@@ -48,7 +48,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class CheckedExpectation:
-    """Whether an expectation is met."""
+    """Expectation, the value found, and whether it is met."""
 
     text: str
     value: float | None
@@ -56,11 +56,11 @@ class CheckedExpectation:
 
     @property
     def line(self) -> str:
-        """The expectation and what was found."""
+        """Expectation and what was found."""
         return f"{self.text} ({'undefined' if self.value is None else f'it is {self.value:.6g}'})"
 
 
 def flat_metrics(by_split: Mapping[str, Mapping[str, float | None]], main: str | None) -> dict[str, float | None]:
-    """Metrics by `split.name`, and those of the split `main` by their name alone, too."""
+    """Return the metrics by `split.name`, and those of the split `main` by their name alone, too."""
     flat = {f"{split}.{name}": value for split, metrics in by_split.items() for name, value in metrics.items()}
     return {**by_split.get(main or "", {}), **flat}

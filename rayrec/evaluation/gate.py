@@ -76,5 +76,5 @@ class Comparison:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         return dict(vars(self))

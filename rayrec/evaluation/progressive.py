@@ -8,7 +8,8 @@ from rayrec.evaluation.binary import metrics_of_sums
 
 
 def progressive_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The metrics of all rows of progressive records: each has `BinaryMetrics.compute`, and `sums_by_name` as `sums`.
+    """Return the metrics of all rows of progressive records: each has `BinaryMetrics.compute`, and `sums_by_name` as
+    `sums`.
 
     `log_loss`, `normalized_entropy` and `calibration` are those of all rows together. `auc` is the mean of the records'
     AUCs, weighted by their rows: scores of a model that has moved on meanwhile are not ranked against each other. It

@@ -64,7 +64,9 @@ class RankedRows:
         return RankedRows(self.group[rows], self.score[rows], self.positive[rows], self.item[rows])
 
     def distinct(self) -> "RankedRows":
-        """The rows that remain when each group has every item once: its positive row, or else one of its rows."""
+        """Return the rows that remain when each group has every item once: its positive row, or else one of its
+        rows.
+        """
         if not self.item.any():
             return self
         order = np.lexsort((~self.positive, self.item, self.group))
@@ -124,7 +126,9 @@ class RankingMetrics:
             self._shorten_at = max(_SHORTEN_BEYOND, 2 * len(self.open_rows()))
 
     def open_rows(self) -> RankedRows:
-        """The rows of the groups that may go on elsewhere: all positives, and as many negatives as can matter."""
+        """Return the rows of the groups that may go on elsewhere: all positives, and as many negatives as can
+        matter.
+        """
         self._open = [self._shortened(RankedRows.concat(self._open))]
         return self._open[0]
 
@@ -133,7 +137,7 @@ class RankingMetrics:
         self._open.append(rows)
 
     def compute(self) -> dict[str, float | None]:
-        """The metrics by name (`hr@10`, ...), and `groups`; None, with a warning, where no group has a positive.
+        """Return the metrics by name (`hr@10`, ...), and `groups`; None, with a warning, where no group has a positive.
 
         Raises UserError if a score of a row that counts is infinite or NaN, or a group's rows are not next to each
         other.
@@ -158,7 +162,9 @@ class RankingMetrics:
         return {**means, "groups": groups}
 
     def _shortened(self, rows: RankedRows) -> RankedRows:
-        """The rows without the negatives that stand below as many others of their group as any metric looks at."""
+        """Return the rows without the negatives that stand below as many others of their group as any metric
+        looks at.
+        """
         rows = rows.distinct()
         order = np.lexsort((-rows.score, rows.positive, rows.group))
         rows = rows.take(order)
@@ -174,7 +180,7 @@ class RankingMetrics:
         return rows.take(rows.positive | (place <= max(self._config.k)))
 
     def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
-        """What whole groups add to `sums`, except for the counts of rows, which `update` adds."""
+        """Return what whole groups add to `sums`, except for the counts of rows, which `update` adds."""
         rows = rows.distinct()
         by_label = rows.positive if self._config.ties == "pessimistic" else ~rows.positive
         rows = rows.take(np.lexsort((by_label, -rows.score, rows.group)))
@@ -199,7 +205,9 @@ class RankingMetrics:
 def _gain(
     metric: str, rank: NDArray[np.int64], number: NDArray[np.int64], positives: NDArray[np.int64], k: int
 ) -> NDArray[np.float64]:
-    """What each positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at most."""
+    """Return what each positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at
+    most.
+    """
     match metric:
         case "hr":
             return np.ones(len(rank))

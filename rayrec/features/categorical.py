@@ -19,14 +19,14 @@ from rayrec.random.splitmix64 import hash_integers
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
-    """int32, or int64 if the table has more rows than int32 can number."""
+    """Return int32, or int64 if the table has more rows than int32 can number."""
     return np.dtype(np.int32 if feature.cardinality <= 2**31 else np.int64)
 
 
 def encode_categorical(
     feature: CategoricalFeature, column: pa.Array, lookup: VocabularyLookup | None
 ) -> NDArray[np.signedinteger]:
-    """One id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
+    """Return one id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
     With a `lookup` the column holds strings; with `Hash`, `Buckets` or `TimePart`, what these take. Otherwise it holds
     integer ids: of the feature's vocabulary (looked up elsewhere, with unlisted values hashed), or of a feature without
@@ -47,7 +47,7 @@ def encode_categorical(
 
 
 def _computed_ids(feature: CategoricalFeature, column: pa.Array) -> NDArray[np.int64]:
-    """The (n,) ids of a feature that looks none up."""
+    """Return the (n,) ids of a feature that looks none up."""
     match feature.transforms[:1]:
         case (Hash() as hashing,):
             return _hashed(feature.name, column, hashing)
@@ -60,7 +60,9 @@ def _computed_ids(feature: CategoricalFeature, column: pa.Array) -> NDArray[np.i
 
 
 def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, transform: HashUnlisted) -> NDArray[np.int64]:
-    """The (n,) ids of n texts, given those in their vocabulary (0 if unlisted), when unlisted ones are hashed."""
+    """Return the (n,) ids of n texts, given those in their vocabulary (0 if unlisted), when unlisted ones are
+    hashed.
+    """
     rows = np.flatnonzero(ids == 0)
     moved = ids + transform.buckets
     moved[rows] = _text_ids(texts.take(pa.array(rows)), 1, transform.buckets)
@@ -68,7 +70,7 @@ def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, transform: HashUnlist
 
 
 def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:
-    """One id per row, from the encoded ids (n,) of the features that are crossed."""
+    """Return one id per row, from the encoded ids (n,) of the features that are crossed."""
     (cross,) = feature.transforms
     assert isinstance(cross, Cross)
     together = [ids.astype(np.int64) for ids in inputs]
@@ -80,7 +82,7 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
 def encode_multi_hot(
     feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None, weights: pa.Array | None = None
 ) -> pa.Array:
-    """A list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
+    """Return a list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
 
     Missing elements (null, the empty string) are dropped with their weights, the first `hotness` of the others stay,
     and of these the unlisted ones become id 0. With `weights`, lists of numbers, the elements are ids with their
@@ -115,7 +117,7 @@ def encode_multi_hot(
 
 
 def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:
-    """Whether raw values are strings: if a vocabulary is looked up here, or if the feature hashes strings."""
+    """Return whether raw values are strings: if a vocabulary is looked up here, or if the feature hashes strings."""
     by_vocabulary = bool(feature.transforms) and isinstance(feature.transforms[0], Vocabulary)
     return has_lookup if by_vocabulary else feature.reads in {"text", "texts"}
 

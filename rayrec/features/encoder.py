@@ -35,12 +35,12 @@ _FEW_ROWS = 1024
 
 
 def encoded_schema(schema: Schema) -> pa.Schema:
-    """The columns of encoded features, without nulls: see `FeatureEncoder.encode_completed`."""
+    """Return the columns of encoded features, without nulls: see `FeatureEncoder.encode_completed`."""
     return pa.schema([pa.field(feature.name, _encoded_type(feature), nullable=False) for feature in schema.features])
 
 
 def id_column(feature: str) -> str:
-    """The name of the raw column of a feature's ids, if they were looked up elsewhere."""
+    """Return the name of the raw column of a feature's ids, if they were looked up elsewhere."""
     return f"{feature} (id)"
 
 
@@ -142,7 +142,9 @@ class FeatureEncoder:
     @classmethod
     @lru_cache(maxsize=4)
     def cached(cls, schema: Schema, folder: Path, looked_up: frozenset[str] = frozenset()) -> "FeatureEncoder":
-        """The encoder that this process built for the same arguments before; the folder must not change meanwhile."""
+        """Return the encoder that this process built for the same arguments before; the folder must not change
+        meanwhile.
+        """
         return cls(schema, folder, looked_up)
 
     def encode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -256,7 +258,7 @@ def _numbers(columns: Mapping[str, pa.Array], names: Sequence[str], rows: int) -
 
 
 def _buckets(feature: CategoricalFeature) -> int:
-    """The buckets that `HashIds` folds ids into, or more than there are ids."""
+    """Return the buckets that `HashIds` folds ids into, or more than there are ids."""
     last = feature.transforms[-1]
     return last.buckets if isinstance(last, HashIds) else 2**62
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class PlainColumns:
-    """Which of the raw columns are which rows of `PlainRows`."""
+    """Raw columns in the order of the rows of `PlainRows`."""
 
     schema: pa.Schema
     """All raw columns, as Arrow has them."""

@@ -41,13 +41,13 @@ def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
 
 
 def hash_text(text: str) -> int:
-    """The hash of one text, as `hash_texts` gives it."""
+    """Return the hash of one text, as `hash_texts` gives it."""
     hashed = hash_string(text)
     return hashed - 2**64 if hashed >= 2**63 else hashed
 
 
 def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write sorted batches as a file of the table in `folder`, whole or not at all; returns the rows.
+    """Write sorted batches as a file of the table in `folder`, whole or not at all; return the rows.
 
     The file is named by its first hash, so that the names of files that follow each other ascend. Without rows there is
     no file.
@@ -80,7 +80,7 @@ class KeyedTable:
     @classmethod
     @lru_cache(maxsize=64)
     def cached(cls, folder: Path) -> "KeyedTable":
-        """The table that this process opened before; the folder must not change meanwhile."""
+        """Return the table that this process opened before; the folder must not change meanwhile."""
         return cls(folder)
 
     def __len__(self) -> int:
@@ -180,13 +180,15 @@ class KeyedTable:
         return result
 
     def ranges(self, name: str, rows: NDArray[np.int64]) -> Iterator[Ranges]:
-        """The lists of rows (n,) that `find` gave, without copying them, batch by batch."""
+        """Yield the lists of rows (n,) that `find` gave, without copying them, batch by batch."""
         for batch, asked, places in self._by_batch(rows):
             offsets, fields = batch.lists(name)
             yield Ranges(asked, offsets[places].astype(np.int64), offsets[places + 1].astype(np.int64), fields)
 
     def _by_batch(self, rows: NDArray[np.int64]) -> Iterator[tuple[MappedBatch, NDArray[np.int64], NDArray[np.int64]]]:
-        """Batches with the positions of known rows in `rows` that lie in them, and the places of these rows there."""
+        """Yield the batches with the positions of known rows in `rows` that lie in them, and the places of these rows
+        there.
+        """
         if len(self._batches) == 1 or len(rows) == 1:
             asked = np.flatnonzero(rows != UNKNOWN)
             if len(asked):

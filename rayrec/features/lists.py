@@ -51,7 +51,7 @@ def weights_of(lists: pa.Array, lengths: NDArray[np.int32]) -> NDArray[np.float3
 
 
 def weighted_type(ids: pa.DataType) -> pa.StructType:
-    """The type of an id with its weight."""
+    """Return the type of an id with its weight."""
     return pa.struct([pa.field("id", ids, False), pa.field("weight", pa.float32(), False)])
 
 
@@ -67,7 +67,7 @@ def ids_of(elements: pa.Array) -> pa.Array:
 
 
 def element_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """NumPy's type for elements of encoded lists of this type; that of weighted ids is structured."""
+    """Return NumPy's type for elements of encoded lists of this type; that of weighted ids is structured."""
     if pa.types.is_struct(kind):
         return np.dtype([(field.name, field.type.to_pandas_dtype()) for field in kind])
     return np.dtype(kind.to_pandas_dtype())

@@ -29,7 +29,7 @@ RATE_SCHEMA = pa.schema([*KEY_FIELDS, *(pa.field(name, pa.int64(), False) for na
 
 
 def lookup_folder(statistics: Path, lookup: SideTable | Rate) -> Path:
-    """The folder of the table of a look-up."""
+    """Return the folder of the table of a look-up."""
     return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / file_name(lookup.name)
 
 
@@ -75,11 +75,11 @@ class Lookups:
         rates_by_fold: Path | None = None,
         columns: frozenset[str] | None = None,
     ) -> "Lookups":
-        """The look-ups that this process opened before; the folders must not change meanwhile."""
+        """Return the look-ups that this process opened before; the folders must not change meanwhile."""
         return cls(schema, folder, rates_by_fold, columns)
 
     def reads(self, columns: Sequence[str]) -> list[str]:
-        """The columns of raw files that `columns` are taken or looked up from."""
+        """Return the columns of raw files that `columns` are taken or looked up from."""
         keys = [key for lookup, _, _ in self._lookups for key in lookup.keys]
         looked_up = {name for _, names, _ in self._lookups for name in names}
         return [name for name in dict.fromkeys((*columns, *keys)) if name not in looked_up]
@@ -110,7 +110,9 @@ class Lookups:
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _weights(self, name: str, found: pa.Array, raw: pa.RecordBatch) -> pa.Array:
-        """The weights that were looked up, in rows that give none of the values; in others those that the rows give."""
+        """Return the weights that were looked up, in rows that give none of the values; in others those that the rows
+        give.
+        """
         names = raw.schema.names
         given = raw[name].cast(found.type) if name in names else pa.nulls(len(found), found.type)
         for other in self._weighed[name]:
@@ -132,7 +134,7 @@ def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
 def counts_of(
     table: KeyedTable, names: Sequence[str], rows: NDArray[np.int64], folds: NDArray[np.int64] | None
 ) -> dict[str, NDArray]:
-    """The columns `names` of counts, (n,) each, for n rows that `find` gave; unknown rows have 0.
+    """Return the columns `names` of counts, (n,) each, for n rows that `find` gave; unknown rows have 0.
 
     `folds`: as `Lookups.complete` takes them; the counts of a row's own fold (NAME_0, ...) are subtracted.
     """

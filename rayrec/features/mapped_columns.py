@@ -17,7 +17,7 @@ class Numbers:
     """(n,) false if the row is unknown or holds null."""
 
     def of(self, rows: NDArray[np.int64]) -> "Numbers":
-        """The numbers of some of the rows (k,), repeated as these are."""
+        """Return the numbers of some of the rows (k,), repeated as these are."""
         return Numbers(self.values[rows], self.valid[rows])
 
 
@@ -36,7 +36,7 @@ class Lists:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def field(self, name: str = "", dtype: type = np.int64) -> NDArray:
-        """A field of the elements; an empty array of `dtype` if there are no elements."""
+        """Return a field of the elements; an empty array of `dtype` if there are no elements."""
         return self.fields.get(name, np.empty(0, dtype))
 
 
@@ -61,13 +61,13 @@ class MappedBatch:
         self._lists: dict[str, tuple[NDArray[np.int32], dict[str, NDArray]]] = {}
 
     def numbers(self, name: str) -> tuple[NDArray, NDArray[np.bool_] | None]:
-        """Values and, if there are nulls, which values are valid."""
+        """Return the values and, if there are nulls, which values are valid."""
         if name not in self._numbers:
             self._numbers[name] = _as_numpy(self.batch.column(name))
         return self._numbers[name]
 
     def lists(self, name: str) -> tuple[NDArray[np.int32], dict[str, NDArray]]:
-        """Offsets, and the elements by field."""
+        """Return the offsets, and the elements by field."""
         if name not in self._lists:
             column = self.batch.column(name)
             elements = column.values

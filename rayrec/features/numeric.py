@@ -30,7 +30,7 @@ def encode_numeric(
 ) -> NDArray[np.float32]:
     """Apply `transforms` in order to a raw column of integers, floats or nulls; `Elapsed` to times, `since` others.
 
-    Returns float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
+    Return float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
     float64 and is rounded once at the end, so the bits depend neither on the raw column's type nor on the batch.
     Raises UserError naming the feature if the column does not hold numbers (or times).
     """
@@ -129,7 +129,7 @@ def _clipped(values: NDArray[np.float64], low: float | None, high: float | None)
 
 
 def _shares_below(values: NDArray[np.float64], boundaries: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The shares that `np.interp` gives between equal ones at the boundaries.
+    """Return the shares that `np.interp` gives between equal ones at the boundaries.
 
     A boundary that occurs several times has the lowest of its shares.
     """
@@ -145,12 +145,15 @@ def _shares_below(values: NDArray[np.float64], boundaries: NDArray[np.float64]) 
 
 
 def _micros(name: str, column: pa.Array) -> pa.Array:
-    """Times as int64 microseconds since 1970."""
+    """Return the times as int64 microseconds since 1970."""
     return as_times(name, column).cast(pa.int64())
 
 
 def as_times(name: str, column: pa.Array) -> pa.Array:
-    """The column as timestamp[us, UTC]. Raises UserError naming the feature if it holds something else than times."""
+    """Return the column as timestamp[us, UTC].
+
+    Raises UserError naming the feature if it holds something else than times.
+    """
     utc = pa.timestamp("us", "UTC")
     if not (pa.types.is_null(column.type) or column.type == utc):
         raise UserError(f"feature '{name}': needs times, got {column.type}")

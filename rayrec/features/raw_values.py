@@ -139,7 +139,7 @@ def _joined(parts: Sequence[tuple[pa.Array, Unreadable]]) -> tuple[pa.Array, Unr
 
 
 def needs(raw: RawColumn) -> str:
-    """What a value of the column must be, for messages: `a number`, or `a time as %y%m%d%H`."""
+    """Return what a value of the column must be, for messages: `a number`, or `a time as %y%m%d%H`."""
     one = {"number": "a number", "integer": "an integer", "text": "a text"}
     if raw.type == "time":
         forms = {"iso": "as ISO 8601 writes it", **{unit: f"in {unit} since 1970" for unit in _EPOCHS}}
@@ -230,7 +230,7 @@ def _iso_times(texts: pa.Array, zone: str) -> tuple[pa.Array, Unreadable]:
 
 
 def _epochs(column: pa.Array, unit: int) -> tuple[pa.Array, Unreadable]:
-    """Times from numbers since 1970 in `unit` microseconds."""
+    """Return the times from numbers since 1970 in `unit` microseconds."""
     values, unreadable = _numbers(column, RawColumn(name="", type="number"))
     with np.errstate(over="ignore"):
         micros = np.rint(values.fill_null(np.nan).to_numpy(zero_copy_only=False) * unit)
@@ -268,7 +268,7 @@ def _lists_of(
 
 
 def _parsed(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, Unreadable]:
-    """Numbers of texts that match `pattern`; Arrow's own reading of integers takes hexadecimal ones, too."""
+    """Return the numbers of texts that match `pattern`; Arrow's own reading of integers takes hexadecimal ones, too."""
     values, _ = _cast(_where(texts, pattern), kind)
     unreadable = _lost(texts, values)
     if unreadable.any():  # perhaps whole floats or booleans
@@ -279,7 +279,7 @@ def _parsed(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array,
 
 
 def _where(texts: pa.Array, pattern: str) -> pa.Array:
-    """The texts that match `pattern` as a whole; null otherwise."""
+    """Return the texts that match `pattern` as a whole; null otherwise."""
     return pc.if_else(pc.match_substring_regex(texts, f"^({pattern})$"), texts, None)
 
 
@@ -295,14 +295,14 @@ def _cast(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Unreadable]:
 
 
 def _in_utc(times: pa.Array, zone: str) -> pa.Array:
-    """Times in UTC; those that name no zone are local ones of `zone`."""
+    """Return the times in UTC; those that name no zone are local ones of `zone`."""
     if times.type.tz is None:
         times = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="latest")
     return times.cast(pa.timestamp("us", "UTC"))
 
 
 def _time_in_range(times: pa.Array, unreadable: Unreadable | None = None) -> tuple[pa.Array, Unreadable]:
-    """Times of the years 1 to 9999; Arrow's calendar is wrong far beyond them."""
+    """Return the times of the years 1 to 9999; Arrow's calendar is wrong far beyond them."""
     micros = times.cast(pa.int64())
     beyond = pc.fill_null(pc.or_(pc.less(micros, _FIRST), pc.greater(micros, _LAST)), False)
     wrong = beyond.to_numpy(zero_copy_only=False)

@@ -56,7 +56,7 @@ class RawColumn(Config):
 
     @property
     def arrow(self) -> pa.DataType:
-        """The type of the column in a table of raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
+        """Type of the column in a table of raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
         return _ARROW_TYPES[self.type]
 
 
@@ -68,12 +68,12 @@ class _Feature(Config):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of what it is computed from."""
+        """Names of what it is computed from."""
         return self.inputs or (self.name,)
 
     @property
     def reads(self) -> RawType | None:
-        """The type of its raw columns, of a list with weights that of the values; None if it is made of features."""
+        """Type of its raw columns, of a list with weights that of the values; None if it is made of features."""
         raise NotImplementedError
 
 
@@ -154,12 +154,12 @@ class CategoricalFeature(_Feature):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The list of values that have ids; None if ids follow from the values themselves."""
+        """List of values that have ids; None if ids follow from the values themselves."""
         return next((transform for transform in self.transforms if isinstance(transform, Vocabulary)), None)
 
     @property
     def unlisted_buckets(self) -> int:
-        """The number of ids, from 1 on, that unlisted values share; those of listed values follow."""
+        """Number of ids, from 1 on, that unlisted values share; those of listed values follow."""
         return next((t.buckets for t in self.transforms if isinstance(t, HashUnlisted)), 0)
 
     @property
@@ -200,7 +200,7 @@ class MultiHotFeature(CategoricalFeature):
 
     @property
     def weights(self) -> str | None:
-        """The raw column of the values' weights; None if all weigh the same."""
+        """Raw column of the values' weights; None if all weigh the same."""
         return self.inputs[1] if len(self.inputs) == 2 else None
 
 
@@ -220,7 +220,7 @@ class SideTable(Config):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The raw columns that it is looked up by."""
+        """Raw columns that it is looked up by."""
         return (self.key,)
 
 
@@ -241,7 +241,7 @@ class Rate(Config):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The raw columns that it gives."""
+        """Raw columns that it gives."""
         return (self.name,)
 
 
@@ -249,14 +249,14 @@ Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
 
 
 class ListLength(NamedTuple):
-    """How long the lists of numbers in a raw column must be."""
+    """Required length of the lists of numbers in a raw column."""
 
     column: str
     length: int | str
     """A number of elements, or the raw column of the lists whose elements these numbers weigh."""
 
     def renamed(self, name: Callable[[str], str]) -> "ListLength":
-        """This rule for columns that have other names."""
+        """Return this rule for columns that have other names."""
         return ListLength(name(self.column), name(self.length) if isinstance(self.length, str) else self.length)
 
 
@@ -385,7 +385,7 @@ class Schema(Config):
 
     @property
     def other_columns(self) -> tuple[str, ...]:
-        """The columns of a dataset that are not features, the label first."""
+        """Columns of a dataset that are not features, the label first."""
         optional = (self.group, self.weight, self.candidate)
         return (self.label, *(name for name in optional if name is not None))
 
@@ -396,17 +396,17 @@ class Schema(Config):
 
     @property
     def looked_up(self) -> frozenset[str]:
-        """The names of the raw columns that look-ups give."""
+        """Names of the raw columns that look-ups give."""
         return frozenset(name for lookup in self.lookups for name in lookup.columns)
 
     @property
     def given_columns(self) -> tuple[RawColumn, ...]:
-        """The raw columns that rows of files bring themselves."""
+        """Raw columns that rows of files bring themselves."""
         return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
 
     @property
     def list_lengths(self) -> tuple[ListLength, ...]:
-        """How long lists of numbers must be: those of vectors, and of weights."""
+        """Return how long lists of numbers must be: those of vectors, and of weights."""
         vectors = (ListLength(f.columns[0], f.size) for f in self.features if isinstance(f, VectorFeature))
         weights = (ListLength(f.inputs[1], f.inputs[0]) for f in self.weighted)
         return (*vectors, *weights)
@@ -417,12 +417,12 @@ class Schema(Config):
 
     @property
     def dense(self) -> tuple[NumericFeature | VectorFeature, ...]:
-        """The features of the matrix `dense`, one column or several each."""
+        """Features of the matrix `dense`, one column or several each."""
         return tuple(f for f in self.features if isinstance(f, NumericFeature | VectorFeature))
 
     @property
     def dense_width(self) -> int:
-        """The columns of the matrix `dense`."""
+        """Columns of the matrix `dense`."""
         return sum(f.size if isinstance(f, VectorFeature) else 1 for f in self.dense)
 
     @property
@@ -432,16 +432,16 @@ class Schema(Config):
 
     @property
     def weighted(self) -> tuple[MultiHotFeature, ...]:
-        """The multi-hot features whose ids have weights."""
+        """Multi-hot features whose ids have weights."""
         return tuple(f for f in self.features if isinstance(f, MultiHotFeature) and f.weights is not None)
 
     @property
     def hotness(self) -> dict[str, int]:
-        """The most ids of a row, by multi-hot feature."""
+        """Most ids of a row, by multi-hot feature."""
         return {f.name: f.hotness for f in self.features if isinstance(f, MultiHotFeature)}
 
     def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
-        """A copy with every table's width set. Raises UserError on a name that has no table of its own."""
+        """Return a copy with every table's width set. Raises UserError on a name that has no table of its own."""
         known = {f.name for f in self.categorical if f.table is None}
         for feature in self.categorical:
             if feature.table is not None and feature.name in by_feature:

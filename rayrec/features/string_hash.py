@@ -18,7 +18,7 @@ _LEADING_BYTES = np.array([2 ** (8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 def hash_string(value: str) -> int:
-    """The hash of one string."""
+    """Return the hash of one string."""
     data = value.encode()
     hashed = finalize(len(data))
     for start in range(0, len(data), 8):

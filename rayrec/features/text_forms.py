@@ -131,7 +131,7 @@ def _spelled(text: str, form: TextForm) -> str:
 
 
 class TextFacts(NamedTuple):
-    """What some texts of a column say about its form; the facts of parts of a column add up."""
+    """Facts about the form of some texts of a column; the facts of parts of a column add up."""
 
     has_booleans: bool = False
     fraction_lengths: tuple[int, int] | None = None

@@ -39,7 +39,7 @@ CHUNK_ROWS = 1024
 
 
 def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predictor":
-    """The predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit.
+    """Return the predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit.
 
     `memory` limits what its tables and vocabularies hold in memory; without one they hold the pages of all rows and
     values that were looked up.
@@ -100,7 +100,7 @@ class Predictor:
     def predict(
         self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | pd.DataFrame"
     ) -> NDArray[np.float32]:
-        """Probabilities (n,) float32 of n rows of raw features, as the raw data has them.
+        """Return the probabilities (n,) float32 of n rows of raw features, as the raw data has them.
 
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing; columns that scoring does not need, such as the label, are left out. Raises
@@ -125,14 +125,14 @@ class Predictor:
         return self._encoder.encode_few(rows)
 
     def predict_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
-        """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
+        """Return the probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
 
         Raises UserError if a feature has no column.
         """
         return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
 
     def logits_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
-        """Logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
+        """Return the logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
         if isinstance(rows, EncodedRows):
             if rows.num_rows <= CHUNK_ROWS:
                 return self._logits(*self._inputs_of_few(rows))
@@ -151,7 +151,8 @@ class Predictor:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the second.
+        """Return the probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the
+        second.
 
         For models whose only features are two one-hot ones. The scores are those of `predict_encoded` up to the
         rounding of sums.
@@ -197,7 +198,9 @@ class Predictor:
             self._memory.note(rows)
 
     def columns_of(self, rows: Any) -> pa.RecordBatch:
-        """Rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as `predict`."""
+        """Return the rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as
+        `predict`.
+        """
         if isinstance(rows, pa.RecordBatch):
             return self.raw_rows.from_batch(rows)
         if isinstance(rows, (Mapping, str)):
@@ -217,7 +220,7 @@ class Predictor:
         return self.raw_rows.from_columns(columns, len(rows))
 
     def _inputs(self, rows: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
+        """Return the inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
         columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         for name in self._dense:
@@ -291,18 +294,18 @@ class _Lookup:
 
     @property
     def width(self) -> int:
-        """The columns that `read` writes."""
+        """Columns that `read` writes."""
         return self.dim
 
     def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) embeddings of B ids; returns how many rows of the table were read."""
+        """Write the (B, dim) embeddings of B ids; return how many rows of the table were read."""
         self.rows.read(ids, out)
         return len(ids)
 
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
         """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
 
-        Returns how many rows of the table were read.
+        Return how many rows of the table were read.
         """
         if self.pooling is None:
             return self.read_one_hot(ids.to_numpy(), out)
@@ -340,7 +343,7 @@ class _JoinedLookups:
         self.width = len(tables) * self._dim
 
     def read(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> int:
-        """Write the (n, width) embeddings of n rows, of (columns, n) ids; returns how many rows were read."""
+        """Write the (n, width) embeddings of n rows, of (columns, n) ids; return how many rows were read."""
         places = ids[self._ids].T.astype(np.int64)
         embeddings = out.reshape(len(places), -1, self._dim)
         rows = self._rows.take(self._numbers, places)
@@ -352,7 +355,9 @@ class _JoinedLookups:
 
 
 def _joined(lookups: Sequence[_Lookup], id_rows: Mapping[str, int]) -> list[_Lookup | _JoinedLookups]:
-    """The look-ups in their order, those joined that can be; `id_rows`: rows of `EncodedRows.ids`, by feature."""
+    """Return the look-ups in their order, those joined that can be; `id_rows`: rows of `EncodedRows.ids`, by
+    feature.
+    """
 
     def shape(lookup: _Lookup) -> Any:
         table = lookup.rows

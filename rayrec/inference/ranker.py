@@ -24,14 +24,14 @@ class FeatureLookup(Protocol):
 
     @property
     def context(self) -> pa.Schema:
-        """The fields of a context, all of them optional."""
+        """Fields of a context, all of them optional."""
 
     @property
     def candidate(self) -> pa.Field:
-        """The column of the candidates."""
+        """Column of the candidates."""
 
     def features(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The raw features (n rows) of n rows with the columns of `candidate` and `context`."""
+        """Return the raw features (n rows) of n rows with the columns of `candidate` and `context`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Ranking:
 
     @classmethod
     def of(cls, candidates: Sequence[Any], scores: NDArray[np.float32], k: int | None = None) -> "Ranking":
-        """The best `k` of `candidates`, whose scores are given in their order."""
+        """Return the best `k` of `candidates`, whose scores are given in their order."""
         order = np.argsort(-scores, kind="stable")[:k]
         return cls([candidates[index] for index in order], scores[order])
 
@@ -60,7 +60,7 @@ class Ranker:
     """The raw feature that names candidates: a value of it alone stands for an object of nothing else."""
 
     def rank(self, context: Mapping[str, Any], candidates: Sequence[Any], k: int | None = None) -> Ranking:
-        """The best `k` of `candidates`, all of them by default.
+        """Return the best `k` of `candidates`, all of them by default.
 
         Candidates are ids, and `context` has values of the fields of `lookup.context`; or candidates are objects of raw
         features, and `context` has the features that all of them share. A field that is left out or null is missing, as
@@ -73,7 +73,7 @@ class Ranker:
         return self.predictor.predict(self.rows(context, candidates))
 
     def rows(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> pa.RecordBatch:
-        """The raw features of the candidates, a row each: what `Predictor.predict` takes."""
+        """Return the raw features of the candidates, a row each: what `Predictor.predict` takes."""
         if self.lookup is None or any(isinstance(candidate, Mapping) for candidate in candidates):
             return self._rows_of_objects(context, candidates)
         fields, candidate = self.lookup.context, self.lookup.candidate

@@ -63,7 +63,7 @@ class RawRows:
         self._patterns = tuple(name for name in unneeded if "*" in name or "?" in name)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Rows as mappings of feature names to values. Raises UserError naming row and field.
+        """Return the rows as mappings of feature names to values. Raises UserError naming row and field.
 
         Values are those of JSON or Python, read as those of files are (`read_values`): a number may be given as a text,
         a text as a number or a boolean, a time as a text, a number or a `datetime`, a list as a text where the column
@@ -102,7 +102,7 @@ class RawRows:
         return None if (np.abs(numbers) > _EXACT).any() else numbers
 
     def _plain_texts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[str | None]] | None:
-        """The values of each column of texts; None if one is not a text that UTF-8 can hold."""
+        """Return the values of each column of texts; None if one is not a text that UTF-8 can hold."""
         columns: dict[str, list[str | None]] = {}
         for raw, names in self._alike_texts:
             values = [row.get(name) for name in names for row in rows]
@@ -135,7 +135,8 @@ class RawRows:
         return rows
 
     def _plain_together(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-        """Columns by name. Those that are read alike are read in one call, unless one of their values may be wrong.
+        """Return the columns by name. Those that are read alike are read in one call, unless one of their values may be
+        wrong.
 
         A call for each column would take most of the time of a request of a few rows.
         """
@@ -151,7 +152,7 @@ class RawRows:
         return columns
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
+        """Return Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
 
         Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
         """
@@ -223,7 +224,10 @@ class RawRows:
         return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self.columns.names, 'features:')}"
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """The columns as a batch, if vectors are as long as they must be and values have weights. Raises UserError."""
+        """Return the columns as a batch, if vectors are as long as they must be and values have weights.
+
+        Raises UserError.
+        """
         self._check_lists(dict(zip(self._raw, columns, strict=True)))
         return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
@@ -236,7 +240,7 @@ class RawRows:
 
 
 def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -> str:
-    """What is wrong with a list of numbers, and what is needed."""
+    """Return what is wrong with a list of numbers, and what is needed."""
     numbers = columns[needed.column][row].as_py()
     if isinstance(needed.length, int):
         return f"a list of {len(numbers)} numbers; needs {needed.length}{_OR_NULL}"
@@ -272,7 +276,7 @@ def _in_range(column: pa.Array) -> bool:
 
 
 def _is_short(value: Real) -> bool:
-    """Whether a number can be shown; an integer of thousands of digits cannot even be printed."""
+    """Return whether a number can be shown; an integer of thousands of digits cannot even be printed."""
     return not isinstance(value, int) or value.bit_length() <= 128
 
 

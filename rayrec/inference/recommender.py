@@ -22,7 +22,7 @@ KNOWN_ITEMS_FILE = "known_items.safetensors"
 
 
 def can_recommend(schema: Schema) -> bool:
-    """Whether a model scores a user and an item alone, so that every item can be scored for a user."""
+    """Return whether a model scores a user and an item alone, so that every item can be scored for a user."""
     columns = schema.interactions
     return columns is not None and {f.name for f in schema.features} == {columns.user, columns.item}
 
@@ -50,7 +50,7 @@ class KnownItems:
         return cls(first, (pairs % items).astype(np.int32))
 
     def of(self, user: int) -> NDArray[np.int32]:
-        """Ids of one user's items."""
+        """Return the ids of one user's items."""
         return self.items[self.first[user] : self.first[user + 1]]
 
     def save(self, folder: Path) -> None:
@@ -85,7 +85,10 @@ class Recommendations:
 
 
 def load_recommender(folder: str | Path) -> "Recommender":
-    """The recommender of a model folder, on CPU. Raises UserError if the folder is not one of users and items."""
+    """Return the recommender of a model folder, on CPU.
+
+    Raises UserError if the folder is not one of users and items.
+    """
     return Recommender(load_model(folder))
 
 
@@ -110,7 +113,7 @@ class Recommender:
         self._known = KnownItems.load(predictor.model_folder)
 
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
-        """The `k` items of highest score, fewer if the catalogue has fewer; equal scores by popularity.
+        """Return the `k` items of highest score, fewer if the catalogue has fewer; equal scores by popularity.
 
         `exclude_known` leaves out the items that the user has in any split of the data. Raises UnknownUserError.
         """
@@ -122,7 +125,7 @@ class Recommender:
 
     @property
     def user_ids(self) -> NDArray[np.int64]:
-        """The ids of the known users, ascending."""
+        """Ids of the known users, ascending."""
         return np.setdiff1d(np.arange(1, len(self._users) + 1), self._users.removed(), assume_unique=True)
 
     @property
@@ -131,13 +134,13 @@ class Recommender:
         return len(self._items)
 
     def user_values(self, ids: NDArray[np.int64]) -> pa.Array:
-        """The raw values (string) of user ids from 1."""
+        """Return the raw values (string) of user ids from 1."""
         return self._users.values(ids).cast(pa.string())
 
     def recommend_ids(
         self, user_ids: NDArray[np.int64], k: int, *, exclude_known: bool = True
     ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Item ids and scores of the best `k` for each of some users' ids (see `recommend`).
+        """Return the item ids and scores of the best `k` for each of some users' ids (see `recommend`).
 
         Holds a score for every pair of a user and an item.
         """
@@ -150,19 +153,21 @@ class Recommender:
         return [_best(of_user, ids, k) for of_user, ids in zip(scores, left_out, strict=True)]
 
     def _left_out(self, user: int, exclude_known: bool) -> NDArray[Any]:
-        """Ids of the items that are not recommended to a user."""
+        """Return the ids of the items that are not recommended to a user."""
         if not exclude_known:
             return self._removed_items
         known = self._known.of(user)
         return np.union1d(known, self._removed_items) if len(self._removed_items) else known
 
     def item_values(self, ids: NDArray[np.int64]) -> pa.Array:
-        """The raw values (string) of item ids from 1."""
+        """Return the raw values (string) of item ids from 1."""
         return self._items.values(ids).cast(pa.string())
 
 
 def _best(scores: NDArray[np.float32], left_out: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Ids and scores of the best `k` items by descending score, then id; without those of the ids `left_out`."""
+    """Return the ids and scores of the best `k` items by descending score, then id; without those of the ids
+    `left_out`.
+    """
     candidates = scores.copy()
     candidates[left_out - 1] = -1.0  # no probability
     k = min(k, len(scores) - len(left_out))

@@ -20,12 +20,12 @@ _LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class UnknownValues:
-    """What rows gave in a raw column."""
+    """Counts of values and unknown values in a raw column."""
 
     values: int = 0
     """Values that are not missing; of lists those up to the feature's hotness."""
     unknown: int = 0
-    """Those of them that are not listed in the vocabulary, whether they are hashed or not, or no id of the table."""
+    """Values that are not listed in the vocabulary, whether they are hashed or not, or no id of the table."""
     examples: tuple[str, ...] = ()
 
     def __add__(self, other: "UnknownValues") -> "UnknownValues":
@@ -38,7 +38,7 @@ class UnknownValues:
         return 2 * self.unknown > self.values
 
     def described(self, column: str) -> str:
-        """A line for a person."""
+        """Return a line for a person."""
         examples = ", ".join(f"{value[:40]!a}" for value in self.examples)
         return (
             f"column '{column}': {self.unknown / self.values:.0%} of {self.values:,} values are unknown to the model "
@@ -79,7 +79,7 @@ def _tells_unknown(feature: CategoricalFeature) -> bool:
 
 
 def _of_values(given: pa.Array | pa.ChunkedArray, is_unlisted: NDArray[np.bool_], are_ids: bool) -> UnknownValues:
-    """Those of one value a row, which is unknown or missing where `is_unlisted`."""
+    """Return those of one value a row, which is unknown or missing where `is_unlisted`."""
     known = len(given) - int(np.count_nonzero(is_unlisted))
     if known == len(given) - given.null_count:
         return UnknownValues(known)

@@ -53,7 +53,7 @@ class AllCandidates:
         )
 
     def batches(self, size: int, device: torch.device) -> Iterator[Batch]:
-        """Batches of `size` rows, as many on every rank, by user and then item; `group` is the user's id.
+        """Yield the batches of `size` rows, as many on every rank, by user and then item; `group` is the user's id.
 
         Items that are not candidates, and rows beyond the last one, have weight 0.
         """

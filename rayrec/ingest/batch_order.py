@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of_samples(cls, count: int) -> "Units":
-        """One unit of `count` samples, which are computed from their places instead of read."""
+        """Return one unit of `count` samples, which are computed from their places instead of read."""
         return cls((), np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([count]))
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Units:
 
 
 class EpochOptions(TypedDict, total=False):
-    """What a reader of an epoch chooses; fields of `BatchOrder`."""
+    """Options of a reader of an epoch; fields of `BatchOrder`."""
 
     global_batch_size: Required[int]
     drop_last: Required[bool]
@@ -105,7 +105,7 @@ class RowOrder:
     def rows(
         self, unit: int, count: int, start: int, stop: int, group: NDArray[np.int64] | None
     ) -> NDArray[np.int64] | slice:
-        """The rows of row group `unit` that a read of rows start ... stop - 1, counted in this order, takes.
+        """Return the rows of row group `unit` that a read of rows start ... stop - 1, counted in this order, takes.
 
         `count`: the rows of the row group. `group`: (count,) their group ids; needed with whole groups only.
         """
@@ -115,7 +115,9 @@ class RowOrder:
         return order[self.rows_of_whole(count, start, stop, None if group is None else group[order])]
 
     def rows_of_whole(self, count: int, start: int, stop: int, group: NDArray[np.int64] | None) -> slice:
-        """Places of the rows that `rows` gives in a whole row group that already is in this order, as is `group`."""
+        """Return the places of the rows that `rows` gives in a whole row group that already is in this order, as is
+        `group`.
+        """
         if self.whole_groups:
             assert group is not None
             ends = np.append(group_starts(group), count)
@@ -137,12 +139,12 @@ class RowOrder:
 
 
 def group_starts(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The positions at which groups begin in a column of ids that has the rows of each group together."""
+    """Return the positions at which groups begin in a column of ids that has the rows of each group together."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, len(group)), np.bool_), group[1:] != group[:-1]]))
 
 
 def _generator_of(*entropy: int) -> np.random.Generator:
-    """A generator that draws the same numbers for the same words on any machine."""
+    """Return a generator that draws the same numbers for the same words on any machine."""
     return np.random.Generator(np.random.PCG64([value % 2**64 for value in entropy]))
 
 
@@ -168,7 +170,7 @@ class BatchOrder:
 
     @cached_property
     def total_rows(self) -> int:
-        """The number of rows of the split."""
+        """Number of rows of the split."""
         return int(self.units.rows.sum())
 
     @property
@@ -182,17 +184,17 @@ class BatchOrder:
         return self._remainder if self.drop_last else 0
 
     def row_count(self, batch: int) -> int:
-        """Rows of the global batch over all ranks; with whole groups, about that many."""
+        """Return the number of rows of the global batch over all ranks; with whole groups, about that many."""
         assert 0 <= batch < self.num_batches, batch
         return self.global_batch_size if batch < self._full_batches else self._remainder
 
     def local_rows(self, batch: int) -> int:
-        """Rows of the batch on this rank; with whole groups, about that many."""
+        """Return the number of rows of the batch on this rank; with whole groups, about that many."""
         start, stop = self._rank_window(self.row_count(batch))
         return stop - start
 
     def local_size(self, batch: int) -> int:
-        """Rows of the batch on every rank after padding."""
+        """Return the number of rows of the batch on every rank after padding."""
         rows = -(-self.row_count(batch) // self.world_size)
         if self.longest_group is None:
             return rows
@@ -201,11 +203,11 @@ class BatchOrder:
         return rows + int((stop - first).max()) * (self.longest_group - 1)
 
     def first_row(self, batch: int) -> int:
-        """The place in the epoch of this rank's first row of the batch, if there is only one lane."""
+        """Return the place in the epoch of this rank's first row of the batch, if there is only one lane."""
         return batch * self.global_batch_size + self._rank_window(self.row_count(batch))[0]
 
     def slices(self, batch: int) -> Iterator[Slice]:
-        """The rows of `batch` on this rank, in order."""
+        """Yield the rows of `batch` on this rank, in order."""
         assert self.start_batch <= batch < self.num_batches, batch
         edges = self._edges(self.row_count(batch))
         window_start, window_stop = self._rank_window(int(edges[-1]))
@@ -231,12 +233,14 @@ class BatchOrder:
         return len(self._reads[0])
 
     def read(self, index: int) -> Read:
-        """One of the reads, which are in the order in which the batches from `start_batch` on first need them."""
+        """Return one of the reads, which are in the order in which the batches from `start_batch` on first need
+        them.
+        """
         unit, start, stop, _, _ = self._reads
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
     def reads_of(self, batch: int) -> range:
-        """The reads that `batch` is the first to need, as indices."""
+        """Return the reads that `batch` is the first to need, as indices."""
         first, stop = np.searchsorted(self._reads[3], [batch, batch + 1]).tolist()
         return range(first, stop)
 
@@ -256,12 +260,12 @@ class BatchOrder:
         return list(zip(batch.tolist(), self._unit_order[place].tolist(), strict=True))
 
     def takers(self, unit: int) -> int:
-        """The number of other ranks that need a row group which this rank decodes for all."""
+        """Return the number of other ranks that need a row group which this rank decodes for all."""
         return self._takers[unit]
 
     @property
     def row_order(self) -> RowOrder:
-        """The order of the rows in the reads."""
+        """Order of the rows in the reads."""
         return RowOrder(self.shuffle == "rows", self.longest_group is not None, self.seed, self.epoch)
 
     @property
@@ -273,7 +277,9 @@ class BatchOrder:
         return self.total_rows % self.global_batch_size
 
     def _rank_window(self, rows: int, rank: int | None = None) -> tuple[int, int]:
-        """The first row of a rank, by default this one, in a global batch of `rows`, and the row after its last one."""
+        """Return the first row of a rank, by default this one, in a global batch of `rows`, and the row after its last
+        one.
+        """
         rank = self.rank if rank is None else rank
         return rows * rank // self.world_size, rows * (rank + 1) // self.world_size
 
@@ -337,7 +343,7 @@ class BatchOrder:
 
     @cached_property
     def _takers(self) -> dict[int, int]:
-        """The number of other ranks that need each unit that this rank decodes for all."""
+        """Number of other ranks that need each unit that this rank decodes for all."""
         is_own = np.isin(self._unit_order, [unit for _, unit in self.decoded(shares=True)])
         own = np.flatnonzero(is_own)
         needed = np.zeros((len(own), self.world_size), np.bool_)
@@ -350,7 +356,7 @@ class BatchOrder:
         return dict(zip(self._unit_order[own].tolist(), needed.sum(axis=1).tolist(), strict=True))
 
     def _ranks_of_lane(self, lane: int) -> range:
-        """The ranks that take rows of a lane, in full batches or in the last one."""
+        """Return the ranks that take rows of a lane, in full batches or in the last one."""
         first, stop = self.world_size, 0
         for edges in (self._full_edges, self._edges(self._remainder)):
             rows, start, end = int(edges[-1]), int(edges[lane]), int(edges[lane + 1])
@@ -361,7 +367,7 @@ class BatchOrder:
         return range(first, stop)
 
     def _places_of_lane(self, lane: int) -> slice:
-        """The places in the epoch's order of the units that a lane lies in."""
+        """Return the places in the epoch's order of the units that a lane lies in."""
         start, stop = self._lane_starts[lane : lane + 2]
         first = int(np.searchsorted(self._unit_starts, start, side="right")) - 1
         return slice(first, max(first, int(np.searchsorted(self._unit_starts, stop, side="left"))))

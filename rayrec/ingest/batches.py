@@ -97,7 +97,7 @@ class _CurrentRead(Generic[R]):
         return cls(index, rows, bounds, min(1, order.read(index).start))
 
     def piece(self, start: int, stop: int) -> tuple[R, slice]:
-        """Rows start ... stop - 1 of the read, or the groups that begin in them."""
+        """Return the rows start ... stop - 1 of the read, or the groups that begin in them."""
         if self.bounds is None:
             return self.rows, slice(start, stop)
         first, last = np.searchsorted(self.bounds, [start + self.before, stop + self.before])
@@ -107,13 +107,13 @@ class _CurrentRead(Generic[R]):
 def assemble(
     schema: Schema, order: BatchOrder, arriving: Iterator[Iterator[PackedRows]], *, pin_memory: bool
 ) -> Iterator[BatchArrays]:
-    """One rank's batches from `start_batch` on; see `cut`."""
+    """Yield one rank's batches from `start_batch` on; see `cut`."""
     for number, pieces in enumerate(cut(order, arriving), order.start_batch):
         yield _merge(schema, pieces, order.local_size(number), pin_memory)
 
 
 def cut(order: BatchOrder, arriving: Iterator[Iterator[R]]) -> Iterator[list[tuple[R, slice]]]:
-    """The rows of each of one rank's batches from `start_batch` on, in order, as slices of reads.
+    """Yield the rows of each of one rank's batches from `start_batch` on, in order, as slices of reads.
 
     `arriving` yields, for each batch, the reads that this batch is the first to need. Holds one read of each lane.
     """

@@ -102,7 +102,7 @@ class Dropped(Config):
 
 
 class Times(Config):
-    """When the rows of a dataset happened, in seconds since 1970."""
+    """Times of the rows of a dataset, in seconds since 1970."""
 
     first: float
     last: float
@@ -194,7 +194,7 @@ class Dataset:
         return cls(folder, Schema.load(folder), manifest)
 
     def split(self, name: str) -> SplitInfo:
-        """A split. Raises UserError if the dataset does not have it, or it has no rows."""
+        """Return a split. Raises UserError if the dataset does not have it, or it has no rows."""
         split = self.manifest.splits.get(name)
         if split is None or split.rows == 0:
             filled = [n for n, s in self.manifest.splits.items() if s.rows]
@@ -222,16 +222,16 @@ class Dataset:
 
     @property
     def known_split(self) -> str:
-        """The split with the pairs in `train`, in datasets that this one extends, and of rows that are no choices."""
+        """Split with the pairs in `train`, in datasets that this one extends, and of rows that are no choices."""
         return KNOWN_SPLIT if KNOWN_SPLIT in self.manifest.splits else "train"
 
     @property
     def evaluation_splits(self) -> list[str]:
-        """The splits on which a model can be measured: all but `train` that have rows with known labels."""
+        """Splits on which a model can be measured: all but `train` that have rows with known labels."""
         return [n for n, split in self.manifest.splits.items() if n != "train" and split.rows and split.labelled]
 
     def labelled_split(self, name: str) -> SplitInfo:
-        """A split with known labels. Raises UserError if there is none of this name."""
+        """Return a split with known labels. Raises UserError if there is none of this name."""
         split = self.split(name)
         if not split.labelled:
             raise UserError(
@@ -241,7 +241,9 @@ class Dataset:
         return split
 
     def files_in(self, folder: str) -> list[Path]:
-        """The Parquet files of one of its folders, by name; those of a staged dataset may not be on this node."""
+        """Return the Parquet files of one of its folders, by name; those of a staged dataset may not be on this
+        node.
+        """
         names = sorted(file.path for file in self.manifest.files if file.path.startswith(f"{folder}/"))
         return [self.folder / name for name in names if name.endswith(".parquet")]
 
@@ -257,7 +259,7 @@ class Dataset:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe with which the dataset was made."""
+        """Recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
     def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
@@ -292,7 +294,7 @@ def manifest_fingerprint(folder: Path) -> str:
 
 
 def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:
-    """What is wrong with the size of a file of a dataset folder (`sizes_in`); None if it is as it should be."""
+    """Return what is wrong with the size of a file of a dataset folder (`sizes_in`); None if it is as it should be."""
     path = folder / file.path
     try:
         found = sizes(file.path)

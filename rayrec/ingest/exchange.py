@@ -40,7 +40,7 @@ class Exchange:
         return cls(office(name[0], dist.get_world_size()))
 
     def open(self) -> "EpochExchange":
-        """This worker's access to the next epoch."""
+        """Return this worker's access to the next epoch."""
         self._opened += 1
         return EpochExchange(self._office, self._opened)
 
@@ -83,7 +83,7 @@ class LeftError(Exception):
 
 
 def office(name: str, world_size: int) -> Any:
-    """The actor with this name, which the first worker that asks for it starts."""
+    """Return the actor with this name, which the first worker that asks for it starts."""
     import ray
 
     actor: Any = ray.remote(_Office)
@@ -132,5 +132,5 @@ class _Office:
         return self._left[epoch] == self._world_size
 
     async def held(self) -> int:
-        """The number of row groups that somebody has yet to take."""
+        """Return the number of row groups that somebody has yet to take."""
         return sum(map(len, self._offers.values()))

@@ -78,7 +78,7 @@ def read_held_out_rows(dataset: Path) -> dict[str, HeldOutRows]:
 
 
 def _written(value: Any, column: RawColumn) -> Any:
-    """A raw value as a request gives it: a whole number without a point, a time in the column's format."""
+    """Return a raw value as a request gives it: a whole number without a point, a time in the column's format."""
     match value:
         case list():
             return [_written(one, column) for one in value]

@@ -39,8 +39,11 @@ class EpochLoader:
         return self._order.rows_dropped
 
     def row_count(self, batch: int) -> int | None:
-        """Rows of the global batch over all ranks, without padding: the sum of its weights if the schema has no weight
-        column. None with whole groups, where only the batch itself tells."""
+        """Return the number of rows of the global batch over all ranks, without padding.
+
+        It is the sum of the weights if the schema has no weight column. Return None with whole groups, where
+        only the batch itself tells.
+        """
         return None if self._order.longest_group is not None else self._order.row_count(batch)
 
     def share(self, batch: int) -> float:
@@ -198,7 +201,7 @@ class BatchLoader(EpochLoader):
             self._put(error)
 
     def _batches(self) -> Generator[Batch]:
-        """The batches, on the device; the work for them is queued on the current stream."""
+        """Yield the batches, on the device; the work for them is queued on the current stream."""
         store, schema = self._store, self._dataset.schema
         if isinstance(store, ResidentSplit):
             yield from store.batches(self._order)

@@ -38,7 +38,7 @@ class Ragged:
     """The weight of each of `values`; None if all weigh the same."""
 
     def part(self, rows: slice) -> "Ragged":
-        """Some lists that follow each other; their first offset need not be 0."""
+        """Return some lists that follow each other; their first offset need not be 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return self._select(offsets, slice(offsets[0], offsets[-1]))
 
@@ -73,7 +73,7 @@ class PackedRows:
 
     @property
     def bytes(self) -> int:
-        """What the columns take."""
+        """Number of bytes that the columns take."""
         lists = [column for ragged in self.multi_hot for column in (ragged.offsets, ragged.values, ragged.weights)]
         columns = [self.label, self.dense, self.one_hot, self.weight, self.group, *lists]
         return sum(column.nbytes for column in columns if column is not None)
@@ -91,7 +91,7 @@ class PackedRows:
         )
 
     def part(self, rows: slice) -> "PackedRows":
-        """Some rows that follow each other, as views; lists of ids are copied if rows are left out."""
+        """Return some rows that follow each other, as views; lists of ids are copied if rows are left out."""
         if rows == slice(0, len(self)):
             return self
         return PackedRows(
@@ -120,7 +120,7 @@ class RowPacker:
 
     @property
     def columns(self) -> list[str]:
-        """The Parquet columns that are read."""
+        """Parquet columns that are read."""
         schema = self.schema
         others = (schema.label, schema.weight, schema.group)
         return [f.name for f in schema.features] + [name for name in others if name]
@@ -195,20 +195,20 @@ class RowPacker:
 
 
 def id_type(schema: Schema) -> np.dtype[Any]:
-    """int32 if it can hold every id of every table, otherwise int64."""
+    """Return int32 if it can hold every id of every table, otherwise int64."""
     largest = max((f.cardinality for f in schema.categorical), default=1) - 1
     return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
 
 def to_table(rows: PackedRows) -> pa.Table:
-    """One Arrow row whose columns are the bytes of the arrays, which Ray Data neither splits nor copies."""
+    """Return one Arrow row whose columns are the bytes of the arrays, which Ray Data neither splits nor copies."""
     arrays: list[pickle.PickleBuffer] = []
     frame = pickle.dumps(rows, protocol=5, buffer_callback=arrays.append)
     return pa.table({str(number): _as_binary(data) for number, data in enumerate([frame, *arrays])})
 
 
 def from_table(table: pa.Table) -> Iterator[PackedRows]:
-    """The packed rows of each row that `to_table` made, as views of the table's memory."""
+    """Yield the packed rows of each row that `to_table` made, as views of the table's memory."""
     for row in range(table.num_rows):
         frame, *arrays = (column[row].as_buffer() for column in table.columns)
         yield pickle.loads(frame, buffers=arrays)
@@ -221,7 +221,7 @@ def _as_binary(data: Any) -> pa.Array:
 
 
 def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
+    """Yield up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
     rows = 0
     for part in dataset.split(split).parts:
         with open_parquet(dataset.folder / part.path) as parquet:
@@ -233,7 +233,7 @@ def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) 
 
 
 def spread_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
+    """Yield up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
 
     Raises UserError if there is no such split.
     """
@@ -247,12 +247,12 @@ def spread_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int)
 
 @lru_cache(maxsize=16)
 def _up_to_date(folder: Path, version: str) -> Path:
-    """The folder on this node, where a task may be the first to read this version of a staged dataset."""
+    """Return the folder on this node, where a task may be the first to read this version of a staged dataset."""
     return fetch(folder)
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """The size and the time of change of a file on this node; None if it is at its URI alone."""
+    """Return the size and the time of change of a file on this node; None if it is at its URI alone."""
     if is_remote(path):
         return None
     stat = path.stat()
@@ -261,7 +261,8 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def _open_parquet(path: Path, version: str, state: tuple[int, int] | None, thread: int) -> pq.ParquetFile:
-    """An open part, kept for its next row groups; the dataset's version and the state tell whether it was rewritten.
+    """Return an open part, kept for its next row groups; the dataset's version and the state tell whether it was
+    rewritten.
 
     Each thread has its own: an open file serves one reader at a time.
 
@@ -325,5 +326,5 @@ def _check_ids(ids: NDArray[Any], cardinality: int, origin: str) -> None:
 
 
 def _stack(columns: Sequence[NDArray[Any]], dtype: Any, count: int) -> NDArray[Any]:
-    """The (columns, count) array of columns (count,), even if there are none."""
+    """Return the (columns, count) array of columns (count,), even if there are none."""
     return np.stack(columns) if columns else np.empty((0, count), dtype)

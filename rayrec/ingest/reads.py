@@ -184,7 +184,7 @@ class _Reader:
 
 
 def _descriptors(units: Units, decoded: list[int], concurrency: int) -> list[pa.Table]:
-    """The tables of the tasks, each of which lists the row groups that a task decodes, in order."""
+    """Return the tables of the tasks, each of which lists the row groups that a task decodes, in order."""
     table = pa.table(
         {
             "unit": decoded,
@@ -215,7 +215,7 @@ class InMemorySplit:
 
     @property
     def bytes(self) -> int:
-        """What the rows take."""
+        """Number of bytes that the rows take."""
         return sum(rows.bytes for rows in self.packed)
 
     def reads(self, order: BatchOrder) -> Generator[Iterator[PackedRows]]:

@@ -61,11 +61,11 @@ class ResidentSplit:
 
     @classmethod
     def fits(cls, split: InMemorySplit, device: torch.device) -> bool:
-        """Whether the device, a GPU, has room for the split beside what a training needs."""
+        """Return whether the device, a GPU, has room for the split beside what a training needs."""
         return split.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
 
     def batches(self, order: BatchOrder) -> Iterator[Batch]:
-        """The batches of one rank; work on the device is queued, and nothing waits for it."""
+        """Yield the batches of one rank; work on the device is queued, and nothing waits for it."""
         for number, pieces in enumerate(cut(order, self._reads(order)), order.start_batch):
             rows = [read.numbers[rows] for read, rows in pieces]
             yield self._gather(np.concatenate(rows) if rows else np.empty(0, np.int64), order.local_size(number))
@@ -81,7 +81,7 @@ class ResidentSplit:
         return _Numbered(first + np.arange(count)[chosen], None if group is None else group[chosen])
 
     def _gather(self, rows: NDArray[np.int64], size: int) -> Batch:
-        """The batch of the rows, padded to `size` rows like those of `rayrec.ingest.batches`."""
+        """Return the batch of the rows, padded to `size` rows like those of `rayrec.ingest.batches`."""
         filled = len(rows)
         padded = np.full(size, rows[0] if filled else 0, np.int64)
         padded[:filled] = rows
@@ -107,7 +107,7 @@ class ResidentSplit:
     def _ids(
         self, rows: NDArray[np.int64], padded: NDArray[np.int64], chosen: Tensor, one_hot: Tensor
     ) -> tuple[Tensor, Tensor, list[int], Tensor | None]:
-        """Ids, lengths, ids by feature and weights of ids, as in BatchArrays."""
+        """Return the ids, lengths, ids by feature and weights of ids, as in BatchArrays."""
         ids: list[Tensor] = []
         lengths: list[NDArray[np.int64]] = []
         weights: list[Tensor | None] = []
@@ -153,7 +153,7 @@ class ResidentSplit:
         return torch.from_numpy(np.concatenate(parts, axis)).to(self._device)
 
     def _sent(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device, without waiting for it."""
+        """Return the tensor on the device, without waiting for it."""
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
 

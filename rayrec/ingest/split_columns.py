@@ -16,7 +16,7 @@ class SplitColumns:
     """Reads columns of a split: of all rows, or of as many row groups, evenly spread over it, as have about `most`."""
 
     def __init__(self, dataset: Dataset, split: str, most: int) -> None:
-        """Raises UserError if there is no such split, or it has no rows."""
+        """Raise UserError if there is no such split, or it has no rows."""
         self._dataset = dataset
         info = dataset.split(split)
         groups = [(part.path, n, rows) for part in info.parts for n, rows in enumerate(part.row_groups) if rows]
@@ -35,7 +35,7 @@ class SplitColumns:
             file.close()
 
     def read(self, name: str) -> pa.Array:
-        """The (rows,) values of a column, in the order of the files. Raises UserError if a part is damaged."""
+        """Return the (rows,) values of a column, in the order of the files. Raises UserError if a part is damaged."""
         try:
             columns = [self._file(path).read_row_group(group, columns=[name])[name] for path, group, _ in self._groups]
         except (OSError, pa.ArrowInvalid, KeyError) as error:

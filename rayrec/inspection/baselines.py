@@ -1,4 +1,4 @@
-"""What simpler models reach on the held-out splits, so that the metrics of a model mean something."""
+"""Metrics of simpler models on the held-out splits, to compare a model with."""
 
 import logging
 import math

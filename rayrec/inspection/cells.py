@@ -37,7 +37,7 @@ class Cells:
     """The place of each of (n,) values of `values_of` or `values_of_rows`."""
 
     def count(self, values: NDArray[Any], weights: NDArray[np.float64] | None = None) -> NDArray[Any]:
-        """The number of values in each cell, or the sum of their weights."""
+        """Return the number of values in each cell, or the sum of their weights."""
         return np.bincount(self.places(values), weights=weights, minlength=len(self.names))
 
 
@@ -64,7 +64,8 @@ def list_lengths(column: pa.ListArray) -> NDArray[np.int64]:
 
 
 def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cells:
-    """Cells for the distribution of `values_of`: frequent values, or ranges of the same width as the model sees it.
+    """Return the cells for the distribution of `values_of`: frequent values, or ranges of the same width as the model
+    sees it.
 
     `folder`: that of the schema, whose vocabularies name values.
     """
@@ -74,7 +75,7 @@ def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cel
 
 
 def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells:
-    """Cells that divide rows by `values_of_rows`: frequent values, or ranges with as many rows each."""
+    """Return the cells that divide rows by `values_of_rows`: frequent values, or ranges with as many rows each."""
     if isinstance(feature, MultiHotFeature):
         return _of_numbers(values, "rows", _as_raw(feature), unit="value")
     if isinstance(feature, CategoricalFeature):
@@ -83,7 +84,9 @@ def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells
 
 
 def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | None:
-    """Cells of ids by how often their values occurred in `train`; None if the feature lists few values, or none."""
+    """Return the cells of ids by how often their values occurred in `train`; None if the feature lists few values, or
+    none.
+    """
     vocabulary = feature.vocabulary
     if vocabulary is None or vocabulary.size <= MOST_VALUES or isinstance(feature, MultiHotFeature):
         return None
@@ -125,7 +128,7 @@ def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -
 def _of_numbers(
     values: NDArray[Any], even: Literal["rows", "width"], raw: Callable[[NDArray[Any]], NDArray[Any]], unit: str = ""
 ) -> Cells:
-    """Cells of numbers, named by the raw numbers (`raw`) of the lowest and the highest value in each."""
+    """Return the cells of numbers, named by the raw numbers (`raw`) of the lowest and the highest value in each."""
     distinct = np.unique(values)
     if len(distinct) <= MOST_VALUES:
         edges = distinct[1:]
@@ -156,7 +159,7 @@ def _as_raw(feature: Feature) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
 
 
 def distinct_texts(numbers: NDArray[np.float64]) -> list[str]:
-    """Texts of numbers, with no more digits than it takes to tell different ones apart."""
+    """Return the texts of numbers, with no more digits than it takes to tell different ones apart."""
     texts: list[str] = []
     for digits in range(4, 10):
         texts = [f"{n:,.0f}" if abs(n) >= 10 ** (digits - 1) else f"{n:.{digits}g}" for n in numbers]

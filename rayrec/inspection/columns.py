@@ -63,7 +63,7 @@ _DRESSES = {
 
 
 def name_words(name: str) -> list[str]:
-    """The words of a column's name in lower case: `userId` and `user_id` have `user` and `id`."""
+    """Return the words of a column's name in lower case: `userId` and `user_id` have `user` and `id`."""
     parts = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     return [word for word in re.split(r"[^A-Za-z0-9]+", parts.lower()) if word]
 
@@ -111,7 +111,7 @@ class Column:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """The number of rows with each distinct value."""
+        """Number of rows with each distinct value."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.texts))
 
     @property
@@ -129,7 +129,9 @@ class Column:
         return 1.0 - self.present / self.rows if self.rows else 0.0
 
     def distinct_estimate(self, total_rows: int) -> int:
-        """Chao's lower bound of the distinct values in all rows, from those that the sample has once and twice."""
+        """Return Chao's lower bound of the distinct values in all rows, from those that the sample has once and
+        twice.
+        """
         if self.rows >= total_rows:
             return self.distinct
         once, twice = (int(np.count_nonzero(self.counts == times)) for times in (1, 2))
@@ -143,13 +145,13 @@ class Column:
         return 1.0 - np.count_nonzero(self.counts == 1) / self.present if self.present else 0.0
 
     def examples(self, count: int = 3) -> list[str]:
-        """The most frequent values."""
+        """Return the most frequent values."""
         order = np.argsort(-self.counts, kind="stable")[:count]
         return [self.texts[i] for i in order if self.counts[i]]
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least and the largest number."""
+        """Least and largest number."""
         if self.numbers is None:
             return None
         used = self.numbers[(self.counts > 0) & np.isfinite(self.numbers)]
@@ -171,7 +173,7 @@ class Column:
 
     @property
     def is_integral(self) -> bool:
-        """Whether all numbers are integers."""
+        """Return whether all numbers are integers."""
         if self.numbers is None:
             return False
         used = self.numbers[(self.counts > 0) & np.isfinite(self.numbers)]
@@ -183,7 +185,7 @@ class Column:
 
 
 def describe_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> Column:
-    """The facts about a column of the sample; `delimited` columns are texts, others have Arrow's types.
+    """Return the facts about a column of the sample; `delimited` columns are texts, others have Arrow's types.
 
     `named`: the name comes from the files, so that it can say what the values are.
     """
@@ -279,7 +281,7 @@ def _lists(name: str, array: pa.Array, shown: str) -> Column:
 def _list_column(
     name: str, shown: str, flat: pa.Array, lengths: NDArray[np.int64], is_null: NDArray[np.bool_], separator: str | None
 ) -> Column:
-    """A column of lists; its codes are those of the first item, so that a row without one counts as missing."""
+    """Return a column of lists; its codes are those of the first item, so that a row without one counts as missing."""
     item_codes, items = _encoded(flat)
     starts = np.cumsum(lengths) - lengths
     filled = ~is_null & (lengths > 0)
@@ -391,7 +393,9 @@ def _number_texts(
 
 
 def _dress(distinct: pa.Array, counts: NDArray[np.int64], is_plain: NDArray[np.bool_]) -> str | None:
-    """How numbers are dressed up that preprocessing cannot read, with an example; None if the texts are no numbers."""
+    """Return how numbers are dressed up that preprocessing cannot read, with an example; None if the texts are no
+    numbers.
+    """
     for what, pattern in _DRESSES.items():
         is_dressed = pc.match_substring_regex(distinct, pattern).to_numpy(zero_copy_only=False) & ~is_plain
         if is_dressed.any() and counts[is_dressed | is_plain].sum() >= (1 - _MOST_UNDRESSED) * counts.sum():
@@ -409,7 +413,7 @@ def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]
 
 
 def _with_time(column: Column, named: bool) -> Column:
-    """A column of numbers as one of times, if nearly all are times of a known format within plausible years."""
+    """Return a column of numbers as one of times, if nearly all are times of a known format within plausible years."""
     if column.numbers is None or not len(column.texts):
         return column
     texts, counts = pa.array(column.texts, pa.string()), column.counts
@@ -454,7 +458,7 @@ def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray
 
 
 def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> Column | None:
-    """The column as vectors, if every text has the same number, at least 3, of decimals in it."""
+    """Return the column as vectors, if every text has the same number, at least 3, of decimals in it."""
     tried = texts[:_TRIED]
     for separator in _SEPARATORS:
         size = tried[0].count(separator) + 1
@@ -470,7 +474,9 @@ def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str
 def _list(
     name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str], counts: NDArray[np.int64]
 ) -> Column | None:
-    """The column as lists, if a separator stands inside of many values and few items make up many different values."""
+    """Return the column as lists, if a separator stands inside of many values and few items make up many different
+    values.
+    """
     rows = counts.sum()
     for separator in _SEPARATORS:
         joined = np.array([separator in t for t in texts])

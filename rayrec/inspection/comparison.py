@@ -35,7 +35,7 @@ class ComparedRun:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> "ComparedRun":
-        """Raises UserError if it is no run, or its dataset is gone."""
+        """Raise UserError if it is no run, or its dataset is gone."""
         run = RunFolder.open(folder)
         return cls(name, run, Dataset.open(run.dataset_folder))
 
@@ -44,7 +44,7 @@ class ComparedRun:
         return self.folder.recipe.train.seed
 
     def config(self) -> dict[str, Any]:
-        """What it was made by, apart from what says nothing: JSON values by key."""
+        """Return what it was made by, apart from what says nothing: JSON values by key."""
         recipe = self.folder.recipe.model_dump(mode="json")
         # How the dataset was made is what its manifest says, whatever the recipe of the training does.
         made = self.dataset.manifest.config
@@ -59,12 +59,12 @@ class ComparedRecipe:
     """The runs that differ in nothing but their seed."""
 
     name: str
-    """That of its first run."""
+    """Recipe of its first run."""
     runs: tuple[ComparedRun, ...]
 
 
 def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
-    """The recipes of the runs, in the order of their first runs.
+    """Return the recipes of the runs, in the order of their first runs.
 
     Raises UserError if two runs have the recipe and the seed in common: the one would only repeat the other.
     """
@@ -83,7 +83,7 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
 
 
 def config_differences(recipes: Sequence[ComparedRecipe]) -> dict[str, dict[str, Any]]:
-    """By key, the value of each recipe, where one differs from the first."""
+    """Return, by key, the value of each recipe, where one differs from the first."""
     first, *others = recipes
     base = first.runs[0].config()
     found: dict[str, dict[str, Any]] = {}
@@ -187,7 +187,7 @@ def _as_json(found: Difference) -> dict[str, Any]:
 
 
 def _why(found: Difference) -> str:
-    """What the verdict rests on, in a sentence."""
+    """Return what the verdict rests on, in a sentence."""
     if found.seed_error is None:
         if not found.is_beyond_rows:
             return "the choice of held-out rows alone may explain it"

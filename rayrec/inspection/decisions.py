@@ -54,7 +54,7 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What a column becomes."""
+    """Decision on a column: its kind or role, and the reason."""
 
     column: Column
     role: Role
@@ -69,12 +69,12 @@ class Decision:
 
     @property
     def kind(self) -> str:
-        """The kind of feature, or the role of a column that becomes none."""
+        """Kind of feature, or the role of a column that becomes none."""
         return self.rules[0]["kind"] if self.rules else self.role
 
     @property
     def is_renamed(self) -> bool:
-        """Whether the feature cannot have the column's name, so that all its rules have a `name`."""
+        """Return whether the feature cannot have the column's name, so that all its rules have a `name`."""
         return bool(self.rules) and "name" in self.rules[0]
 
 
@@ -93,7 +93,7 @@ class Roles:
 
 
 def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
-    """The columns of groups, weights, times and candidates, by clear names and by their values."""
+    """Return the columns of groups, weights, times and candidates, by clear names and by their values."""
     others = [c for c in columns.values() if c.name != label.column]
     reasons = {}
     group = next((c for c in sorted(others, key=_group_place) if _is_group(c, label)), None)
@@ -118,7 +118,7 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
 
 
 def time_settings(column: Column | None) -> dict[str, str]:
-    """What a recipe must say about how times are written."""
+    """Return what a recipe must say about how times are written."""
     return {} if column is None or column.time_format in (None, "iso") else {"format": str(column.time_format)}
 
 
@@ -128,7 +128,7 @@ def _group_place(column: Column) -> int:
 
 
 def _is_group(column: Column, label: Label) -> bool:
-    """Whether rows with equal values are a list of which few are positive."""
+    """Return whether rows with equal values are a list of which few are positive."""
     is_whole = column.missing_share <= MOST_MISFITS
     if squeezed(column.name) not in _GROUP_NAMES or column.form not in ("integer", "text") or not is_whole:
         return False
@@ -154,7 +154,7 @@ def _has_clock(column: Column) -> bool:
 
 
 def _is_candidate(column: Column, group: Column) -> bool:
-    """Whether it names what a list offers: different in each row of a list, and the same in many lists."""
+    """Return whether it names what a list offers: different in each row of a list, and the same in many lists."""
     words = name_words(column.name)
     if column.form != "integer" or words[-1:] != ["id"] or not _CANDIDATE_WORDS & set(words):
         return False
@@ -165,7 +165,7 @@ def _is_candidate(column: Column, group: Column) -> bool:
 def decide(
     columns: Mapping[str, Column], label: Label, roles: Roles, *, total_rows: int, seed: int = 0
 ) -> list[Decision]:
-    """What each column becomes, in their order."""
+    """Return what each column becomes, in their order."""
     groups = columns[roles.group].codes if roles.group is not None else None
     evidence = Evidence(label.values, groups, seed)
     row_time = columns[roles.time].row_seconds if roles.time is not None else None
@@ -221,7 +221,9 @@ def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def _named(decisions: Sequence[Decision]) -> list[Decision]:
-    """The decisions with names for features that no other feature or column has, and that their tables can have."""
+    """Return the decisions with names for features that no other feature or column has, and that their tables
+    can have.
+    """
     columns = {decision.column.name for decision in decisions}
     used: set[str] = set()
     found = []
@@ -330,7 +332,7 @@ def _text_reason(column: Column) -> str:
 
 
 def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
-    """Parts of a time that differ in rows of one split as they do between splits."""
+    """Return the parts of a time that differ in rows of one split as they do between splits."""
     assert column.seconds is not None and column.time_format is not None
     seconds = column.row_seconds
     span = float(np.nanmax(seconds) - np.nanmin(seconds))
@@ -354,7 +356,7 @@ def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[n
 
 
 def _numbers(column: Column, evidence: Evidence) -> Decision:
-    """A column of numbers: a number, a category or both, by what predicts the label, else by name and values."""
+    """Return a column of numbers: a number, a category or both, by what predicts the label, else by name and values."""
     readings = {}
     if evidence.is_possible:
         readings = {
@@ -379,7 +381,9 @@ def _numbers(column: Column, evidence: Evidence) -> Decision:
 
 
 def _as_number(column: Column, readings: Mapping[str, Reading]) -> Reading:
-    """The best reading of a number that keeps its order; fine ranges of few values would be the values themselves."""
+    """Return the best reading of a number that keeps its order; fine ranges of few values would be the values
+    themselves.
+    """
     kinds = ("number", "ranges", "fine_ranges") if column.distinct > _MANY_FOR_RANGES else ("number", "ranges")
     return max((readings[kind] for kind in kinds), key=lambda reading: reading.auc)
 
@@ -415,7 +419,9 @@ def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple
 
 
 def _falls_from_the_first(column: Column) -> bool:
-    """Whether 1, 2, 3, 4 and 5 (perhaps 0 before them) are the most frequent numbers in this order, as in counts."""
+    """Return whether 1, 2, 3, 4 and 5 (perhaps 0 before them) are the most frequent numbers in this order, as in
+    counts.
+    """
     values, counts = np.unique(column.row_numbers[np.isfinite(column.row_numbers)], return_counts=True)
     if len(values) <= 5 or values[0] not in (0, 1) or values[4] != values[0] + 4:
         return False
@@ -423,7 +429,7 @@ def _falls_from_the_first(column: Column) -> bool:
 
 
 def _looks_like_counts(column: Column) -> bool:
-    """Whether numbers begin at about 0 without gaps, and are the rarer the larger they are."""
+    """Return whether numbers begin at about 0 without gaps, and are the rarer the larger they are."""
     numbers = column.row_numbers[np.isfinite(column.row_numbers)]
     values, counts = np.unique(numbers, return_counts=True)
     least, most = values[0], values[-1]
@@ -436,7 +442,9 @@ def _looks_like_counts(column: Column) -> bool:
 
 
 def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Decision:
-    """A number, with ranges beside it where a line does not follow it, or where rows have no value or a sentinel."""
+    """Return a number, with ranges beside it where a line does not follow it, or where rows have no value or a
+    sentinel.
+    """
     numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
     sentinels = _sentinels(numbers)
     body = numbers[~np.isin(numbers, sentinels)]
@@ -488,13 +496,16 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
 
 
 def _ranges(column: Column, **limits: Any) -> dict[str, Any]:
-    """A rule for ranges of a number, beside that for the number itself; `limits`: `quantiles` or `boundaries`."""
+    """Return a rule for ranges of a number, beside that for the number itself; `limits`: `quantiles` or
+    `boundaries`.
+    """
     return {"kind": "buckets", "name": f"{column.name.replace('.', '_')}_range", **limits}
 
 
 def _sentinels(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers of several rows that stand for something else: the one negative number if it is much more frequent than
-    the next, and those farther out than all others are wide, such as 9999. `numbers` (n,) and what is returned ascend.
+    """Return the numbers of several rows that stand for something else: the one negative number if it is much more
+    frequent than the next, and those farther out than all others are wide, such as 9999. `numbers` (n,) and what is
+    returned ascend.
     """
     values, counts = np.unique(numbers, return_counts=True)
     found = []
@@ -520,7 +531,7 @@ def _yaml_number(number: float) -> int | float:
 
 
 def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None) -> Decision:
-    """The decision, unless the column seems to know the label: then it is ignored, with a warning."""
+    """Return the decision, unless the column seems to know the label: then it is ignored, with a warning."""
     if decision.role != "feature":
         return decision
     column = decision.column
@@ -550,7 +561,7 @@ def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64
 
 
 def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
-    """What a person should look at before training."""
+    """Return what a person should look at before training."""
     warnings = [d.warning for d in decisions if d.warning]
     split = " and the split is at random, so the model may learn from the future" if roles.time is None else ""
     for decision in decisions:

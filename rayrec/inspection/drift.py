@@ -54,7 +54,7 @@ class FeatureDrift:
 
     @property
     def chance(self) -> float:
-        """What the index of samples of this size is by chance."""
+        """Return what the index of samples of this size is by chance."""
         return self.limit - LIMIT
 
     @property
@@ -62,7 +62,7 @@ class FeatureDrift:
         return self.index > self.limit
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         return {**vars(self), "has_drifted": self.has_drifted}
 
 
@@ -80,13 +80,13 @@ class Drift:
 
     @property
     def verdict(self) -> str | None:
-        """What has drifted, in a line; None if nothing has."""
+        """Return what has drifted, in a line; None if nothing has."""
         drifted = sorted((f for f in self.features if f.has_drifted), key=lambda f: -f.index)
         found = [*self.problems, *(f"{f.name} (stability index {f.index:.2f})" for f in drifted)]
         return "; ".join(found) if found else None
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         return {
             "limit": LIMIT,
             "features": [feature.as_json() for feature in self.features],
@@ -143,7 +143,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
 
 
 def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
-    """How the rows of `train` of a dataset, and their labels, differ from those of the one that it extends.
+    """Return how the rows of `train` of a dataset, and their labels, differ from those of the one that it extends.
 
     Values that were not listed there count as unknown.
     """
@@ -164,7 +164,8 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
 
 
 def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift], dict[str, str]]:
-    """How the rows of `train` of a dataset differ from those of another one, and by feature why it cannot be compared.
+    """Return how the rows of `train` of a dataset differ from those of another one, and by feature why it cannot be
+    compared.
 
     The two may list other values and be fitted to other numbers: the rows are compared as `before` encodes them. As
     they are samples, an index has to exceed what chance explains (`FeatureDrift.limit`).
@@ -206,7 +207,7 @@ def _why_unlike(now: Feature, before: Feature) -> str | None:
 
 
 def _with_numbers_of(rows: pa.RecordBatch, now: Schema, before: Schema) -> pa.RecordBatch:
-    """Encoded rows with the numbers that the transforms of `before` give."""
+    """Return the encoded rows with the numbers that the transforms of `before` give."""
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     for feature, earlier in zip(now.features, before.features, strict=True):
         if isinstance(feature, NumericFeature) and isinstance(earlier, NumericFeature):
@@ -274,13 +275,13 @@ def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now:
 
 
 def _flat(column: pa.Array) -> NDArray[Any]:
-    """The values of a column, of lists one after the other, without weights."""
+    """Return the values of a column, of lists one after the other, without weights."""
     elements = column.flatten() if pa.types.is_nested(column.type) else column
     return ids_of(elements).to_numpy(zero_copy_only=False)
 
 
 def drift_of_counts(name: str, kind: str, before: NDArray[Any], now: NDArray[Any]) -> FeatureDrift:
-    """How (n,) counts in the same cells differ."""
+    """Return how (n,) counts in the same cells differ."""
     if not before.sum() or not now.sum():
         # Lists that are all empty have no ids.
         filled = [np.array([not counts.sum(), counts.sum() > 0], np.float64) for counts in (before, now)]

@@ -37,22 +37,22 @@ class Reading:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean."""
+        """Standard error of the mean."""
         return _error(self.folds, self.test_share)
 
     @property
     def is_clear(self) -> bool:
-        """Whether it ranks the rows better than chance does."""
+        """Return whether it ranks the rows better than chance does."""
         return self.auc - 0.5 >= max(_LEAST_GAIN, _CLEAR * self.error)
 
     def is_better_than(self, other: "Reading") -> bool:
-        """Whether it is ahead by more than what chance explains."""
+        """Return whether it is ahead by more than what chance explains."""
         gain = self.folds - other.folds
         return bool(gain.mean() >= max(_LEAST_GAIN, _CLEAR * _error(gain, self.test_share)))
 
 
 def _error(values: NDArray[np.float64], test_share: float) -> float:
-    """The error of a mean over folds, which share most of their rows (Nadeau and Bengio 2003)."""
+    """Return the error of a mean over folds, which share most of their rows (Nadeau and Bengio 2003)."""
     return float(math.sqrt(values.var(ddof=1) * (1 / len(values) + test_share)))
 
 
@@ -80,11 +80,11 @@ class Evidence:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether there are enough rows of both labels for a measurement."""
+        """Return whether there are enough rows of both labels for a measurement."""
         return len(self._folds) >= _FOLDS
 
     def as_category(self, codes: NDArray[np.int64]) -> Reading:
-        """Scores by the smoothed rate of each value; `codes` (n,) are its places, -1 if it is missing."""
+        """Return the scores by the smoothed rate of each value; `codes` (n,) are its places, -1 if it is missing."""
         places, size = codes + 1, int(codes.max(initial=-1)) + 2
         return self._reading([self._rates(places, size, train)[places[test]] for train, test in self._folds])
 
@@ -99,7 +99,9 @@ class Evidence:
         return self._reading(scores)
 
     def as_number(self, numbers: NDArray[np.float64]) -> Reading:
-        """Scores by a logistic regression on the number's rank, which is monotone, and on whether it is missing."""
+        """Return the scores by a logistic regression on the number's rank, which is monotone, and on whether it is
+        missing.
+        """
         inputs = np.concatenate([np.ones((len(numbers), 1)), _number_inputs(numbers)], axis=1)
         return self._reading(
             [inputs[test] @ _logistic(inputs[train], self._label[train]) for train, test in self._folds]
@@ -139,7 +141,7 @@ class Evidence:
         return float(np.mean(found))
 
     def as_presence(self, is_present: NDArray[np.bool_]) -> Reading:
-        """Scores by whether there is a value."""
+        """Return the scores by whether there is a value."""
         return self.as_category(is_present.astype(np.int64))
 
     def _rates(self, places: NDArray[np.int64], size: int, train: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -154,7 +156,7 @@ class Evidence:
 
 
 def auc(scores: NDArray[np.float64], label: NDArray[np.float64]) -> float:
-    """The area under the ROC curve of (n,) scores; `label` (n,) has both 0 and 1. Ties count half."""
+    """Return the area under the ROC curve of (n,) scores; `label` (n,) has both 0 and 1. Ties count half."""
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     positives = label.sum()
@@ -171,7 +173,7 @@ def _number_inputs(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _logistic(inputs: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights of a logistic regression with a slight L2 penalty, by Newton's method."""
+    """Return the weights of a logistic regression with a slight L2 penalty, by Newton's method."""
     weights = np.zeros(inputs.shape[1])
     penalty = np.eye(len(weights))
     # By einsum, as BLAS's threads wait for each other on a busy machine: the same work took ten times as long.

@@ -1,4 +1,4 @@
-"""Recognises the form of raw files: what a recipe must say about them."""
+"""Recognize the form of raw files: what a recipe must say about them."""
 
 import csv
 import re
@@ -31,11 +31,11 @@ class FileForm:
 
     @property
     def has_names(self) -> bool:
-        """Whether the files name their columns; otherwise they are numbered here."""
+        """Return whether the files name their columns; otherwise they are numbered here."""
         return self.settings.header is None
 
     def with_null_values(self, words: Sequence[str]) -> "FileForm":
-        """The same form of files in which `words` stand for missing values."""
+        """Return the same form of files in which `words` stand for missing values."""
         if not words:
             return self
         reasons = {**self.reasons, "null_values": "found among numbers, times or labels"}
@@ -79,7 +79,7 @@ def first_lines(file: InputFile) -> list[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The separator that stands most often, and about equally often in each line."""
+    """Return the separator that stands most often, and about equally often in each line."""
     counts = {mark: np.array([len(_fields(line, mark)) for line in lines]) - 1 for mark in _SEPARATORS}
     steady = [mark for mark, found in counts.items() if found[0] and (found == found[0]).mean() > 0.9]
     return max(steady, key=lambda mark: counts[mark][0], default=",")
@@ -90,7 +90,7 @@ def _fields(line: str, separator: str, quote: bool = True) -> list[str]:
 
 
 def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
-    """Whether double quotes are not paired in a line, though all lines have as many separators."""
+    """Return whether double quotes are not paired in a line, though all lines have as many separators."""
     return any(line.count('"') % 2 for line in lines) and len({line.count(separator) for line in lines}) == 1
 
 
@@ -117,7 +117,7 @@ def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str
 
 
 def _shape(text: str) -> str:
-    """A text with a 9 for each run of digits and an a for each run of letters."""
+    """Return a text with a 9 for each run of digits and an a for each run of letters."""
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"[0-9]+", "9", text))
 
 

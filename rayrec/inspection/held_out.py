@@ -43,7 +43,7 @@ Division = tuple[str, list[Slice]]
 
 
 def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
-    """The split that training evaluates on, or else another one with labels; None if there is none."""
+    """Return the split that training evaluates on, or else another one with labels; None if there is none."""
     preferred = (recipe.train.evaluation_split, "test", *dataset.evaluation_splits)
     return next((name for name in preferred if name in dataset.evaluation_splits), None)
 
@@ -78,7 +78,9 @@ def score_split(
 
 
 def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[Division]:
-    """The rows by tenths of the score, by the values of each feature, and by how often values occurred in `train`."""
+    """Return the rows by tenths of the score, by the values of each feature, and by how often values occurred in
+    `train`.
+    """
     scored = held_out.scored
     found: list[Division] = [(_BY_SCORE, slices(scored, *by_score(scored)))]
     progress.stage("slices", len(dataset.schema.features))
@@ -99,7 +101,7 @@ def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[D
 
 
 def held_out_figures(held_out: HeldOut, dataset: Dataset, progress: Progress) -> dict[str, Any]:
-    """Metrics with standard errors, curves with bands, and slices of scored rows, as JSON values.
+    """Return the metrics with standard errors, curves with bands, and slices of scored rows, as JSON values.
 
     Curves are None where all rows have the same label. `worst` has the places in `slices` of the worst ones by metric.
     """
@@ -149,7 +151,7 @@ def _slice(by: str, one: Slice) -> dict[str, Any]:
 
 
 def _worst(found: list[tuple[str, Slice]], metric: str) -> list[int]:
-    """The places of the worst slices by a metric, the worst first.
+    """Return the places of the worst slices by a metric, the worst first.
 
     Rows of about the same score are hard to rank for any model, so slices by score count for calibration alone.
     """

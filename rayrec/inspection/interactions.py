@@ -54,7 +54,9 @@ def reads_interactions(model: str) -> bool:
 
 
 def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interactions | None:
-    """The columns of user, item, rating and time, by their names; None unless they name one user and one item."""
+    """Return the columns of user, item, rating and time, by their names; None unless they name one user and one
+    item.
+    """
     left = list(columns.values())
     if not form.has_names and len(left) in (2, 4):
         # Files without a header have user, item, or user, item, rating, time, as published sets of ratings do.

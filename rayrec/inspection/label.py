@@ -43,7 +43,7 @@ class Label:
 
 
 def squeezed(name: str) -> str:
-    """A name in lower case without what stands between its words: `Is_Click` becomes `isclick`."""
+    """Return a name in lower case without what stands between its words: `Is_Click` becomes `isclick`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -54,7 +54,7 @@ def column_of_label(given: str, names: Collection[str]) -> str | None:
 
 
 def find_label(columns: Mapping[str, Column], given: str | None, missing: int | None = None) -> Label:
-    """The label that was named, or the one column that has the name and the values of one.
+    """Return the label that was named, or the one column that has the name and the values of one.
 
     `missing`: the label of a row without a value. Raises ConfigError naming the columns that could be meant, or
     UserError if the values are no label's.
@@ -166,7 +166,7 @@ def _shown(column: Column) -> str:
 
 
 def _example(column: Column) -> str:
-    """A condition that some rows of the column meet, and others do not."""
+    """Return a condition that some rows of the column meet, and others do not."""
     if column.numbers is not None and column.range is not None:
         numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
         higher = numbers[numbers > numbers[0]]

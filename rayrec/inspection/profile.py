@@ -1,4 +1,4 @@
-"""What a dataset folder holds: the distribution of every feature and how the label goes with it, from encoded rows."""
+"""Profile of a dataset folder: the distribution of every feature and how the label goes with it, from encoded rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ class FeatureProfile:
     drift: dict[str, FeatureDrift]
     """How each other split differs."""
     missing_share: float | None = None
-    """Of the values; None for numbers, which are filled before they are written."""
+    """Share of missing values; None for numbers, which are filled before they are written."""
     unlisted_share: float | None = None
-    """Of the values, where unlisted ones have ids of their own."""
+    """Share of unlisted values, where they have ids of their own."""
     distinct: int | None = None
     """Ids that occur."""
     table_rows: int | None = None
@@ -91,14 +91,14 @@ class RejectedRows:
 
 @dataclass(frozen=True)
 class DatasetProfile:
-    """What a dataset holds."""
+    """Figures of a dataset."""
 
     splits: dict[str, SplitProfile]
     features: tuple[FeatureProfile, ...]
     rejected: tuple[RejectedRows, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, as JSON values."""
+        """Return the figures, as JSON values."""
         figures = asdict(self)
         for feature, found in zip(figures["features"], self.features, strict=True):
             feature["drift"] = {split: drift.as_json() for split, drift in found.drift.items()}
@@ -132,7 +132,7 @@ def _labels(columns: SplitColumns, dataset: Dataset) -> NDArray[np.float64]:
 
 
 def _keeps_order(dataset: Dataset, split: str) -> bool:
-    """Whether the rows of a split are in the order of the input."""
+    """Return whether the rows of a split are in the order of the input."""
     preprocess = dataset.recipe.preprocess
     return isinstance(preprocess, RowsPreprocessConfig) and (split != "train" or preprocess.order == "input")
 
@@ -167,7 +167,7 @@ def _profile(
 
 
 def _cells(names: Sequence[str], counts: NDArray[np.int64], positives: NDArray[np.float64]) -> tuple[CellProfile, ...]:
-    """The cells that have rows."""
+    """Return the cells that have rows."""
     found = []
     for name, count, positive in zip(names, counts.tolist(), positives.tolist(), strict=True):
         if count:
@@ -177,7 +177,7 @@ def _cells(names: Sequence[str], counts: NDArray[np.int64], positives: NDArray[n
 
 
 def _facts(feature: Feature, column: pa.Array, values: NDArray[Any]) -> dict[str, Any]:
-    """The fields of a profile that only some kinds of features have."""
+    """Return the fields of a profile that only some kinds of features have."""
     if not isinstance(feature, CategoricalFeature):
         raw = untransformed(values, feature.transforms) if isinstance(feature, NumericFeature) else values
         quantiles = np.quantile(raw, list(_QUANTILES.values())).tolist()
@@ -194,7 +194,7 @@ def _facts(feature: Feature, column: pa.Array, values: NDArray[Any]) -> dict[str
 
 
 def _rejected(dataset: Dataset) -> tuple[RejectedRows, ...]:
-    """The reasons for which rows were set aside, the most frequent first, each with a few rows."""
+    """Return the reasons for which rows were set aside, the most frequent first, each with a few rows."""
     reasons = Counter(dataset.manifest.rejected)
     examples: dict[str, list[dict[str, Any]]] = {reason: [] for reason in reasons}
     for stored in dataset.manifest.files:

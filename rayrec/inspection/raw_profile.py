@@ -1,4 +1,4 @@
-"""What the sample of a raw table shows before training: distributions, associations, gaps, drift and alerts."""
+"""Profile of a raw table's sample before training: distributions, associations, gaps, drift and alerts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def raw_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
 
 
 def _cells_of(decision: Decision) -> _Cells:
-    """The values of a column, the most frequent first; or ranges of its numbers, times or lengths of lists."""
+    """Return the values of a column, the most frequent first; or ranges of its numbers, times or lengths of lists."""
     column = decision.column
     is_missing = column.codes < 0
     if column.form in ("list", "vector") and column.lengths is not None:
@@ -112,7 +112,7 @@ def _cells_of(decision: Decision) -> _Cells:
 
 
 def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
-    """Each of a few numbers, or ranges of about as many rows; a frequent number has a range of its own."""
+    """Return each of a few numbers, or ranges of about as many rows; a frequent number has a range of its own."""
     known = numbers[np.isfinite(numbers)]
     distinct, counts = np.unique(known, return_counts=True)
     starts = distinct
@@ -130,7 +130,7 @@ def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
 
 
 def _spans(seconds: NDArray[np.float64]) -> tuple[list[str], Places]:
-    """Spans of time of one length, by their beginnings."""
+    """Return the spans of time of one length, by their beginnings."""
     first, last = float(np.nanmin(seconds)), float(np.nanmax(seconds))
     width = max(last - first, 1.0) / _BINS
     places = np.nan_to_num((seconds - first) // width).astype(np.int64).clip(0, _BINS - 1)
@@ -152,7 +152,7 @@ def _halves(rows: int) -> tuple[slice, slice]:
 
 
 def _rates(cells: _Cells, label: NDArray[np.float64] | None) -> list[dict[str, Any]]:
-    """The cells that have rows, with the label rate of those whose label is known, and its 95 % interval."""
+    """Return the cells that have rows, with the label rate of those whose label is known, and its 95 % interval."""
     counts, found = cells.counts(), []
     if label is not None:
         known = np.isfinite(label)
@@ -169,7 +169,7 @@ def _rates(cells: _Cells, label: NDArray[np.float64] | None) -> list[dict[str, A
 
 
 def _with_label(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
-    """The best reading of each column, the best column first."""
+    """Return the best reading of each column, the best column first."""
     found = []
     for decision in decisions:
         if decision.auc:
@@ -181,13 +181,13 @@ def _with_label(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
 
 
 def _drift(decision: Decision, cells: _Cells) -> dict[str, Any]:
-    """How the second half of the file differs from the first."""
+    """Return how the second half of the file differs from the first."""
     before, now = (cells.counts(half) for half in _halves(len(cells.places)))
     return drift_of_counts(decision.column.name, decision.kind, before, now).as_json()
 
 
 def _missing(columns: Sequence[Column], label: NDArray[np.float64] | None) -> dict[str, Any]:
-    """The columns that lack values, the emptiest first, and the sets of columns that are missing together."""
+    """Return the columns that lack values, the emptiest first, and the sets of columns that are missing together."""
     lacking = sorted((c for c in columns if c.present < c.rows), key=lambda c: c.present)
     if not lacking:
         return {"columns": [], "patterns": []}
@@ -203,7 +203,7 @@ def _missing(columns: Sequence[Column], label: NDArray[np.float64] | None) -> di
 
 
 def _associations(used: Sequence[Decision], cells: dict[str, _Cells], rows: int) -> dict[str, Any]:
-    """How strongly each two columns go together, from -1 to 1.
+    """Return how strongly each two columns go together, from -1 to 1.
 
     Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
     (Bergsma 2013, "A bias-correction for Cramer's V and Tschuprow's T").
@@ -270,7 +270,7 @@ def cramers_v(first: Places, second: Places) -> float | None:
 
 
 def _interactions(decisions: Sequence[Decision]) -> dict[str, Any] | None:
-    """How many rows a user has, and how many rows the most popular items have; None for other tables."""
+    """Return how many rows a user has, and how many rows the most popular items have; None for other tables."""
     of_role = {decision.role: decision.column for decision in decisions}
     if "user" not in of_role or "item" not in of_role:
         return None
@@ -299,7 +299,7 @@ def _interactions(decisions: Sequence[Decision]) -> dict[str, Any] | None:
 
 
 def _duplicates(found: InspectedTable) -> int | None:
-    """Rows of the sample that repeat another one in every column; None if values cannot be compared."""
+    """Return the rows of the sample that repeat another one in every column; None if values cannot be compared."""
     key = np.zeros(found.sample.rows.num_rows, np.int64)
     for decision in found.decisions:
         codes = decision.column.codes
@@ -320,7 +320,7 @@ Alert = tuple[str, str, str]
 
 
 def _alerts(found: InspectedTable, figures: dict[str, Any]) -> list[dict[str, str]]:
-    """What a person should look at before training, by kind and column."""
+    """Return what a person should look at before training, by kind and column."""
     alerts = [alert for decision in found.decisions for alert in _column_alerts(decision)]
     leaks = {decision.warning for decision in found.decisions}
     alerts += [("warning", "", warning) for warning in found.warnings if warning not in leaks]

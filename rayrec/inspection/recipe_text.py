@@ -79,7 +79,7 @@ def write_recipe(
 
 
 def _line(text: str, reason: str = "") -> str:
-    """A line of YAML with a comment, which begins below if both are long."""
+    """Return a line of YAML with a comment, which begins below if both are long."""
     reason = " ".join(reason.split())
     if not reason:
         return text

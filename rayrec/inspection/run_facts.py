@@ -1,4 +1,4 @@
-"""What a run folder tells of a training: its curves, where its time and memory went, and where its tables are."""
+"""Facts of a run folder: curves, time, memory and the places of tables."""
 
 import json
 from itertools import pairwise
@@ -14,13 +14,13 @@ _NO_METRICS = {
 
 
 def run_metrics(run: RunFolder) -> dict[str, dict[str, float | None]]:
-    """The metrics of the finished run by split; empty while it trains."""
+    """Return the metrics of the finished run by split; empty while it trains."""
     path = run.path / METRICS_FILE
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def training_curves(run: RunFolder) -> dict[str, Any]:
-    """The numbers of a run by step, as JSON values.
+    """Return the numbers of a run by step, as JSON values.
 
     `train`: steps, and loss, learning rates, samples a second, share of time waiting for data, memory. `evaluations`:
     by split, or `progressive` for rows that were measured before they were trained on, steps and metrics.
@@ -42,7 +42,7 @@ def _columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def resources(run: RunFolder, command_seconds: float | None) -> dict[str, Any]:
-    """Where time (seconds) and memory (bytes) went, as JSON values.
+    """Return where time (seconds) and memory (bytes) went, as JSON values.
 
     `command_seconds`: how long the command took, if that is known and it trained the whole run.
     """
@@ -76,6 +76,6 @@ def resources(run: RunFolder, command_seconds: float | None) -> dict[str, Any]:
 
 
 def sharding_plan(run: RunFolder) -> dict[str, Any] | None:
-    """The content of plan.json; None before the first step."""
+    """Return the content of plan.json; None before the first step."""
     path = run.path / PLAN_FILE
     return json.loads(path.read_text()) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""What a reader of metrics should know of the splits that they were measured on: too few rows, or other ones."""
+"""Warnings about the splits that metrics were measured on: too few rows, or other ones."""
 
 import math
 from collections.abc import Mapping
@@ -61,7 +61,9 @@ def split_warnings(manifest: Manifest) -> list[str]:
 
 
 def split_notes(manifest: Manifest) -> list[str]:
-    """Splits that were not drawn at random and whose label rate differs from that of `train`, as by time it may."""
+    """Return the splits that were not drawn at random and whose label rate differs from that of `train`, as by time it
+    may.
+    """
     recipe = Recipe.model_validate(manifest.config)
     if recipe.source.gives_interactions or _is_random(recipe):
         return []
@@ -77,7 +79,9 @@ def _is_random(recipe: Recipe) -> bool:
 
 
 def _rate_changes(manifest: Manifest, least: float) -> list[str]:
-    """Splits whose label rate differs from train's beyond chance (z test of two shares) and by a share of it."""
+    """Return the splits whose label rate differs from train's beyond chance (z test of two shares) and by a share of
+    it.
+    """
     train = manifest.splits["train"]
     before = train.positives / train.rows
     found = []

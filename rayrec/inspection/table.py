@@ -26,7 +26,7 @@ from rayrec.recipes import RecipeContent
 
 _FEW_OF_A_KIND = 10
 _SAFETY = 2
-"""Of files that were not read whole, rows that were not seen may be worse than those of the sample."""
+"""Allowance for files that were not read whole: rows that were not seen may be worse than those of the sample."""
 
 MODEL_OF_ROWS, MODEL_OF_INTERACTIONS = "wide_deep", "neumf"
 """The models of recipes that name none: for rows with a label, and for who chose what."""
@@ -36,7 +36,7 @@ ROWS_OF_INTERACTIONS = 2_000_000
 
 @dataclass(frozen=True)
 class InspectedTable:
-    """What was found out about a table."""
+    """Facts about a table's columns and rows."""
 
     sample: Sample
     decisions: Sequence[Decision]
@@ -53,7 +53,7 @@ class InspectedTable:
     """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
-        """The facts about each column, and what it becomes."""
+        """Return the facts about each column, and what it becomes."""
         return [_as_json(decision, self.sample.total_rows) for decision in self.decisions]
 
 
@@ -140,7 +140,9 @@ def inspect_table(
 
 
 def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:
-    """What preprocessing by a recipe leaves out where the sample was read, and the most bad rows that it bears."""
+    """Return what preprocessing by a recipe leaves out where the sample was read, and the most bad rows that it
+    bears.
+    """
     recipe = RecipeContent("the recipe", {"name": "inspected", **parse_yaml(text)}).resolve()
     assert isinstance(recipe.source, TableSourceConfig) and isinstance(recipe.preprocess, RowsPreprocessConfig)
     source, split = recipe.source, recipe.preprocess.split
@@ -150,7 +152,7 @@ def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:
 
 
 def _plainer(column: Column, left_out: LeftOut) -> Column:
-    """A column as text, as too many of its values are not what it seemed to be; or if it is text, as nothing."""
+    """Return a column as text, as too many of its values are not what it seemed to be; or if it is text, as nothing."""
     share = left_out.columns[column.name] / (left_out.rows + left_out.bad)
     seemed = {"integer": "integers", "number": "numbers", "time": "times"}.get(column.form, f"{column.form}s")
     note = f"{share:.1%} of its values are not {seemed}"

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 @functools.cache
 def multiplies(dtype: "torch.dtype") -> bool:
-    """Whether the functions below take this type of numbers: where torch has oneDNN, float32; where the processor has
-    the instructions, bfloat16."""
+    """Return whether the functions below take this type of numbers: where torch has oneDNN, float32; where the
+    processor has the instructions, bfloat16.
+    """
     import torch
 
     if dtype == torch.bfloat16:

@@ -33,7 +33,7 @@ def head_address(address: str) -> tuple[str, int]:
 
 
 def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
-    """Whether the head refuses the token of this process's environment, or asks for one where there is none.
+    """Return whether the head refuses the token of this process's environment, or asks for one where there is none.
 
     False also if the head gives no answer within `timeout` seconds.
     """
@@ -75,7 +75,9 @@ def new_token() -> Iterator[None]:
 
 
 def own_session_environment() -> dict[str, str] | None:
-    """The variables that the processes of the Ray session inherit; None if another process has started the session."""
+    """Return the variables that the processes of the Ray session inherit; None if another process has started the
+    session.
+    """
     import psutil
 
     node = _own_head()
@@ -90,7 +92,7 @@ def note(key: str, value: bytes, *, overwrite: bool = False) -> None:
 
 
 def read_note(key: str) -> bytes | None:
-    """The value of a key of the Ray session."""
+    """Return the value of a key of the Ray session."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     value: bytes | None = _internal_kv_get(key)
@@ -176,7 +178,9 @@ def write_messages(held: MemoryHandler) -> Path:
 
 
 def _own_head() -> Any:
-    """Ray's record of the processes that this process has started as the head of a session; None if there are none."""
+    """Return Ray's record of the processes that this process has started as the head of a session; None if there are
+    none.
+    """
     import ray
 
     node = ray._private.worker._global_node
@@ -194,7 +198,7 @@ class Reservations:
         threading.Thread(target=self._end_with, args=(controller,), daemon=True).start()
 
     def reserve(self, bundles: list[dict[str, float]], strategy: str) -> Any:
-        """A new placement group of these resources."""
+        """Return a new placement group of these resources."""
         from ray.util.placement_group import placement_group
 
         return placement_group(bundles, strategy)

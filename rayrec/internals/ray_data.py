@@ -33,7 +33,7 @@ class AbandonableExecution:
 
     @contextmanager
     def abandoned(self) -> Iterator[None]:
-        """Within the block the execution begins no work and ends with the tasks that run."""
+        """Let the execution begin no work within the block and ends with the tasks that run."""
         _abandoned.add(self.name)
         try:
             yield

@@ -34,7 +34,7 @@ def environment_of_processes(variables: dict[str, str]) -> Iterator[None]:
 
 
 def preempted_nodes() -> int:
-    """How many nodes with workers of this worker's run are about to be taken away, as far as it was told.
+    """Return how many nodes with workers of this worker's run are about to be taken away, as far as it was told.
 
     Ray Train's own `get_preemption_info` waits for all workers each time.
     """
@@ -58,7 +58,8 @@ def needed_callbacks(callbacks: list[Any]) -> list[Any]:
 
 
 def trainer_of_own_session(environment: dict[str, str], *arguments: Any, **options: Any) -> "TorchTrainer":
-    """A `TorchTrainer` for a Ray session that this process has started for itself alone; it begins and ends sooner.
+    """Return a `TorchTrainer` for a Ray session that this process has started for itself alone; it begins and ends
+    sooner.
 
     Its processes have the variables `environment`; if there are none, those that Ray started in advance will do.
     """

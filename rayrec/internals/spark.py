@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def java(spark: "SparkSession") -> Any:
-    """The classes of the session's Java process by their full names, such as `java(spark).java.lang.System`."""
+    """Return the classes of the session's Java process by their full names, such as `java(spark).java.lang.System`."""
     return spark.sparkContext._jvm
 
 
 def frame_of_batches(spark: "SparkSession", batches: Sequence[pa.RecordBatch]) -> "DataFrame":
-    """A data frame with a partition for each batch, of which a task is sent only its own; at least one batch.
+    """Return a data frame with a partition for each batch, of which a task is sent only its own; at least one batch.
 
     What Spark offers for this, `createDataFrame` of a pandas data frame, cuts the rows by a setting that also sizes the
     batches of every other stage, and keeps a small frame in one place.
@@ -42,7 +42,7 @@ def frame_of_batches(spark: "SparkSession", batches: Sequence[pa.RecordBatch]) -
 
 
 def has_running_tasks(spark: "SparkSession") -> bool:
-    """Whether an executor still runs a task of the session."""
+    """Return whether an executor still runs a task of the session."""
     tracker = spark.sparkContext._jsc.sc().statusTracker()
     return any(executor.numRunningTasks() for executor in tracker.getExecutorInfos())
 

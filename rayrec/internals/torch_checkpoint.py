@@ -28,7 +28,7 @@ _ALLOWED = frozenset({
 
 
 class Streams(NamedTuple):
-    """How files are read and written that are not on this machine."""
+    """Reading and writing of files on other machines."""
 
     read: Callable[[Path], AbstractContextManager[BinaryIO]]
     """Raises OSError if there is no such file."""
@@ -37,7 +37,10 @@ class Streams(NamedTuple):
 
 
 def read_metadata(folder: Path, streams: Streams | None = None) -> "Metadata":
-    """The metadata of a checkpoint. Raises OSError if there is none, UnpicklingError if it is damaged or names code."""
+    """Return the metadata of a checkpoint.
+
+    Raises OSError if there is none, UnpicklingError if it is damaged or names code.
+    """
     return _reader(folder, streams).read_metadata()
 
 
@@ -101,7 +104,9 @@ def _own_files() -> Any:
 
 
 def _files_of(streams: Streams) -> Any:
-    """The file system that torch uses in the place of the machine's; a checkpoint is only once written to a folder."""
+    """Return the file system that torch uses in the place of the machine's; a checkpoint is only once written to a
+    folder.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystem
 
     class Files(FileSystem):
@@ -145,7 +150,7 @@ def _planner() -> Any:
 
 
 def _unpickled(stream: Any) -> "Metadata":
-    """The metadata in a stream. Raises UnpicklingError."""
+    """Return the metadata in a stream. Raises UnpicklingError."""
     from torch.distributed.checkpoint.metadata import Metadata
 
     try:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
-    """The rank's parts of a table, or of a moment of it, as (tensor, first row, first column); views, not copies.
+    """Return the rank's parts of a table, or of a moment of it, as (tensor, first row, first column); views, not
+    copies.
 
     The tensors are (rows, columns), or (rows,) of a moment that has one number a row.
     """
@@ -26,7 +27,7 @@ def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
 
 
 def whole_shape(value: "TableTensor") -> tuple[int, ...]:
-    """The shape of a whole table, or of a moment of it; () of a number that belongs to no row."""
+    """Return the shape of a whole table, or of a moment of it; () of a number that belongs to no row."""
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     # A ShardedTensor that is asked for its size warns of its end.
@@ -34,7 +35,7 @@ def whole_shape(value: "TableTensor") -> tuple[int, ...]:
 
 
 def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":
-    """This rank's part of the optimizer state of `table` as a part of the state of the whole table.
+    """Return this rank's part of the optimizer state of `table` as a part of the state of the whole table.
 
     `part` has the shape of this rank's one shard; scalars, and parts of tables that are not sharded, stay as they are.
     """
@@ -81,7 +82,7 @@ class TableKernel:
     """Tables that FBGEMM looks up, and updates, in one call."""
 
     module: "nn.Module"
-    """Called with `indices`, `offsets` and `per_sample_weights`; returns (B, sum of `widths`) float32."""
+    """Take `indices`, `offsets` and `per_sample_weights`; return (B, sum of `widths`) float32."""
     features: list[str]
     """The features whose ids it takes, one after the other."""
     keys: list[str]

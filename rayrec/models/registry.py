@@ -17,7 +17,7 @@ from rayrec.models.common.ranking import RankingModel, TrainedWeights, Weights
 def build_model(
     config: ModelConfig, schema: Schema, device: str | torch.device = "cpu", *, seed: int = 0
 ) -> RankingModel:
-    """The unsharded model of `config` for the features of `schema`.
+    """Return the unsharded model of `config` for the features of `schema`.
 
     On a real device its values are the published initial ones for `seed`. On `meta` it takes no memory and has no
     values: shard or materialize it, then fill it from a checkpoint or with `rayrec.models.common.initialization`.
@@ -32,7 +32,7 @@ def build_model(
 
 
 def compose_weights(config: ModelConfig, sources: Mapping[str, TrainedWeights], options: Mapping[str, Any]) -> Weights:
-    """The initial weights of a model from the sources and options of `train.initial_weights`.
+    """Return the initial weights of a model from the sources and options of `train.initial_weights`.
 
     The module `pretraining` of the model's package composes them. Raises ConfigError where something does not fit.
     """

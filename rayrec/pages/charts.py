@@ -33,7 +33,7 @@ def lines(
     colours: Mapping[str, int] | None = None,
     note: str = "",
 ) -> Chart:
-    """Lines by name, x and y of each, perhaps with a band (low, high).
+    """Return lines by name, x and y of each, perhaps with a band (low, high).
 
     `diagonal`: where a thin line goes from the lower left to the upper right. `colours`: numbers of the lines' colours;
     by default each has its own.
@@ -73,7 +73,7 @@ def shares_and_rates(
     reference: float | None = None,
     note: str = "",
 ) -> Chart:
-    """A row for each label, the first at the top: a bar of its share, and beside it a rate with its interval.
+    """Return a row for each label, the first at the top: a bar of its share, and beside it a rate with its interval.
 
     `reference`: the rate of all, where a dotted line goes down. Without any rate there are only bars.
     """
@@ -105,7 +105,7 @@ def shares_and_rates(
 
 
 def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, note: str = "") -> Chart:
-    """Horizontal bars, the first at the top."""
+    """Return horizontal bars, the first at the top."""
     trace = {
         "type": "bar", "orientation": "h", "y": distinct_labels(labels, _LONGEST_ROW_LABEL), "x": rounded(values),
         "marker": {"color": _faint(_BLUE, 0.7)}, "customdata": [plain(label) for label in labels],
@@ -121,7 +121,7 @@ def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, no
 
 
 def heat_map(title: str, names: Sequence[str], values: Sequence[Numbers], *, note: str = "") -> Chart:
-    """A square of cells from -1 to 1, with a row and a column for each name; None leaves a cell empty."""
+    """Return a square of cells from -1 to 1, with a row and a column for each name; None leaves a cell empty."""
     labels = distinct_labels(names)
     scale = [[0, _ORANGE], [0.5, _faint(_GREY, 0.08)], [1, _BLUE]]
     full = [plain(name) for name in names]
@@ -155,7 +155,7 @@ def intervals(
     note: str = "",
     is_wide: bool = False,
 ) -> Chart:
-    """Points with intervals, one below the other, the first at the top.
+    """Return the points with intervals, one below the other, the first at the top.
 
     `reference`: where a dotted line goes across. `ratio`: whether the values are ratios, for a logarithmic axis.
     """
@@ -182,7 +182,7 @@ def intervals(
 
 
 def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
-    """Bars of shares by bins of even width, of several classes over each other."""
+    """Return bars of shares by bins of even width, of several classes over each other."""
     ends = [edge for edge in edges if edge is not None]
     middles = rounded([(a + b) / 2 for a, b in pairwise(ends)])
     traces = [
@@ -204,7 +204,7 @@ def stacked(
     note: str = "",
     is_wide: bool = True,
 ) -> Chart:
-    """Horizontal bars, one for each label, the first at the top, made of parts by name."""
+    """Return horizontal bars, one for each label, the first at the top, made of parts by name."""
     y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
         {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),
@@ -234,7 +234,7 @@ class Dimension:
 
 
 def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], *, note: str = "") -> Chart:
-    """A line for each of `names` across parallel axes. Lines come the best first, which stands out."""
+    """Return a line for each of `names` across parallel axes. Lines come the best first, which stands out."""
     places = list(range(len(dimensions)))
     traces = []
     for number, name in reversed(list(enumerate(names))):
@@ -269,7 +269,7 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
 
 
 def _dotted(axis: str, place: float) -> dict[str, Any]:
-    """A dotted line from the bottom to the top."""
+    """Return a dotted line from the bottom to the top."""
     line = {"color": _GREY, "width": 1, "dash": "dot"}
     return {"type": "line", "xref": axis, "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
@@ -279,12 +279,12 @@ def _small(title: str) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """A text that plotly.js shows as it is: otherwise it takes some HTML, such as links."""
+    """Return a text that plotly.js shows as it is: otherwise it takes some HTML, such as links."""
     return escape(text, quote=False)
 
 
 def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> list[str]:
-    """Labels short enough for an axis, each once."""
+    """Return the labels short enough for an axis, each once."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
@@ -297,7 +297,7 @@ def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> lis
 
 
 def rounded(values: Numbers) -> list[float | None]:
-    """Numbers with six digits: more cannot be seen."""
+    """Return the numbers with six digits: more cannot be seen."""
     return [None if value is None else float(f"{value:.6g}") for value in values]
 
 

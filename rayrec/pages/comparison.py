@@ -17,7 +17,7 @@ _CHANCE = (
 
 
 def comparison_page(figures: Figures) -> Page:
-    """The page of what `rayrec compare` found."""
+    """Return the page of what `rayrec compare` found."""
     runs = figures["runs"]
     recipes = list(dict.fromkeys(run["recipe"] for run in runs))
     return Page(
@@ -39,7 +39,7 @@ def _curves(runs: Sequence[Mapping[str, Any]], recipes: Sequence[str]) -> list[C
 
 
 def summary(figures: Figures) -> str:
-    """What came of the comparison, in a sentence for each pair of recipes."""
+    """Return what came of the comparison, in a sentence for each pair of recipes."""
     found = [d for d in figures["differences"] if d["metric"] == "auc"]
     if not found:
         return "The runs differ only in their seeds. Whatever one does better is luck."
@@ -47,7 +47,7 @@ def summary(figures: Figures) -> str:
 
 
 def verdict_line(found: Mapping[str, Any]) -> str:
-    """A difference and its verdict in a sentence."""
+    """Return a difference and its verdict in a sentence."""
     name = METRIC_NAMES[found["metric"]]
     if found["verdict"] == "no difference shown":
         said = f"no difference between {found['first']} and {found['second']} is shown"

@@ -23,7 +23,7 @@ _KNOWN = 0.5
 
 
 def dataset_page(figures: Figures) -> Page:
-    """The page of what `rayrec report` found in a dataset."""
+    """Return the page of what `rayrec report` found in a dataset."""
     splits, features = figures["splits"], figures["features"]
     rows = sum(split["rows"] for split in splits.values())
     rejected = sum(reason["rows"] for reason in figures["rejected"])
@@ -68,7 +68,7 @@ def _overview(figures: Figures) -> Section:
 
 
 def along(title: str, parts: Sequence[Mapping[str, Any]]) -> Chart:
-    """The label rate of parts of a split, one after the other."""
+    """Return the label rate of parts of a split, one after the other."""
     middles = [100 * (n + 0.5) / len(parts) for n in range(len(parts))]
     rates, low, high = ([part[name] for part in parts] for name in ("label_rate", "low", "high"))
     return lines(
@@ -106,7 +106,7 @@ def _columns(features: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def _rates(feature: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The range of the label rates that are known well enough."""
+    """Return the range of the label rates that are known well enough."""
     sure = [c["label_rate"] for c in feature["cells"] if c["high"] - c["low"] <= 0.4 * c["label_rate"]]
     return (min(sure), max(sure)) if sure else (None, None)
 
@@ -118,7 +118,7 @@ def _distributions(features: Sequence[Mapping[str, Any]], rate: float | None) ->
 
 
 def distribution(name: str, cells: Sequence[Mapping[str, Any]], rate: float | None, has_rates: bool = True) -> Chart:
-    """The shares and label rates of the cells of a feature or column; `rate` is that of all rows."""
+    """Return the shares and label rates of the cells of a feature or column; `rate` is that of all rows."""
     labels, shares = ([cell[name] for cell in cells] for name in ("value", "share"))
     rates, low, high = (
         [cell[name] if has_rates and _is_known(cell) else None for cell in cells]

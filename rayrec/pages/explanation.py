@@ -26,7 +26,7 @@ _LISTS = (
 
 
 def explanation_page(figures: Figures) -> Page:
-    """The page of what `rayrec explain` found."""
+    """Return the page of what `rayrec explain` found."""
     rows, all_rows, split = figures["rows"], figures["rows_of_split"], figures["split"]
     which = f"all {rows:,} rows" if rows == all_rows else f"{rows:,} of the {all_rows:,} rows"
     metrics = figures["metrics"]
@@ -56,7 +56,7 @@ def _importance(figures: Figures) -> list[Chart | Table]:
 
 
 def _is_alone(one: Mapping[str, Any]) -> bool:
-    """Whether a feature was permuted alone; a group has another name."""
+    """Return whether a feature was permuted alone; a group has another name."""
     return bool(one["features"] == [one["name"]])
 
 
@@ -102,12 +102,12 @@ def _of_number(found: Mapping[str, Any]) -> Chart:
 
 
 def _scores(found: Mapping[str, Any]) -> list[list[float | None]]:
-    """The mean score of each point, and both ends of its interval."""
+    """Return the mean score of each point, and both ends of its interval."""
     return [[point["score"][key] for point in found["points"]] for key in ("value", "lower", "upper")]
 
 
 def _ticks(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An axis of shares that shows the values at some of them, the first and the last among these."""
+    """Return an axis of shares that shows the values at some of them, the first and the last among these."""
     last = len(points) - 1
     shown = [points[place] for place in sorted({round(tick * last / _TICKS) for tick in range(_TICKS + 1)})]
     texts = distinct_labels([point["name"] for point in shown])

@@ -24,7 +24,7 @@ _DRIFT = (
 
 
 def inspection_page(figures: Figures) -> Page:
-    """The page of what `rayrec inspect` found in raw files."""
+    """Return the page of what `rayrec inspect` found in raw files."""
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (

@@ -122,7 +122,7 @@ def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
 
 
 def _section(section: Section, number: int, charts: list[Chart]) -> str:
-    """The HTML of a section, whose charts are added to `charts`."""
+    """Return the HTML of a section, whose charts are added to `charts`."""
     content: list[str] = []
     cards: list[Chart | Table] = []
     for block in [*section.blocks, None]:
@@ -146,7 +146,7 @@ def _section(section: Section, number: int, charts: list[Chart]) -> str:
 
 
 def _grid(cards: Sequence[Chart | Table], charts: list[Chart]) -> str:
-    """Cards in rows of three, without a gap: the last two, or four, are in rows of two."""
+    """Return cards in rows of three, without a gap: the last two, or four, are in rows of two."""
     halves = {0: 0, 1: 4 if len(cards) > 1 else 0, 2: 2}[len(cards) % 3]
     widths = ["third"] * (len(cards) - halves) + ["half"] * halves if len(cards) > 1 else ["whole"]
     content = []
@@ -170,14 +170,14 @@ def _chart(chart: Chart, number: int, width: str) -> str:
 
 
 def _is_small(table: Table) -> bool:
-    """Whether a table fits into a third of the page."""
+    """Return whether a table fits into a third of the page."""
     columns = _columns_of(table)
     widths = [max(len(name), *(len(text_of(row.get(name))) for row in table.rows)) + 2 for name in columns]
     return len(table.rows) <= _CARD_ROWS and sum(widths) <= _CARD_CHARACTERS
 
 
 def _columns_of(table: Table) -> dict[str, Any]:
-    """The first value of each column; a column without any is left out."""
+    """Return the first value of each column; a column without any is left out."""
     names = dict.fromkeys(name for row in table.rows for name in row)
     first = {name: next((row[name] for row in table.rows if row.get(name) not in (None, "")), None) for name in names}
     return {name: value for name, value in first.items() if value is not None}
@@ -204,7 +204,7 @@ def _cell(value: Any) -> str:
 
 
 def _of_kind(value: Any) -> str:
-    """The class of a cell: numbers are aligned at the right, long texts take several lines."""
+    """Return the class of a cell: numbers are aligned at the right, long texts take several lines."""
     if (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(value, Measure):
         return " class=number"
     return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
@@ -217,7 +217,7 @@ class Measure(str):
 
 
 def text_of(value: Any) -> str:
-    """A value as people read it: three digits of a measure, all of an integer, nothing for None."""
+    """Return a value as people read it: three digits of a measure, all of an integer, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -228,23 +228,23 @@ def text_of(value: Any) -> str:
 
 
 def percent(share: float | None) -> Measure:
-    """A share as people read it, such as '24.9%'; nothing for None."""
+    """Return a share as people read it, such as '24.9%'; nothing for None."""
     return Measure("" if share is None else f"{format_number(100 * share)}%")
 
 
 def signed(difference: float) -> Measure:
-    """A difference as people read it, such as '+0.00123'."""
+    """Return a difference as people read it, such as '+0.00123'."""
     return Measure(("+" if difference > 0 else "") + format_number(difference))
 
 
 def plus_minus(value: float, error: float) -> Measure:
-    """A measure and how far it may be off, such as '0.793 ± 0.00432'."""
+    """Return a measure and how far it may be off, such as '0.793 ± 0.00432'."""
     return Measure(f"{format_number(value)} ± {format_number(error)}")
 
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """plotly.js as a page carries it: packed, which takes two fifths of its size."""
+    """Return plotly.js as a page carries it: packed, which takes two fifths of its size."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

@@ -19,7 +19,7 @@ _MOST_CURVES = 30
 
 
 def sweep_page(figures: Figures) -> Page:
-    """The page of what a search found (`tune.report.sweep_figures`)."""
+    """Return the page of what a search found (`tune.report.sweep_figures`)."""
     metric, trials = figures["metric"], figures["trials"]
     best = trials[0]
     importance = figures["importance"]
@@ -55,7 +55,7 @@ def sweep_page(figures: Figures) -> Page:
 
 
 def _history(metric: str, trials: Sequence[Mapping[str, Any]], is_maximized: bool) -> Chart:
-    """The value of each trial, and the best so far, in the order in which trials began."""
+    """Return the value of each trial, and the best so far, in the order in which trials began."""
     begun = sorted((t for t in trials if t["value"] is not None), key=lambda t: t["trial"])
     so_far: list[float] = []
     for trial in begun:
@@ -99,7 +99,7 @@ def _parallel(figures: Figures) -> Chart:
 
 
 def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimension:
-    """An axis from the lowest of the values to the highest."""
+    """Return an axis from the lowest of the values to the highest."""
     scaled = [None if v is None else math.log(v) if is_log else float(v) for v in values]
     known = [v for v in scaled if v is not None]
     low, high = min(known), max(known)
@@ -112,7 +112,7 @@ def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimensi
 
 
 def _choices(name: str, values: Sequence[Any]) -> Dimension:
-    """An axis with a place for each choice that a trial has."""
+    """Return an axis with a place for each choice that a trial has."""
     choices = sorted({text_of(value) for value in values if value is not None})
     heights = [place / max(len(choices) - 1, 1) for place in range(len(choices))]
     places = dict(zip(choices, heights, strict=True))

@@ -19,7 +19,7 @@ _MOST_TABLES = 7
 
 
 def run_page(figures: Figures) -> Page:
-    """The page of what `rayrec report` found in a run folder."""
+    """Return the page of what `rayrec report` found in a run folder."""
     curves = {**figures["curves"], "evaluations": _shown(figures, figures["curves"]["evaluations"])}
     sections = [_metrics(figures), Section("Training", training_charts({"run": curves}))]
     if figures["held_out"] is not None:
@@ -36,7 +36,7 @@ def run_page(figures: Figures) -> Page:
 
 
 def model_page(figures: Figures) -> Page:
-    """The page of what `rayrec report` found in a model folder."""
+    """Return the page of what `rayrec report` found in a model folder."""
     sections = [_metrics(figures)]
     if figures["held_out"] is not None:
         sections += held_out_sections(figures["held_out"])
@@ -51,7 +51,8 @@ def model_page(figures: Figures) -> Page:
 
 
 def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None) -> list[Chart]:
-    """Charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each other.
+    """Return the charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each
+    other.
 
     A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
     """
@@ -100,7 +101,7 @@ def metrics_rows(
     metrics: Mapping[str, Mapping[str, float | None]],
     baselines: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row of a table for each split, and below it one for each simpler model, if any."""
+    """Return a row of a table for each split, and below it one for each simpler model, if any."""
     rows = []
     for split, values in metrics.items():
         simpler = (baselines or {}).get(split, {})
@@ -150,7 +151,7 @@ def _resources(found: Mapping[str, Any]) -> Section:
 
 
 def _plan(plan: Mapping[str, Any] | None) -> list[Section]:
-    """What each worker holds: the largest tables one by one, and the others together."""
+    """Return what each worker holds: the largest tables one by one, and the others together."""
     if plan is None:
         return []
     ranks = range(plan["world_size"])

@@ -45,7 +45,7 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
 def growth_of(
     parent: Dataset | None, times: Times | None, expire_after: str | None, *, compact: bool = False
 ) -> Growth:
-    """How the vocabularies of a dataset with these times follow from those of its parent."""
+    """Return how the vocabularies of a dataset with these times follow from those of its parent."""
     before = 0 if parent is None else parent.manifest.moment
     # A late file does not make values older than they were.
     moment = max(before, int(times.last)) if times is not None else before + (_DAY_SECONDS if parent is not None else 0)
@@ -62,7 +62,7 @@ def require_same_ids(recipe: Recipe, parent: Dataset) -> None:
 
 
 def facts_of(parent: Dataset) -> dict[str, Any]:
-    """What the manifest of an extension says of its parent, by field."""
+    """Return what the manifest of an extension says of its parent, by field."""
     before = parent.manifest
     return {
         "parent": Parent(dataset=location(parent.folder), manifest=parent.fingerprint),

@@ -44,11 +44,11 @@ class Division(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the files of each chunk."""
+        """Names of the files of each chunk."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows."""
+        """Columns of the rows."""
 
     @property
     def count_lines(self) -> Callable[[Chunk], int] | None:
@@ -126,7 +126,7 @@ def extract_tables(
 ) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
     """Parse the files of each table into files under `scratch` and write bad rows to the dataset's `rejected/`.
 
-    Returns the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
+    Return the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
     a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)
@@ -155,7 +155,7 @@ def extract_tables(
 
 
 def _lines_before(workspace: Workspace, chunks: Sequence[Chunk], division: Division | None) -> list[int]:
-    """For each chunk the number of lines of its file before it; 0 if the division does not ask for it.
+    """Return, for each chunk, the number of lines of its file before it; 0 if the division does not ask for it.
 
     To count lines takes a tenth of the time that it takes to parse them. Dealt after they were parsed, when their
     numbers are known, all rows would be written twice.
@@ -286,12 +286,12 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
 
 
 def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:
-    """For each chunk, in order, the number of lines of its file before it."""
+    """Return, for each chunk, in order, the number of lines of its file before it."""
     return _sums_before((chunk.file_index, chunk.lines) for chunk in extracted)
 
 
 def _sums_before(lines: Iterable[tuple[int, int]]) -> list[int]:
-    """For each pair of a file and a number of lines, the sum of the numbers of the file's pairs before it."""
+    """Return, for each pair of a file and a number of lines, the sum of the numbers of the file's pairs before it."""
     before: Tally[int] = Tally()
     result = []
     for file, number in lines:

@@ -49,7 +49,7 @@ class PreprocessingJob(Protocol):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether some of the work is Spark's alone, such as joins of its own."""
+        """Return whether some of the work is Spark's alone, such as joins of its own."""
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write everything in the dataset but the schema and the manifest. Raises UserError.
@@ -72,7 +72,7 @@ class Preprocessing:
 
     @property
     def reads_uris(self) -> bool:
-        """Whether every raw file is read from a URI, so that it is the same on each node."""
+        """Return whether every raw file is read from a URI, so that it is the same on each node."""
         return all(is_uri(file.name) for file in self._job.files)
 
     @property
@@ -147,7 +147,7 @@ class Preprocessing:
         manifest.save(folder)
 
     def _fingerprint(self, output: str) -> str:
-        """Differs whenever the files of a stage, or their paths, would differ."""
+        """Return a fingerprint that differs whenever the files of a stage, or their paths, would differ."""
         settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
         settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
         content = {

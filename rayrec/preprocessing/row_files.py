@@ -28,7 +28,7 @@ Write = Callable[[str, pa.RecordBatch], None]
 def new_rows(
     path: Path, schema: pa.Schema, dictionaries: Sequence[str] = ()
 ) -> AbstractContextManager[pq.ParquetWriter]:
-    """A writer of a scratch file; `dictionaries`: columns whose values repeat."""
+    """Return a writer of a scratch file; `dictionaries`: columns whose values repeat."""
     return new_parquet(path, schema, use_dictionary=list(dictionaries), compression="lz4", write_statistics=False)
 
 
@@ -36,7 +36,7 @@ def new_rows(
 def frame_of_rows(
     workspace: Workspace, stage: str, sources: Sequence[tuple[Sequence[Segment], Read]], schema: pa.Schema
 ) -> Iterator["DataFrame"]:
-    """The rows of `gathered_rows` as a data frame, in a job that needs Spark."""
+    """Yield the rows of `gathered_rows` as a data frame, in a job that needs Spark."""
     with gathered_rows(workspace, stage, sources, schema) as rows:
         assert isinstance(rows, SparkRows), "the job says that it needs Spark"
         yield rows.frame
@@ -46,7 +46,7 @@ def frame_of_rows(
 def gathered_rows(
     workspace: Workspace, stage: str, sources: Sequence[tuple[Sequence[Segment], Read]], schema: pa.Schema
 ) -> Iterator[Rows]:
-    """A stage of the work that begins with segments of rows: what each source's function yields.
+    """Yield a stage of the work that begins with segments of rows: what each source's function yields.
 
     Progress counts the rows that are read. Errors of tasks leave the block as those of `counted_rows`.
     """

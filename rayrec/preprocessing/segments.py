@@ -37,7 +37,7 @@ class Segment:
 
 
 def cut_pieces(pieces: Iterable[Piece], start: int, stop: int) -> list[Piece]:
-    """The rows `start` ... `stop` - 1 of the concatenated pieces."""
+    """Return the rows `start` ... `stop` - 1 of the concatenated pieces."""
     result = []
     offset = 0
     for piece in pieces:
@@ -62,7 +62,7 @@ def make_segments(pieces: Iterable[Piece], first_index: int = 0) -> list[Segment
 
 
 def segments_by_split(pieces: Mapping[str, Iterable[Piece]]) -> dict[str, list[Segment]]:
-    """The segments of every split, numbered through."""
+    """Return the segments of every split, numbered through."""
     segments: dict[str, list[Segment]] = {}
     for split, of_split in pieces.items():
         segments[split] = make_segments(of_split, sum(len(s) for s in segments.values()))
@@ -70,12 +70,14 @@ def segments_by_split(pieces: Mapping[str, Iterable[Piece]]) -> dict[str, list[S
 
 
 def count_rows(segments: Iterable[Segment]) -> int:
-    """The number of rows of all segments."""
+    """Return the number of rows of all segments."""
     return sum(segment.piece.rows for segment in segments)
 
 
 def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segment]]:
-    """The rows of a split in parts of `size` rows, as segments that keep the index of the one they are cut from."""
+    """Return the rows of a split in parts of `size` rows, as segments that keep the index of the one they are
+    cut from.
+    """
     parts: list[list[Segment]] = []
     for segment in segments:
         low, end = segment.first, segment.first + segment.piece.rows
@@ -90,7 +92,7 @@ def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segmen
 
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece, a few batches; columns of text named in `dictionaries` come dictionary encoded."""
+    """Yield the rows of a piece, a few batches; columns of text named in `dictionaries` come dictionary encoded."""
     with open_parquet(piece.path, dictionaries) as file:
         offset = 0
         for groups, rows in _read_together(file.metadata):
@@ -103,7 +105,7 @@ def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]
 
 
 def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
-    """Row groups that are read at once, and their rows: a large one alone, small ones together.
+    """Yield the row groups that are read at once, and their rows: a large one alone, small ones together.
 
     A block of text leaves a row group to each split, of few rows to a small one; to encode few rows takes much longer
     than their share of many.
@@ -133,5 +135,5 @@ class ReadRows(Protocol):
 def read_segment(
     segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment as its file holds them, as `read_piece` reads them."""
+    """Return the rows of a segment as its file holds them, as `read_piece` reads them."""
     return read_piece(segment.piece, columns, dictionaries)

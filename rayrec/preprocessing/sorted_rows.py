@@ -11,7 +11,7 @@ from rayrec.ingest import batch_order
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """The rows of each value of an integer column that they are sorted by, as a stream of batches.
+    """Yield the rows of each value of an integer column that they are sorted by, as a stream of batches.
 
     A stream must be read to its end before the next.
     """
@@ -27,7 +27,9 @@ def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, 
 
 
 def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """Sorted rows in batches of about `rows` rows, or more, that do not cut between equal values of a column."""
+    """Yield the sorted rows in batches of about `rows` rows, or more, that do not cut between equal values of a
+    column.
+    """
     held: list[pa.RecordBatch] = []
     count, enough = 0, rows
     for batch in batches:
@@ -47,7 +49,7 @@ def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> I
 
 
 def group_starts(column: pa.Array) -> NDArray[np.int64]:
-    """The positions at which groups of equal integers or strings begin in a column without nulls."""
+    """Return the positions at which groups of equal integers or strings begin in a column without nulls."""
     numbers = column if pa.types.is_integer(column.type) else column.dictionary_encode().indices
     return batch_order.group_starts(numbers.to_numpy())
 

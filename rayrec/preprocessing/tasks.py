@@ -18,7 +18,7 @@ _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MUL
 
 @contextmanager
 def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
-    """A stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
+    """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     An exception that a task raised for the user leaves the block as that UserError.
     """
@@ -67,7 +67,9 @@ def no_tasks_left_behind(workers: Workers) -> Iterator[None]:
 
 
 def run_brief_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """As `workers.run`, for items that mostly take a moment: each task, which takes longer to start, does several."""
+    """Run tasks as `workers.run`, for items that mostly take a moment: each task, which takes longer to start,
+    does several.
+    """
     count = min(len(items), 4 * workers.parallelism)
     groups = [items[first::count] for first in range(count)]
     found = workers.run(groups, lambda group: [function(item) for item in group])

@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Workspace:
-    """What runs the tasks of a job, and the unfinished dataset folder."""
+    """Workers of a job, and the unfinished dataset folder."""
 
     workers: Workers
     folder: Path
@@ -38,12 +38,12 @@ class Workspace:
 
     @property
     def has_spark(self) -> bool:
-        """Whether Spark runs the tasks."""
+        """Return whether Spark runs the tasks."""
         return isinstance(self.workers, SparkWorkers)
 
     @property
     def spark(self) -> "SparkSession":
-        """The Spark session of a job that needs one."""
+        """Spark session of a job that needs one."""
         assert isinstance(self.workers, SparkWorkers), "the job says that it needs Spark"
         return self.workers.session
 
@@ -54,7 +54,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class WrittenDataset:
-    """What a job wrote into the dataset folder, besides the vocabularies."""
+    """Files that a job wrote into the dataset folder, besides the vocabularies."""
 
     schema: Schema
     splits: dict[str, SplitInfo]

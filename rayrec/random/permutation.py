@@ -22,14 +22,15 @@ class HashPermutation:
         self._seed = np.array([seed & (2**64 - 1)], np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The new positions (n,) of rows (n,), each in 0 ... size - 1."""
+        """Return the new positions (n,) of rows (n,), each in 0 ... size - 1."""
         return permute_each(indices, np.array([self._size]), self._seed)
 
 
 def permute_each(
     indices: NDArray[np.int64], sizes: NDArray[np.int64], seeds: NDArray[np.uint64], least_bits: int = 2
 ) -> NDArray[np.int64]:
-    """The new positions (n,) of `indices` (n,), each by a permutation of its own of 0 ... size - 1, fixed by its seed.
+    """Return the new positions (n,) of `indices` (n,), each by a permutation of its own of 0 ... size - 1, fixed by its
+    seed.
 
     `sizes` and `seeds`: (n,), or (1,) if one permutation serves all indices. `least_bits`: the least width of the
     network. A narrow one makes some permutations more frequent than others; a wider one than needed takes more passes.
@@ -45,7 +46,7 @@ def permute_each(
 
 
 def _cross(values: NDArray[np.uint64], bits: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The values after one pass through a Feistel network over numbers of so many bits."""
+    """Return the values after one pass through a Feistel network over numbers of so many bits."""
     # The widths of the halves differ by one bit at most; the halves swap places, and widths, in every round.
     one = np.uint64(1)
     narrow = bits // np.uint64(2)
@@ -66,7 +67,7 @@ class BlockwisePermutation:
         self._seeds = np.array([(seed + number) % 2**64 for number in range(len(sizes))], np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The new positions (n,) of rows (n,)."""
+        """Return the new positions (n,) of rows (n,)."""
         block = np.searchsorted(self._starts, indices, side="right") - 1
         starts = self._starts[block]
         return starts + permute_each(indices - starts, self._sizes[block], self._seeds[block])

@@ -33,7 +33,7 @@ class TablePermutation:
         self._landings = self._walk(device)
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """The elements at `positions` (1-d int64, 0 ... size - 1), int64; waits for no device."""
+        """Return the elements at `positions` (1-d int64, 0 ... size - 1), int64; waits for no device."""
         elements = self._pass(positions)
         if len(self._landings):
             beyond = (elements - self._size).clamp_(min=0)
@@ -45,7 +45,9 @@ class TablePermutation:
         return (self._lefts, self._rights) if number % 2 else (self._rights, self._lefts)
 
     def _pass(self, pairs: Tensor) -> Tensor:
-        """The pairs after one pass through the network: a bijection of all pairs, including those beyond `size`."""
+        """Return the pairs after one pass through the network: a bijection of all pairs, including those beyond
+        `size`.
+        """
         left = (pairs >> self._shift).int()
         right = (pairs & (self._rights - 1)).int()
         for number, table in enumerate(self._tables):
@@ -57,7 +59,7 @@ class TablePermutation:
         return (left.long() << self._shift).bitwise_or_(right)
 
     def _walk(self, device: torch.device) -> Tensor:
-        """For each pair beyond `size`: the first element below `size` that it leads to.
+        """Return for each pair beyond `size`: the first element below `size` that it leads to.
 
         A walk that returns to its start meets no such element; for the same reason, no element leads into it.
         """

@@ -15,7 +15,7 @@ _MASK = 2**64 - 1
 
 
 def finalize(word: int) -> int:
-    """The finalizer of SplitMix64, a bijection of 64-bit words, of one word."""
+    """Return the finalizer of SplitMix64, a bijection of 64-bit words, of one word."""
     word = ((word ^ (word >> 30)) * FIRST_FACTOR) & _MASK
     word = ((word ^ (word >> 27)) * SECOND_FACTOR) & _MASK
     return word ^ (word >> 31)
@@ -29,7 +29,7 @@ def finalize_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The number that the generator gives in each of these states: a bijection of 64-bit words."""
+    """Return the number that the generator gives in each of these states: a bijection of 64-bit words."""
     return finalize_array(words + np.uint64(GAMMA))
 
 

@@ -12,7 +12,7 @@ _WORD = 2**64
 
 
 def derive_key(*words: int) -> int:
-    """A key of 64 bits that depends on every word and on their order, such as (seed, purpose, epoch)."""
+    """Return a key of 64 bits that depends on every word and on their order, such as (seed, purpose, epoch)."""
     key = 0
     for word in words:
         key = finalize((key + word + GAMMA) % _WORD)
@@ -20,7 +20,7 @@ def derive_key(*words: int) -> int:
 
 
 def random_bits(key: int, index: Tensor) -> Tensor:
-    """Numbers `index` (int64, from 0) of the generator seeded with `key`: int64 words of 64 random bits."""
+    """Return the numbers `index` (int64, from 0) of the generator seeded with `key`: int64 words of 64 random bits."""
     bits = index * _signed(GAMMA)
     bits += _signed((key + GAMMA) % _WORD)
     bits ^= _shifted(bits, 30)
@@ -50,12 +50,12 @@ def uniform_below(bits: Tensor, bound: Tensor | int) -> Tensor:
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:
-    """The logical right shift."""
+    """Return the logical right shift."""
     shifted = words >> by
     shifted &= 2 ** (64 - by) - 1
     return shifted
 
 
 def _signed(word: int) -> int:
-    """The int64 that has the same 64 bits."""
+    """Return the int64 that has the same 64 bits."""
     return word - _WORD if word >= _WORD // 2 else word

@@ -38,7 +38,7 @@ def describe_rejected(row: Mapping[str, Any]) -> str:
 
 
 class Reason(StrEnum):
-    """Why a row cannot be used."""
+    """Reasons for which a row cannot be used."""
 
     COLUMNS = "wrong column count"
     UTF8 = "invalid UTF-8"
@@ -152,11 +152,11 @@ class RowReader(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows; with the label if some files have one."""
+        """Columns of the rows; with the label if some files have one."""
 
     @property
     def dictionaries(self) -> tuple[str, ...]:
-        """The columns whose values repeat."""
+        """Columns whose values repeat."""
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """Yield the blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
@@ -167,7 +167,7 @@ class ExampleReader(RowReader, Protocol):
 
     @property
     def label(self) -> str:
-        """The name of the label's column."""
+        """Name of the label's column."""
 
     @property
     def file_columns(self) -> Sequence[str]:

@@ -185,7 +185,7 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
 
 
 def read_lines(chunk: Chunk) -> Iterator[bytes]:
-    """Blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
+    """Yield the blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
 
     A byte order mark at the start of the file is left out.
 

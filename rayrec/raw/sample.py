@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass
 class LeftOut:
-    """What preprocessing makes of the lines where a sample was read."""
+    """Counts of lines that preprocessing would leave out where a sample was read."""
 
     rows: int = 0
     """Good rows."""
@@ -77,7 +77,7 @@ class _CountedFile(InputFile):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where rows are read: a chunk from its beginning, up to a number of bytes of text or of rows."""
+    """Place where rows are read: a chunk from its beginning, up to a number of bytes of text or of rows."""
 
     chunk: Chunk
     max_bytes: float = np.inf
@@ -113,7 +113,7 @@ class _Kept:
 
 
 def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int, seed: int) -> Sample:
-    """At most `rows` rows, drawn from all rows of small files, otherwise from places at equal distances.
+    """Return at most `rows` rows, drawn from all rows of small files, otherwise from places at equal distances.
 
     Of a large packed file, which cannot be entered midway, only the beginning is read. Lines that are no rows are left
     out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table.open_table`, or if a file is damaged.
@@ -159,7 +159,7 @@ def read_again(sample: Sample, reader: TableReader) -> LeftOut:
 
 
 def _bytes_per_row(table: TableFiles) -> int:
-    """A rough number, from the first lines of the first text file; 0 if there is none."""
+    """Return a rough number, from the first lines of the first text file; 0 if there is none."""
     for file, layout in zip(table.files, table.layouts, strict=True):
         if not isinstance(layout, ParquetLayout) and file.bytes:
             block = next(read_lines(Chunk(file, 0, 0, None if file.packing else 1)), b"")
@@ -168,7 +168,7 @@ def _bytes_per_row(table: TableFiles) -> int:
 
 
 def _places(table: TableFiles, budget: int, rows: int, random: np.random.Generator) -> Iterator[_Place]:
-    """Places at equal distances in the bytes of all files."""
+    """Yield the places at equal distances in the bytes of all files."""
     sizes = [file.bytes for file in table.files]
     points = (np.arange(_PLACES) + random.random()) * sum(sizes) / _PLACES
     begins = np.cumsum(sizes) - sizes
@@ -213,7 +213,7 @@ def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int, int]
 
 
 def _as_array(values: Values | None, rows: int) -> pa.Array:
-    """The values as one array; as text if their types differ."""
+    """Return the values as one array; as text if their types differ."""
     if values is None:
         return pa.nulls(rows)
     if isinstance(values, pa.Array):
@@ -225,7 +225,7 @@ def _as_array(values: Values | None, rows: int) -> pa.Array:
 
 
 def _concat(parts: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
-    """One table of parts in which the type of a column may differ; text where none suits all."""
+    """Return one table of parts in which the type of a column may differ; text where none suits all."""
     if not parts:
         return columns.empty_table()
     return pa.table({name: _join([part.column(name) for part in parts], columns.field(name)) for name in columns.names})

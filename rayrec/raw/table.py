@@ -46,7 +46,7 @@ class TableReader:
 
     @property
     def label(self) -> str:
-        """The name of the label's column; empty if the reader has none."""
+        """Name of the label's column; empty if the reader has none."""
         return self.types.label_column or ""
 
     @property
@@ -56,16 +56,17 @@ class TableReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The label (float32) if there is one, then the columns with the types `RawColumn.arrow`."""
+        """Label (float32) if there is one, then the columns with the types `RawColumn.arrow`."""
         return self.types.schema
 
     @property
     def dictionaries(self) -> tuple[str, ...]:
-        """The columns of text."""
+        """Columns of text."""
         return tuple(raw.name for raw in self.types.columns if raw.type == "text")
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; line numbers count from the chunk's first line, in Parquet files from its first row.
+        """Return the blocks of a chunk; line numbers count from the chunk's first line, in Parquet files from its first
+        row.
 
         The rows of a file without the label's column have no label.
         """
@@ -105,7 +106,7 @@ class TableFiles:
         list_lengths: Sequence[ListLength] = (),
         null_values: tuple[str, ...] = (),
     ) -> TableReader:
-        """A reader of raw columns, and of the label if there is one.
+        """Return a reader of raw columns, and of the label if there is one.
 
         A row is bad if a value cannot be read, if the label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of
         the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has not
@@ -170,7 +171,7 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[s
 
 
 def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
-    """The format of a file by its name."""
+    """Return the format of a file by its name."""
     path = PurePosixPath(file.base_name.lower())
     suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
     return _FORMATS.get(suffix, "delimited")
@@ -188,7 +189,7 @@ def _check_names(layouts: dict[str, Layout], optional: frozenset[str], needed: C
 
 
 def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of all schemas; text where types differ other than in width."""
+    """Return the columns of all schemas; text where types differ other than in width."""
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:

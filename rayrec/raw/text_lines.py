@@ -62,7 +62,7 @@ class TextLines:
         return [number for number in found.tolist() if self.line(number) == line]
 
     def line(self, number: int | np.integer) -> bytes:
-        """A line without the newline."""
+        """Return a line without the newline."""
         return self.data[self.starts[number] : self.ends[number]]
 
     @property
@@ -72,17 +72,17 @@ class TextLines:
 
     @property
     def bad(self) -> dict[int, Reason]:
-        """The lines that something is wrong with, and what it is."""
+        """Lines that something is wrong with, and what it is."""
         return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(~self.good)}
 
     def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
-        """The lines of a mask, each ended by a newline."""
+        """Return the lines of a mask, each ended by a newline."""
         return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
 
     def parsed(
         self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
     ) -> ParsedLines:
-        """Good rows with their lines, and the bad lines, with their texts taken from `texts`."""
+        """Return good rows with their lines, and the bad lines, with their texts taken from `texts`."""
         rejected = np.flatnonzero(~self.good)
         shown = texts or self
         return ParsedLines(
@@ -104,7 +104,7 @@ def split_fields(
     wanted: Sequence[str] | None = None,
     has_quotes: bool = False,
 ) -> pa.RecordBatch:
-    """The fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
+    """Return the fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
 
     All lines have the right number of fields. `has_quotes`: double quotes may enclose a field, two in it stand for one;
     otherwise they mean nothing.
@@ -138,7 +138,9 @@ def split_fields(
 
 
 def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
-    """The column as int64, null if it is empty or bad, and for each row whether it is empty or a good integer."""
+    """Return the column as int64, null if it is empty or bad, and for each row whether it is empty or a good
+    integer.
+    """
     is_good = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
     if (pc.max(pc.binary_length(column)).as_py() or 0) > _SAFE_DIGITS:
         is_good = pc.and_(is_good, _fits_int64(column))
@@ -148,7 +150,7 @@ def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_
 
 
 def _fits_int64(column: pa.StringArray) -> pa.BooleanArray:
-    """False for the integers that do not fit into 64 bits."""
+    """Return False for the integers that do not fit into 64 bits."""
     fits = np.ones(len(column), bool)
     long = pc.fill_null(pc.greater(pc.binary_length(column), _SAFE_DIGITS), False).to_numpy(zero_copy_only=False)
     for i in np.flatnonzero(long):
@@ -168,7 +170,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def unquoted_fields(line: str, separator: str) -> list[str] | None:
-    """The fields of a line, without the double quotes that may enclose them; None if a quote is not closed."""
+    """Return the fields of a line, without the double quotes that may enclose them; None if a quote is not closed."""
     try:
         return next(python_csv.reader([line], delimiter=separator, strict=True), [])
     except python_csv.Error:

@@ -16,7 +16,10 @@ _BATCH_ROWS = 16_384
 
 
 def rows_by_file(rows: int, days: int | None) -> list[int]:
-    """The rows of each day, as equal as they can be, or of the one file. Raises UserError if a day would have none."""
+    """Return the rows of each day, as equal as they can be, or of the one file.
+
+    Raises UserError if a day would have none.
+    """
     if days is None:
         return [rows]
     if not 1 <= days <= rows:
@@ -44,7 +47,7 @@ def csv_file(
 
 
 def to_hexadecimal(numbers: NDArray[np.unsignedinteger], missing: NDArray[np.bool_] | None = None) -> pa.StringArray:
-    """Strings of lowercase hexadecimal digits, two a byte of the numbers' type; null if missing."""
+    """Return the strings of lowercase hexadecimal digits, two a byte of the numbers' type; null if missing."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     data = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8)
     text = np.stack([digits[data >> 4], digits[data & 15]], axis=1)

@@ -11,7 +11,7 @@ BINS = 2**18
 
 
 class RowsTruth(Config):
-    """What the true probabilities reach on some rows."""
+    """Metrics of the true probabilities on some rows."""
 
     rows: int
     positives: int

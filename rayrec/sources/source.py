@@ -29,7 +29,7 @@ InputPaths = Mapping[str | None, Sequence[str]]
 
 @dataclass(frozen=True)
 class GeneratedData:
-    """How commands use what a source's generator wrote."""
+    """Options with which commands use generated files."""
 
     path: str
     """The input of `preprocess`, relative to the generator's folder."""
@@ -75,7 +75,7 @@ class Source(ABC):
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns facts about them.
+        """Write `rows` raw rows drawn from a known truth into the new folder `output`; return facts about them.
 
         `days`: write a file for each of this many days; None unless `generated.has_days`. `drift`: how much values and
         preferences change from one of the days to the next; 0 for not at all. `compress`: write gzip files. Raises
@@ -109,7 +109,7 @@ class Source(ABC):
         return None
 
     def lookup(self, model: "Predictor") -> "FeatureLookup | None":
-        """What is looked up of candidates by their ids alone; None if requests bring their raw features."""
+        """Return what is looked up of candidates by their ids alone; None if requests bring their raw features."""
         return None
 
     def candidate(self, model: "Predictor") -> str | None:

@@ -30,7 +30,7 @@ _BUFFER_BYTES = 2**22
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """A file to read any part of. Raises OSError, and UserError if a bucket cannot be read."""
+    """Return a file to read any part of. Raises OSError, and UserError if a bucket cannot be read."""
     if is_remote(path):
         remote, name = _remote_file(path)
         return io.BufferedReader(remote.open(name), _BUFFER_BYTES)
@@ -38,7 +38,8 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    """A Parquet file, mapped if it is on this node; otherwise a read asks for all columns of a row group at once.
+    """Return a Parquet file, mapped if it is on this node; otherwise a read asks for all columns of a row group at
+    once.
 
     Those of `dictionaries` that are columns of text come dictionary encoded. Raises OSError or ArrowInvalid, and
     UserError if a bucket cannot be read.
@@ -54,13 +55,13 @@ def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a small file. Raises as `open_file`."""
+    """Return the content of a small file. Raises as `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def exists(path: Path) -> bool:
-    """Whether a file is there: on this node, or at its URI if it is in an unfinished folder there."""
+    """Return whether a file is there: on this node, or at its URI if it is in an unfinished folder there."""
     if not is_at_uri(path):
         return path.exists()
     remote, name = _remote_file(path)
@@ -68,7 +69,7 @@ def exists(path: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """All files in a folder and those in it, sorted, by their paths in `folder`."""
+    """Return all files in a folder and those in it, sorted, by their paths in `folder`."""
     if not is_at_uri(folder):
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     remote, below = _remote_file(folder)
@@ -76,7 +77,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """The files in a folder whose names match a pattern (`*.parquet`), sorted by name."""
+    """Return the files in a folder whose names match a pattern (`*.parquet`), sorted by name."""
     if not is_at_uri(folder):
         return sorted(folder.glob(pattern))
     names = [PurePath(name) for name in files_below(folder)]
@@ -101,7 +102,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file becomes that of `path` when the block ends without an error.
+    """Yield a path to write to, whose file becomes that of `path` when the block ends without an error.
 
     As `rayrec.common.files.new_file`, or by sending it to the URI if `path` is in an unfinished folder there; until
     then it lies in a folder of its own on this node's disk. Raises UserError if the URI cannot be written.
@@ -128,7 +129,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def mappable(path: Path) -> Path:
-    """A file (`*.arrow`) or folder to map into memory: itself, or its copy on this node.
+    """Return a file (`*.arrow`) or folder to map into memory: itself, or its copy on this node.
 
     What is in an unfinished folder at a URI must be whole, and is copied for tasks of Spark alone: those of an executor
     share one copy, which goes with the executor. Raises UserError if the URI cannot be read.
@@ -158,13 +159,13 @@ def mappable(path: Path) -> Path:
 
 
 def _local_disk() -> Path:
-    """A folder for files of this node: in a task of Spark one that goes with its executor."""
+    """Return a folder for files of this node: in a task of Spark one that goes with its executor."""
     return Path(os.environ.get(_SPARK_FOLDERS, tempfile.gettempdir()).partition(",")[0])
 
 
 @contextmanager
 def new_remote_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is written to the URI of a path in a staged folder when the block ends without an error.
+    """Yield a file that is written to the URI of a path in a staged folder when the block ends without an error.
 
     What the block writes lies on this node's disk meanwhile, so that sending it can be tried again. Raises UserError.
     """
@@ -186,22 +187,24 @@ def delete_remote_files(path: Path) -> None:
 
 
 def on_this_node(path: Path) -> Path:
-    """Where a file or folder is looked for: where another node sees it, if it is one that both see, or in the copy."""
+    """Return where a file or folder is looked for: where another node sees it, if it is one that both see, or in the
+    copy.
+    """
     return path if path.exists() else here(path)
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path is in a staged folder and its file, if there is one, is not on this node."""
+    """Return whether a path is in a staged folder and its file, if there is one, is not on this node."""
     return staged_root(path) is not None and not on_this_node(path).exists()
 
 
 def checkpoint_streams(checkpoint: Path) -> Streams | None:
-    """How torch reads a checkpoint that is at its URI alone; None if it is on this node."""
+    """Return how torch reads a checkpoint that is at its URI alone; None if it is on this node."""
     return REMOTE_STREAMS if is_remote(checkpoint / ".metadata") else None
 
 
 def sizes_in(folder: Path) -> Callable[[str], int]:
-    """A function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
+    """Return a function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
     root = staged_root(folder)
     remote = {} if root is None else remote_folder(folder).files(name_at_uri(folder))
 
@@ -214,7 +217,7 @@ def sizes_in(folder: Path) -> Callable[[str], int]:
 
 
 def remote_folder(path: Path) -> Remote:
-    """What is at the URI of the staged folder that a path is or lies in. Raises UserError."""
+    """Return what is at the URI of the staged folder that a path is or lies in. Raises UserError."""
     root = staged_root(path)
     assert root is not None, path
     return Remote(location(root))

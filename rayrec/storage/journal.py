@@ -61,7 +61,9 @@ class Journal:
         self._append(name, None)
 
     def known(self, name: str) -> Copied | None:
-        """The states of a file when it was last copied; None if it was not, or may have changed remotely since then."""
+        """Return the states of a file when it was last copied; None if it was not, or may have changed remotely since
+        then.
+        """
         return None if name in self.begun else self.copied.get(name)
 
     def _append(self, name: str, state: object) -> None:

@@ -26,7 +26,7 @@ _AT_URI = ".at-uri-"
 
 
 def local_path(given: str | Path) -> Path:
-    """The local path of a folder given as a path or a URI: where a URI is staged, unless it begins with file://.
+    """Return the local path of a folder given as a path or a URI: where a URI is staged, unless it begins with file://.
 
     Touches no file, except that a model of MLflow's registry (`models:/`) is looked up, and fetched if only MLflow's
     server can. Raises ConfigError on a URI that does not name a folder, or contains a password.
@@ -57,12 +57,12 @@ def local_path(given: str | Path) -> Path:
 
 
 def staging_root() -> Path:
-    """The folder in which all URIs are staged: RAYREC_STAGING, if set."""
+    """Return the folder in which all URIs are staged: RAYREC_STAGING, if set."""
     return Path(os.environ.get(STAGING_VARIABLE) or _DEFAULT_STAGING).expanduser().absolute()
 
 
 def staged_root(path: Path) -> Path | None:
-    """The staged folder that `path` is or lies in; None if there is none."""
+    """Return the staged folder that `path` is or lies in; None if there is none."""
     for index, part in enumerate(path.parts[:-1]):
         if re.fullmatch(_STAGED_NAME, part):
             return Path(*path.parts[: index + 2])
@@ -70,7 +70,9 @@ def staged_root(path: Path) -> Path | None:
 
 
 def here(path: Path) -> Path:
-    """The path on this node of a path in a staged folder of any node, whose staging may be elsewhere; or `path`."""
+    """Return the path on this node of a path in a staged folder of any node, whose staging may be elsewhere; or
+    `path`.
+    """
     root = staged_root(path)
     if root is None:
         return path
@@ -78,7 +80,9 @@ def here(path: Path) -> Path:
 
 
 def in_folder_around(path: Path) -> Path:
-    """Of a staged folder, its path in the staged copy of the folder around it, where its siblings are; or `path`."""
+    """Return, for a staged folder, its path in the staged copy of the folder around it, where its siblings are;
+    or `path`.
+    """
     parts = urlsplit(location(path))
     segments = [segment for segment in parts.path.split("/") if segment]
     if staged_root(path) != path or not segments:
@@ -87,14 +91,14 @@ def in_folder_around(path: Path) -> Path:
 
 
 def name_at_uri(path: Path) -> str:
-    """The name of a path in its staged folder; "" for that folder itself."""
+    """Return the name of a path in its staged folder; "" for that folder itself."""
     root = staged_root(path)
     assert root is not None, path
     return "" if path == root else path.relative_to(root).as_posix()
 
 
 def uri_of(path: Path) -> str | None:
-    """The URI of a staged folder, or of a path in one; None for any other path."""
+    """Return the URI of a staged folder, or of a path in one; None for any other path."""
     root = staged_root(path)
     if root is None:
         return None
@@ -103,7 +107,7 @@ def uri_of(path: Path) -> str | None:
 
 
 def unfinished_at_uri(path: Path, fingerprint: str = "") -> Path:
-    """The folder that becomes the staged folder `path`, or one in it, while nodes that share no disk write it.
+    """Return the folder that becomes the staged folder `path`, or one in it, while nodes that share no disk write it.
 
     Its files are at its URI alone. With no fingerprint, what the names of all such folders begin with.
     """
@@ -112,17 +116,19 @@ def unfinished_at_uri(path: Path, fingerprint: str = "") -> Path:
 
 
 def is_at_uri(path: Path) -> bool:
-    """Whether a path is in such a folder."""
+    """Return whether a path is in such a folder."""
     return any(part.startswith(".") and _AT_URI in part for part in path.parts) and staged_root(path) is not None
 
 
 def location(path: Path) -> str:
-    """A path as a person gave it: the URI if it is staged."""
+    """Return a path as a person gave it: the URI if it is staged."""
     return uri_of(path) or str(path)
 
 
 def resolve(given: str, beside: Path) -> Path:
-    """The local path of a folder that a file in `beside` names: in the staged folder of `beside`, if it lies there."""
+    """Return the local path of a folder that a file in `beside` names: in the staged folder of `beside`, if it lies
+    there.
+    """
     root = staged_root(beside)
     if root is not None and is_uri(given):
         around, inner = urlsplit(location(root)), urlsplit(given)
@@ -133,7 +139,7 @@ def resolve(given: str, beside: Path) -> Path:
 
 
 def shown(text: str) -> str:
-    """A text for a person, with URIs, without their queries, in place of staged folders."""
+    """Return a text for a person, with URIs, without their queries, in place of staged folders."""
     pattern = rf"{re.escape(str(staging_root()))}/({_STAGED_NAME})/[^\s/'\":,;)]+"
     return re.sub(pattern, lambda match: _decode(match[1]).partition("?")[0], text)
 

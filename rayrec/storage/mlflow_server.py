@@ -25,7 +25,7 @@ _REGISTERED = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<v
 
 @contextmanager
 def mlflow_at(server: str | None) -> Iterator[ModuleType]:
-    """The module `mlflow`, which speaks to a server, by default that of MLFLOW_TRACKING_URI.
+    """Yield the module `mlflow`, which speaks to a server, by default that of MLFLOW_TRACKING_URI.
 
     Its errors in the block become a UserError in one line. Raises ConfigError if there is no server, or no MLflow.
     """
@@ -49,12 +49,12 @@ def mlflow_at(server: str | None) -> Iterator[ModuleType]:
 
 
 def registered_name(uri: str) -> str:
-    """The name of the model that a `models:/` URI names. Raises ConfigError."""
+    """Return the name of the model that a `models:/` URI names. Raises ConfigError."""
     return _parts(uri)["name"]
 
 
 def registered_folder(uri: str, staging: Path) -> str:
-    """Where the model folder of a `models:/` URI is: a local path, or a URI of another file system.
+    """Return where the model folder of a `models:/` URI is: a local path, or a URI of another file system.
 
     What only the server can read is fetched into a folder of `staging`. Raises ConfigError if the URI is wrong or no
     server is known, UserError if there is no such version or the server does not answer.
@@ -84,7 +84,7 @@ def require_registry(server: str | None) -> None:
 
 
 def register(folder: Path, name: str, server: str | None, run: str | None) -> str:
-    """Make a model folder the next version of a registered model, which may be a new one; returns the version.
+    """Make a model folder the next version of a registered model, which may be a new one; return the version.
 
     `server`: by default that of MLFLOW_TRACKING_URI. `run`: the id of the MLflow run that the folder becomes artifacts
     of; by default a new one. Raises ConfigError if no server is known, UserError if it fails.

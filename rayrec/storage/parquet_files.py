@@ -22,7 +22,8 @@ class WrittenFile:
 
 @contextmanager
 def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """A writer of the file `path`, which appears whole when the block ends without an error, even if a task runs twice.
+    """Yield a writer of the file `path`, which appears whole when the block ends without an error, even if a task runs
+    twice.
 
     The folder of the file is made, but not the one around it: a late task must not bring back an abandoned output.
     """
@@ -38,7 +39,7 @@ NewParquet = Callable[..., AbstractContextManager[pq.ParquetWriter]]
 def new_parquet_files(
     path: Path, schema: pa.Schema, most_rows: int, new: NewParquet = new_parquet, **options: Any
 ) -> Iterator[tuple[Callable[[pa.RecordBatch], None], list[WrittenFile]]]:
-    """A function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
+    """Yield a function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
 
     Each file has `most_rows` rows but for the last one, and without rows there is no file. So no file, however many
     rows come, has a footer that takes longer to parse than a part of the rows takes to read.

@@ -63,7 +63,9 @@ class RemoteFile(NamedTuple):
 
 
 def open_filesystem(given: str) -> tuple[fs.FileSystem, str]:
-    """The file system that a URI names, and the path in it. Gives up after seconds on a store that does not answer.
+    """Return the file system that a URI names, and the path in it.
+
+    Gives up after seconds on a store that does not answer.
 
     What people leave as it is in a URI, such as blanks and letters beyond ASCII, pyarrow wants in percent signs. Raises
     UserError on a URI that it cannot open.
@@ -102,7 +104,7 @@ class Remote:
         self._path = path.rstrip("/")
 
     def files(self, below: str = "") -> dict[str, RemoteFile]:
-        """All files below the folder, or below a folder in it; empty if there is no such folder.
+        """Return all files below the folder, or below a folder in it; empty if there is no such folder.
 
         The bucket must exist.
         """
@@ -124,7 +126,7 @@ class Remote:
         return files
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether there is a file of this name."""
         path = f"{self._path}/{name}"
         return tried(self._uri, "read", lambda: self._filesystem.get_file_info(path).type == fs.FileType.File)
 
@@ -136,7 +138,7 @@ class Remote:
             raise FileNotFoundError(f"{self._uri}: has no file {name}") from None
 
     def read(self, name: str, sink: BinaryIO) -> int:
-        """Copy a file to `sink`; returns the number of bytes."""
+        """Copy a file to `sink`; return the number of bytes."""
         try:
             with self.open(name) as source:
                 copied = 0
@@ -214,7 +216,7 @@ class RemoteReader(io.RawIOBase):
         return True
 
     def size(self) -> int:
-        """The number of bytes of the file."""
+        """Return the number of bytes of the file."""
         return int(self._size)
 
     def tell(self) -> int:
@@ -260,7 +262,7 @@ def _state(info: fs.FileInfo) -> RemoteFile:
 
 
 def tried(name: str, done: str, action: Callable[[], T]) -> T:
-    """What an action of pyarrow gives, which is tried again unless no retry can help.
+    """Return what an action of pyarrow gives, which is tried again unless no retry can help.
 
     Raises a StoreError, which says that `name` cannot be `done` ("read"), in place of pyarrow's errors, which may have
     hundreds of lines.
@@ -278,13 +280,13 @@ def tried(name: str, done: str, action: Callable[[], T]) -> T:
 
 
 def _lasts(error: Exception) -> bool:
-    """Whether no retry can help."""
+    """Return whether no retry can help."""
     signs = (sign for signs in _LASTING.values() for sign in signs)
     return isinstance(error, FileNotFoundError | pa.ArrowInvalid) or any(sign in str(error) for sign in signs)
 
 
 def reason(error: str, otherwise: str) -> str:
-    """What an error of pyarrow means and how to fix it; for an unknown one its first line and `otherwise`."""
+    """Return what an error of pyarrow means and how to fix it; for an unknown one its first line and `otherwise`."""
     explanations = (_LASTING | _PASSING).items()
     known = (explanation for explanation, signs in explanations if any(sign in error for sign in signs))
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")

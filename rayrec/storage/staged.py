@@ -27,7 +27,7 @@ _HANDOVER_SECONDS = 60.0
 
 
 def fetch(path: Path, progress: Progress | None = None, *, whole: bool = False) -> Path:
-    """Bring the staged folder of a path up to date with its URI, on this node; returns the path on this node.
+    """Bring the staged folder of a path up to date with its URI, on this node; return the path on this node.
 
     Large files are left where they are, and `rayrec.storage.files` reads them there; `whole`: those below `path` are
     fetched too, as they will be mapped. Any other path is returned as it is. Only one process at a time fetches, and
@@ -264,7 +264,7 @@ class _StagedFolder:
     def _bring_up_to_date(
         self, remote: Remote, journal: Journal, progress: Progress, below: str | None = None
     ) -> set[str]:
-        """Returns the names of the files that are at the URI alone."""
+        """Return the names of the files that are at the URI alone."""
         files = {name: file for name, file in remote.files().items() if is_output(name)}
         wanted = {
             name: file
@@ -326,5 +326,5 @@ class _StagedFolder:
 
 
 def _is_below(name: str, folder: str) -> bool:
-    """Whether a file is `folder`, or is in it; "" is the folder that everything is in."""
+    """Return whether a file is `folder`, or is in it; "" is the folder that everything is in."""
     return not folder or name == folder or name.startswith(f"{folder}/")

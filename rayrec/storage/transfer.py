@@ -25,20 +25,23 @@ _LARGE = {".parquet", ".arrow", ".safetensors", ".distcp", ".metadata"}
 
 
 def is_large(name: str) -> bool:
-    """Whether a file may be larger than a description: it is read where it lies, or fetched when somebody maps it."""
+    """Return whether a file may be larger than a description: it is read where it lies, or fetched when somebody maps
+    it.
+    """
     file = name.rpartition("/")[2]
     return file[file.rfind(".") :] in _LARGE
 
 
 def is_output(name: str) -> bool:
-    """Whether a file, given by its path in a folder, is a finished part of the folder's content."""
+    """Return whether a file, given by its path in a folder, is a finished part of the folder's content."""
     *folders, file = name.split("/")
     is_hidden = file.startswith(".") and file not in _DOTTED_OUTPUTS
     return not is_hidden and not any(folder.startswith(".") for folder in folders)
 
 
 def outputs(folder: Path) -> dict[str, LocalFile]:
-    """The output files below a folder, in the order in which they may appear elsewhere; those that vanish are left out.
+    """Return the output files below a folder, in the order in which they may appear elsewhere; those that vanish are
+    left out.
 
     Manifests come after all other files, in the order in which they were written.
     """
@@ -54,7 +57,9 @@ def outputs(folder: Path) -> dict[str, LocalFile]:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file says that other files are complete, or refers to them, so that it must not appear before them."""
+    """Return whether a file says that other files are complete, or refers to them, so that it must not appear before
+    them.
+    """
     return name.endswith(".json")
 
 
@@ -105,7 +110,7 @@ class Upload:
     def pass_once(self, progress: Progress | None = None) -> bool:
         """Send new and changed files, then delete those that an earlier pass saw and that are gone.
 
-        Returns False if the folder changed meanwhile: then no manifest was sent and nothing was deleted, because files
+        Return False if the folder changed meanwhile: then no manifest was sent and nothing was deleted, because files
         that a manifest refers to may be missing. The next pass does so. Raises UserError.
         """
         # Manifests are read first, and sent as they were then, so that all files that they refer to are found.
@@ -181,7 +186,7 @@ def _mib(size: int) -> int:
 
 
 def for_each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
-    """The results of work on files, several at once, in order. The first error ends it, after what has begun."""
+    """Return the results of work on files, several at once, in order. The first error ends it, after what has begun."""
     with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
         futures = [pool.submit(work, name) for name in names]
         try:

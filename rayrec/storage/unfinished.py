@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def has_unfinished_work(path: Path) -> bool:
-    """Whether an attempt to write a staged folder, or one in it, left unfinished work at its URI. Raises UserError."""
+    """Return whether an attempt to write a staged folder, or one in it, left unfinished work at its URI.
+
+    Raises UserError.
+    """
     if staged_root(path) is None:
         return False
     every = name_at_uri(unfinished_at_uri(path))

@@ -101,7 +101,7 @@ def train(
     by_ray_data: bool | None = None,
     progress: Progress | None = None,
 ) -> Metrics:
-    """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
+    """Train a recipe's model; return the metrics by held-out split, and progressive ones.
 
     The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs. Workers read
     `by_ray_data`, or by threads of their own; by default as `execution_of` says.
@@ -190,7 +190,7 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
 
 
 def device_of_workers(recipe: Recipe) -> DeviceName:
-    """The device of the recipe's workers. Raises SmallClusterError where the cluster has room for too few."""
+    """Return the device of the recipe's workers. Raises SmallClusterError where the cluster has room for too few."""
     import ray
 
     resources = ray.cluster_resources()
@@ -327,7 +327,7 @@ def _evaluate(
 
 @contextmanager
 def _only_rank() -> Iterator["RankContext"]:
-    """This process as the only rank, on the CPUs, during the block."""
+    """Make this process the only rank, on the CPUs, during the block."""
     import torch
     import torch.distributed as dist
 

@@ -18,7 +18,7 @@ class MistakeNote:
 
     @classmethod
     def new(cls) -> "MistakeNote":
-        """A note that nothing was written to."""
+        """Return a note that nothing was written to."""
         return cls(f"rayrec-mistake-{uuid4().hex}")
 
     def write(self, error: UserError) -> None:
@@ -28,7 +28,7 @@ class MistakeNote:
         note(self._key, json.dumps([type(error).__name__, text]).encode())
 
     def is_there(self) -> bool:
-        """Whether an error was noted."""
+        """Return whether an error was noted."""
         return read_note(self._key) is not None
 
     def raise_if_any(self) -> None:

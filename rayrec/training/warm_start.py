@@ -35,7 +35,7 @@ _ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a new run takes over; it travels to the workers by pickle."""
+    """State that a new run takes over; it travels to the workers by pickle."""
 
     checkpoint: Path
     schema: Schema
@@ -43,7 +43,7 @@ class WarmStart:
     dataset: Path
     """The folder of the checkpoint's dataset, of which only vocabularies are read with which new ones do not begin."""
     progress: RunProgress
-    """That of the checkpoint."""
+    """Progress of the checkpoint."""
     reset: frozenset[str]
     """Features whose tables begin as in a new run."""
     new_dataset: Path
@@ -52,7 +52,7 @@ class WarmStart:
 
     @classmethod
     def open(cls, origin: Origin, output: Path, recipe: Recipe, dataset: Dataset) -> "WarmStart":
-        """What the run in `output`, of `recipe` on `dataset`, takes over from `origin`.
+        """Return what the run in `output`, of `recipe` on `dataset`, takes over from `origin`.
 
         Raises ConfigError, which names the feature or field and the fix, where it cannot go on from it, and UserError
         where the checkpoint is gone.
@@ -124,7 +124,7 @@ class WarmStart:
             _set_rows(shard, torch.from_numpy(rows - row), drawn)
 
     def _dataset_here(self) -> Path:
-        """The folder of the old dataset, whose vocabularies are on this node then."""
+        """Return the folder of the old dataset, whose vocabularies are on this node then."""
         dataset = Dataset.open(self.dataset)
         dataset.fetch_mapped()
         return dataset.folder
@@ -144,6 +144,6 @@ def _set_rows(shard: Tensor, places: Tensor, rows: Tensor) -> None:
 
 
 def _owner(schema: Schema, name: str) -> CategoricalFeature:
-    """The feature whose table a feature reads."""
+    """Return the feature whose table a feature reads."""
     features = {feature.name: feature for feature in schema.categorical}
     return features[features[name].table or name]

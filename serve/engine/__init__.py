@@ -1,1 +1,1 @@
-"""How requests are admitted and joined into forward passes; knows no model and no protocol."""
+"""Admission of requests and their batching into forward passes; knows no model and no protocol."""

@@ -108,7 +108,7 @@ class Admission:
         parse: Callable[[], ResultT],
         at_once_bytes: int = AT_ONCE_BYTES,
     ) -> AsyncIterator[ResultT]:
-        """What `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
+        """Yield what `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
 
         `rows` is how many rows the body may have, as far as that shows before it is parsed: a byte may be a row.
         `row_bytes` is what a row takes in memory when all of its features are missing. Bodies of up to `at_once_bytes`
@@ -129,14 +129,14 @@ class Admission:
         return content
 
     def check(self, call: Call) -> None:
-        """Raises RequestError: 401 no valid token, 413 too large."""
+        """Raise RequestError: 401 no valid token, 413 too large."""
         if call.needs_token and not is_allowed(call.authorization, self.tokens):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
         require_size(call.size, self.settings)
 
     def require_admin(self, call: Call) -> None:
-        """Raises RequestError 403 unless the request has the token of an administrator."""
+        """Raise RequestError 403 unless the request has the token of an administrator."""
         if not is_admin(call.authorization, self.tokens):
             how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
             raise RequestError(403, f"this needs an administrator's token; {how}")
@@ -204,8 +204,9 @@ class _Limits:
 
 
 def _attempt(parse: Callable[[], ResultT]) -> ResultT | RequestError:
-    """What `parse` gives, or the error that it raises without its frames: with them, what they had made of the body
-    would stay in memory for as long as the error does."""
+    """Return what `parse` gives, or the error that it raises without its frames: with them, what they had made of the
+    body would stay in memory for as long as the error does.
+    """
     try:
         return parse()
     except RequestError as error:
@@ -221,7 +222,7 @@ def set_of_this_replica(admission: Admission) -> None:
 
 
 def of_this_replica() -> Admission | None:
-    """The admission of the replica that this process runs; None in a proxy of Ray Serve."""
+    """Return the admission of the replica that this process runs; None in a proxy of Ray Serve."""
     return _replica[0] if _replica else None
 
 
@@ -231,13 +232,13 @@ def limit_of(settings: ServeConfig) -> int:
 
 
 def require_size(size: int, settings: ServeConfig) -> None:
-    """Raises RequestError 413 for a body of more bytes than the limit."""
+    """Raise RequestError 413 for a body of more bytes than the limit."""
     if size > limit_of(settings):
         raise RequestError(413, f"the body is larger than {settings.max_body_mib:g} MiB; send several requests")
 
 
 def request_id(given: str | None) -> str:
-    """The id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
+    """Return the id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
     if given and len(given) <= 128 and given.isascii() and given.isprintable():
         return given
     return os.urandom(16).hex()

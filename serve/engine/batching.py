@@ -44,7 +44,7 @@ class Batcher(Generic[RequestT, AnswerT]):
     _passes: asyncio.Task[None] | None = field(init=False, default=None)
 
     async def __call__(self, request: RequestT) -> AnswerT:
-        """The answer to one request. Raises what `answer` raises for this request alone."""
+        """Return the answer to one request. Raises what `answer` raises for this request alone."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[AnswerT] = loop.create_future()
         self._waiting.append((request, future))

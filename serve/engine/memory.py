@@ -38,7 +38,7 @@ class Memory:
 
     @contextmanager
     def hold(self) -> Iterator["Share"]:
-        """A share for the block, which is empty at first."""
+        """Yield a share for the block, which is empty at first."""
         share = Share(self)
         try:
             yield share
@@ -49,7 +49,7 @@ class Memory:
         return self.held == share.held or self.held + count <= self.most
 
     def _next(self) -> "_Wait":
-        """Of those who wait, the one that is served next."""
+        """Return the one of those who wait that is served next."""
         if self._oldest_is_next:
             return self._waiting[0]
         return min(self._waiting, key=lambda wait: wait.share.held + wait.count)
@@ -99,7 +99,7 @@ class Memory:
 
 
 class Share:
-    """What one request holds of the memory."""
+    """Share of the memory that one request holds."""
 
     def __init__(self, memory: Memory) -> None:
         self.held = 0

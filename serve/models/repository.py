@@ -1,4 +1,4 @@
-"""What lies in the folders that are served: models, their versions, and how traffic is split between them.
+"""Contents of the folders that are served: models, their versions, and how traffic is split between them.
 
     FOLDER                a model folder: one model, whose only version is 1
     FOLDER/VERSION        model folders named by whole numbers: one model with versions
@@ -105,7 +105,7 @@ class StagedModels:
 
 
 def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
-    """The models in `folders`, by name. Raises UserError if a folder holds none, or a name is found twice."""
+    """Return the models in `folders`, by name. Raises UserError if a folder holds none, or a name is found twice."""
     found: dict[str, ModelSource] = {}
     for name, folder in folders.items():
         source = _model_source(folder)
@@ -122,7 +122,8 @@ def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
 
 
 def fingerprint(folder: Path) -> int:
-    """A number that changes when a file below a model folder does: its name, size or time of change. Raises OSError.
+    """Return a number that changes when a file below a model folder does: its name, size or time of change. Raises
+    OSError.
 
     The files of a delta are also those of the versions that it needs.
     """

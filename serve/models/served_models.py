@@ -31,7 +31,7 @@ class ServedModel:
     """What should answer but does not: version, or `serving.json` -> why."""
 
     def version(self, wanted: str | None = None) -> ServedVersion:
-        """The version that answers a request. Raises RequestError 404 if the one it names is not loaded."""
+        """Return the version that answers a request. Raises RequestError 404 if the one it names is not loaded."""
         if wanted is None:
             names = list(self.weights)
             (wanted,) = names if len(names) == 1 else random.choices(names, list(self.weights.values()))
@@ -42,7 +42,7 @@ class ServedModel:
         return self.versions[wanted]
 
     async def score(self, version: ServedVersion, rows: Rows) -> NDArray[np.float32]:
-        """Probabilities (n,) of n rows by `version`, compared with those of the shadow afterwards."""
+        """Return the probabilities (n,) of n rows by `version`, compared with those of the shadow afterwards."""
         scores = await version.score(rows)
         if self.shadow is not None and self.shadow.version is not version:
             self.shadow.compare(version.version, rows, scores)
@@ -69,7 +69,7 @@ class ServedModel:
         return lines
 
     def describe(self) -> dict[str, Any]:
-        """The state of each version, for clients."""
+        """Return the state of each version, for clients."""
         total = sum(self.weights.values())
         states: dict[str, dict[str, Any]] = {
             version: {"state": "ready", "traffic": self.weights.get(version, 0.0) / total} for version in self.versions
@@ -123,17 +123,17 @@ class ServedModels:
 
     @property
     def row_bytes(self) -> int:
-        """The most that a row of any model takes; see `ServedVersion.row_bytes`."""
+        """Most that a row of any model takes; see `ServedVersion.row_bytes`."""
         versions = (version for model in self.current.values() for version in model.versions.values())
         return max((version.row_bytes for version in versions), default=0)
 
     def require_ready(self) -> None:
-        """Raises RequestError 503 if no more requests should come."""
+        """Raise RequestError 503 if no more requests should come."""
         if self.end_soon:
             raise RequestError(503, "the server is stopping", {"Retry-After": "1"})
 
     def model(self, name: str) -> ServedModel:
-        """The model of that name. Raises RequestError 404 if there is none."""
+        """Return the model of that name. Raises RequestError 404 if there is none."""
         models = self.current
         if name in self.absent:
             raise RequestError(404, f"model '{name}': {self.absent[name]}")

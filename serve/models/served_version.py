@@ -108,7 +108,7 @@ class ServedVersion:
         self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
+        """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
         scores = await self._score(rows)
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
@@ -182,7 +182,7 @@ def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRo
 
 
 def _short_vocabularies(predictor: Predictor) -> dict[str, list[str]]:
-    """The values of the vocabularies that have few, by raw column."""
+    """Return the values of the vocabularies that have few, by raw column."""
     found = {}
     for feature in predictor.schema.categorical:
         if feature.vocabulary is not None and 0 < feature.vocabulary.size <= _FEW_VALUES:

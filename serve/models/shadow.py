@@ -36,7 +36,7 @@ class Shadow:
         task.add_done_callback(self._tasks.discard)
 
     def summary(self) -> dict[str, Any]:
-        """What was found so far: counts, and differences of probabilities over all rows."""
+        """Return what was found so far: counts, and differences of probabilities over all rows."""
         rows = self._counts["rows"]
         found = {"mean_difference": self._sum / rows, "max_difference": self._max} if rows else {}
         return {**self._counts, "mean_difference": None, "max_difference": None, **found}

@@ -192,7 +192,7 @@ class Updates:
                 state.version = state.tried = None
 
     def _model(self, name: str, source: ModelSource, settle: bool) -> ServedModel:
-        """The state of one model that its folder asks for, or the present one if that fails."""
+        """Return the state of one model that its folder asks for, or the present one if that fails."""
         before = self.states.get(name) or ServedModel(name, {}, {})
         failed: dict[str, str] = {}
         try:
@@ -222,7 +222,7 @@ class Updates:
     def _version(
         self, name: str, version: str, folder: Path, settle: bool, failed: dict[str, str]
     ) -> ServedVersion | None:
-        """The version as its files are now, else as it was loaded before; None if neither exists."""
+        """Return the version as its files are now, else as it was loaded before; None if neither exists."""
         state = self._states.setdefault((name, version), _State())
         try:
             found = fingerprint(folder)
@@ -249,7 +249,7 @@ class Updates:
         return state.version
 
     def _shadow(self, before: ServedModel, versions: Mapping[str, ServedVersion], shadow: str | None) -> Shadow | None:
-        """The same object as before for the same version, so that its counts go on."""
+        """Return the same object as before for the same version, so that its counts go on."""
         if shadow is None:
             return None
         if before.shadow and before.shadow.version is versions[shadow]:
@@ -258,7 +258,7 @@ class Updates:
 
 
 def _without_folder(message: str, folder: Path) -> str:
-    """Clients learn what is wrong, not where the server keeps its files."""
+    """Remove the folder from an error: clients learn what is wrong, not where the server keeps its files."""
     # A delta may be refused because of a folder beside it, and is not opened alone if it was staged so.
     for place in (folder, folder.parent, in_folder_around(folder).parent):
         message = message.replace(f"{place}/", "")

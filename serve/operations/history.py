@@ -31,7 +31,7 @@ _KEPT_SECONDS = BUCKET_SECONDS * (BUCKETS + 1)
 
 
 class Counts(TypedDict, total=False):
-    """What one replica counted of one version of a model in one bucket."""
+    """Counts of one replica, for one version of a model in one bucket."""
 
     statuses: dict[str, int]
     """Answers by status."""
@@ -49,7 +49,7 @@ Buckets = dict[int, dict[str, dict[str, Counts]]]
 
 @dataclass
 class History:
-    """What one replica has counted in the last ten minutes. Threads may share it."""
+    """Counts of one replica in the last ten minutes. Threads may share it."""
 
     clock: Callable[[], float] = time.time
     began: float = field(init=False)
@@ -128,7 +128,7 @@ def keep(history: History, application: str, replica: str) -> Callable[[], list[
 
 @dataclass(frozen=True)
 class References:
-    """What is known of a version that is loaded, to compare its traffic with."""
+    """Figures of a loaded version, to compare its traffic with."""
 
     unknown_share: Mapping[str, float]
     """Share of missing and unknown ids at export, by feature."""
@@ -160,7 +160,7 @@ def figures(records: Iterable[bytes], now: float, references: Mapping[str, Mappi
                     counted.setdefault(model, {}).setdefault(version, {}).setdefault(int(number), []).append(counts)
 
     def seconds(first: int, last: int) -> float:
-        """Seconds in buckets `first` ... `last` in which the server counted."""
+        """Return the seconds in buckets `first` ... `last` in which the server counted."""
         return max(1e-3, min(now, (last + 1) * BUCKET_SECONDS) - max(began, first * BUCKET_SECONDS))
 
     def within(buckets: Mapping[int, list[Counts]], first: int, last: int) -> list[Counts]:
@@ -211,7 +211,9 @@ def figures(records: Iterable[bytes], now: float, references: Mapping[str, Mappi
 
 
 def _point(counted: Sequence[Counts], seconds: float) -> dict[str, float | None]:
-    """Rates a second, latencies in milliseconds, the share of unknown ids and the drift, of counts of some seconds."""
+    """Return the rates a second, latencies in milliseconds, the share of unknown ids and the drift, of counts of some
+    seconds.
+    """
     statuses = _statuses(counted)
     latencies = [sum(column) for column in zip(*(c["seconds"] for c in counted if "seconds" in c), strict=True)]
     unknown, ids = (sum(c["ids"][""][place] for c in counted if c.get("ids")) for place in (0, 1))
@@ -228,7 +230,8 @@ def _point(counted: Sequence[Counts], seconds: float) -> dict[str, float | None]
 def _against_export(
     recent: Mapping[str, Sequence[Counts]], known: Mapping[str, References]
 ) -> dict[str, float | str | None]:
-    """The share of unknown ids that the traffic would have at export's shares, and the feature furthest above its own.
+    """Return the share of unknown ids that the traffic would have at export's shares, and the feature furthest above
+    its own.
 
     Of versions and features whose share at export is known.
     """
@@ -255,7 +258,7 @@ def _against_export(
 
 
 def _newest_drift(buckets: Mapping[int, Sequence[Counts]]) -> float | None:
-    """The largest of the replicas in the newest bucket that has one."""
+    """Return the largest of the replicas in the newest bucket that has one."""
     for number in sorted(buckets, reverse=True):
         if found := [counts["drift"] for counts in buckets[number] if "drift" in counts]:
             return max(found)
@@ -263,7 +266,8 @@ def _newest_drift(buckets: Mapping[int, Sequence[Counts]]) -> float | None:
 
 
 def quantile(share: float, counts: Sequence[int]) -> float | None:
-    """A quantile of latencies in milliseconds, linear within a bucket as Prometheus has it; None without answers.
+    """Return a quantile of latencies in milliseconds, linear within a bucket as Prometheus has it; None without
+    answers.
 
     `counts`: (len(SECONDS) + 1,) answers by latency, or none.
     """

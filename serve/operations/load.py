@@ -35,7 +35,7 @@ class Post:
     headers: Mapping[str, str]
 
     def encoded(self) -> bytes:
-        """The request as it is sent."""
+        """Return the request as it is sent."""
         url = urlsplit(self.url)
         headers = {"Host": url.netloc, "Content-Length": str(len(self.body)), **self.headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -43,13 +43,13 @@ class Post:
 
 
 def json_post(url: str, body: bytes, token: str | None = None) -> Post:
-    """A request whose body is JSON, with a token if the server asks for one."""
+    """Return a request whose body is JSON, with a token if the server asks for one."""
     authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
     return Post(url, body, {"Content-Type": "application/json", **authorization})
 
 
 def answer_to(post: Post) -> tuple[int, bytes]:
-    """The status and the body of one answer. Raises OSError if the connection fails."""
+    """Return the status and the body of one answer. Raises OSError if the connection fails."""
     return asyncio.run(_answer_to(post))
 
 
@@ -69,7 +69,9 @@ def at_rate(post: Post, per_second: float, seconds: float) -> list[Sample]:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The number of requests, that of each status, and percentiles of the latency (milliseconds) of each status."""
+    """Return the number of requests, that of each status, and percentiles of the latency (milliseconds) of each
+    status.
+    """
     statuses = Counter(sample.status for sample in samples)
     return {
         "requests": len(samples),
@@ -79,7 +81,9 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def percentiles(samples: Sequence[Sample], status: int = 200) -> dict[str, float]:
-    """Percentiles 50, 95 and 99 of the latency in milliseconds of the requests that were answered with `status`."""
+    """Return the percentiles 50, 95 and 99 of the latency in milliseconds of the requests that were answered with
+    `status`.
+    """
     times = [1e3 * sample.seconds for sample in samples if sample.status == status]
     return {f"p{q}": round(float(np.percentile(times, q)), 3) for q in (50, 95, 99)} if times else {}
 
@@ -149,7 +153,7 @@ class _Client:
         self._idle: list[_Connection] = []
 
     async def ask(self) -> _Answer:
-        """The answer to one request."""
+        """Return the answer to one request."""
         while self._idle and self._idle[-1].is_closed:
             self._idle.pop()
         try:

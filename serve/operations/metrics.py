@@ -96,7 +96,7 @@ class VersionStatistics:
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unknown: dict[str, int] = field(default_factory=dict)
     _window: dict[str, UnknownValues] = field(default_factory=dict)
-    """By column, values since the last look at whether most are unknown."""
+    """Values by column since the last look at whether most are unknown."""
     _warned: set[str] = field(default_factory=set)
     """The columns that the log has."""
     _scores: NDArray[np.float64] | None = None
@@ -125,7 +125,7 @@ class VersionStatistics:
 
     @property
     def references(self) -> References:
-        """What the dashboard compares the traffic of the version with."""
+        """Return what the dashboard compares the traffic of the version with."""
         reference, deltas = self._reference, len(self.folder.deltas)
         return References(reference.unknown_share if reference else {}, reference is not None, self._data_time, deltas)
 
@@ -135,7 +135,7 @@ class VersionStatistics:
 
     @property
     def are_due(self) -> bool:
-        """Whether the passes noted so far should be counted now."""
+        """Return whether the passes noted so far should be counted now."""
         return len(self._noted) >= _PASSES or time.monotonic() - self._counted > _SECONDS_BETWEEN_COUNTS
 
     def count(self) -> None:
@@ -215,7 +215,8 @@ def _batches(passes: list[ScoredPass]) -> list[tuple[pa.RecordBatch | None, pa.R
 
 
 def of_all_nodes() -> bytes:
-    """What the replicas of all nodes have published, as Ray collects it every ten seconds: lines of Prometheus' text.
+    """Return what the replicas of all nodes have published, as Ray collects it every ten seconds: lines of Prometheus'
+    text.
 
     Of rayrec's own metrics alone, with users' names as they are. A node that does not answer is left out.
     """

@@ -25,8 +25,8 @@ def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
 
 
 def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> dict[str, bool]:
-    """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas; and
-    whether each is an administrator's.
+    """Return SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas;
+    and whether each is an administrator's.
 
     Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
     ConfigError if the variable has none, or a token is short enough to be guessed.
@@ -59,7 +59,7 @@ def _tokens(file: Path | None, environment: Mapping[str, str]) -> dict[str, bool
 
 
 def is_allowed(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
-    """Whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
+    """Return whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
     return not tokens or _has_one(authorization, tokens)
 
 

@@ -1,1 +1,1 @@
-"""What clients speak: V1 and the Open Inference Protocol over HTTP and gRPC."""
+"""Protocols of clients: V1 and the Open Inference Protocol over HTTP and gRPC."""

@@ -29,7 +29,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def parse_columns(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
-    """The checked raw rows of a request.
+    """Return the checked raw rows of a request.
 
     Raises RequestError: 400 not an Arrow stream, 413 too many rows, 415 compressed, 422 wrong content.
     """
@@ -48,13 +48,13 @@ def parse_columns(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBat
 
 
 def scores_stream(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
-    """The body of an answer with (n,) scores; the schema's metadata names the model and the version."""
+    """Return the body of an answer with (n,) scores; the schema's metadata names the model and the version."""
     schema = pa.schema([pa.field(SCORE, pa.float32(), False)], {"model": model, "version": version})
     return stream_of(pa.RecordBatch.from_arrays([pa.array(scores)], schema=schema))
 
 
 def stream_of(rows: pa.RecordBatch) -> bytes:
-    """An Arrow IPC stream of one record batch."""
+    """Return an Arrow IPC stream of one record batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
@@ -121,7 +121,7 @@ _NEEDS = "send numbers, strings, booleans, times, or lists of numbers or strings
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values take about as much memory as they do in the stream.
+    """Return whether values take about as much memory as they do in the stream.
 
     Views and dictionaries name the same long text, or list, again and again.
     """
@@ -140,7 +140,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _require_in_range(batch: pa.RecordBatch, first_row: int) -> None:
-    """Raises RequestError: 413 for lists of too many values, 422 for a number beyond float32, infinity too."""
+    """Raise RequestError: 413 for lists of too many values, 422 for a number beyond float32, infinity too."""
     numbers: dict[str, NDArray[np.floating]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         values = column.flatten() if pa.types.is_nested(column.type) else column
@@ -163,7 +163,7 @@ def _are_too_large(*numbers: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def _stated(metadata: pa.Buffer) -> tuple[int, bool]:
-    """How many rows a record batch says that it has, and whether its columns are compressed.
+    """Return how many rows a record batch says that it has, and whether its columns are compressed.
 
     Arrow tells neither before it has decompressed the columns. `metadata` is a `Message` of Arrow's `Message.fbs` (as a
     FlatBuffer, which Arrow has verified), whose header is a `RecordBatch`.
@@ -175,7 +175,7 @@ def _stated(metadata: pa.Buffer) -> tuple[int, bool]:
         return value
 
     def field(table: int, index: int) -> int | None:
-        """The position of a table's field; None if it is absent."""
+        """Return the position of a table's field; None if it is absent."""
         fields = table - number("<i", table)
         place = 4 + 2 * index
         offset = number("<H", fields + place) if place < number("<H", fields) else 0

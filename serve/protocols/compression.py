@@ -12,7 +12,7 @@ _LARGEST_RATIO = 1032
 
 
 def require_known(encoding: str) -> None:
-    """Raises RequestError 415 for an encoding that is not read."""
+    """Raise RequestError 415 for an encoding that is not read."""
     if encoding != IDENTITY and encoding not in _ZLIB:
         raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send gzip, deflate, or the body as it is")
 

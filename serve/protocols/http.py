@@ -1,4 +1,4 @@
-"""What the protocols over HTTP share: admission in front of the routes, and the body of a request.
+"""Shared part of the protocols over HTTP: admission in front of the routes, and the body of a request.
 
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
@@ -169,7 +169,7 @@ class Gate:
 
 
 def error_response(error: RequestError, request_id: str | None = None) -> JSONResponse:
-    """The answer to a request that is refused, with the request's id if Ray Serve does not add it."""
+    """Return the answer to a request that is refused, with the request's id if Ray Serve does not add it."""
     headers = {**(error.headers or {}), **({"X-Request-Id": request_id} if request_id is not None else {})}
     return JSONResponse({"error": error.message}, status_code=error.status, headers=headers)
 
@@ -183,7 +183,7 @@ def below(prefix: str, scope: Scope) -> Scope:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """The headers of a request by name, in small letters; of those that are given twice the first."""
+    """Return the headers of a request by name, in small letters; of those that are given twice the first."""
     return dict(reversed(scope["headers"]))
 
 
@@ -205,7 +205,7 @@ def _has_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises RequestError if the client goes away."""
+    """Yield the body as it comes. Raises RequestError if the client goes away."""
     more = True
     while more:
         message = await receive()
@@ -216,7 +216,7 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
 
 
 def _received(body: bytes, receive: Receive) -> Receive:
-    """What an application receives if `body` has been received before."""
+    """Return what an application receives if `body` has been received before."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
@@ -226,7 +226,7 @@ def _received(body: bytes, receive: Receive) -> Receive:
 
 
 def call_of(request: Request) -> Call:
-    """The call that admission made of an HTTP request."""
+    """Return the call that admission made of an HTTP request."""
     call: Call = request.scope[_CALL]
     return call
 
@@ -261,7 +261,7 @@ def _encoding(headers: Mapping[bytes, bytes]) -> str:
 
 
 def parse_json(body: bytes, example: str) -> Any:
-    """The value of a body. Raises RequestError: 400 unless it is JSON, 413 if it is of too many values.
+    """Return the value of a body. Raises RequestError: 400 unless it is JSON, 413 if it is of too many values.
 
     An empty body is answered with `example`.
     """
@@ -277,6 +277,6 @@ def parse_json(body: bytes, example: str) -> Any:
 
 
 def _stated_size(headers: Mapping[bytes, bytes]) -> int:
-    """Content-Length, or 0 if it is absent or not a number."""
+    """Return Content-Length, or 0 if it is absent or not a number."""
     length = headers.get(_LENGTH, b"0")
     return int(length) if length.isdigit() and len(length) < 20 else 0

@@ -112,7 +112,7 @@ VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": 
 
 
 def routes(models: ServedModels, admission: Admission) -> list[Route]:
-    """The routes over `models`."""
+    """Return the routes over `models`."""
 
     async def call(request: Request) -> Response:
         name, verb = request.path_params["name"], request.path_params["verb"]
@@ -146,7 +146,9 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
 
 
 def asked_to_predict(scope: Scope) -> tuple[str, str | None] | None:
-    """The model and the version that a POST to `:predict` names, as the routes read it; None for other requests."""
+    """Return the model and the version that a POST to `:predict` names, as the routes read it; None for other
+    requests.
+    """
     if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
         return None
     path: str = scope["path"]
@@ -161,7 +163,9 @@ def asked_to_predict(scope: Scope) -> tuple[str, str | None] | None:
 
 
 def predict_app(models: ServedModels, admission: Admission) -> ASGIApp:
-    """What answers `asked_to_predict` as the routes do, without Starlette, which takes as long as a row's score."""
+    """Return what answers `asked_to_predict` as the routes do, without Starlette, which takes as long as a
+    row's score.
+    """
 
     async def predict(scope: Scope, receive: Receive, send: Send) -> None:
         asked = asked_to_predict(scope)
@@ -179,7 +183,7 @@ def predict_app(models: ServedModels, admission: Admission) -> ASGIApp:
 async def _content(
     request: Request, model: ServedModel, version: str | None, verb: str, admission: Admission
 ) -> tuple[bytes, str]:
-    """The body of the answer to a POST request, and its media type. Raises RequestError."""
+    """Return the body of the answer to a POST request, and its media type. Raises RequestError."""
     chosen = model.version(version)
     call_of(request).answered_by(model.name, chosen.version, verb)
     given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
@@ -204,7 +208,7 @@ def _described(name: str, version: ServedVersion) -> dict[str, Any]:
 
 
 def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
-    """The body of an answer with (n,) scores; their digits are those of the float32 values."""
+    """Return the body of an answer with (n,) scores; their digits are those of the float32 values."""
     return _answer(model, version, predictions=scores.tolist())
 
 
@@ -235,12 +239,12 @@ class RankRequest:
 
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
-    """The checked raw rows of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
+    """Return the checked raw rows of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
     return _read(body, raw_rows.from_rows, max_rows)
 
 
 def parse_plain_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> PlainRows | pa.RecordBatch:
-    """What `parse_instances` gives, without Arrow's arrays where rows are few and plain (`RawRows.few`)."""
+    """Return what `parse_instances` gives, without Arrow's arrays where rows are few and plain (`RawRows.few`)."""
     return _read(body, raw_rows.few, max_rows)
 
 
@@ -258,7 +262,7 @@ def _read(body: bytes, read: Callable[[list[Any]], RowsT], max_rows: int) -> Row
 
 
 def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
-    """The content of a request for recommendations. Raises RequestError: 400 not JSON, 422 wrong content."""
+    """Return the content of a request for recommendations. Raises RequestError: 400 not JSON, 422 wrong content."""
     content = _object(body, '{"user": USER, "k": 10}', ("user", "k", "exclude_known"))
     if "user" not in content:
         raise RequestError(422, "user: missing; name the user as the training data does")
@@ -275,7 +279,7 @@ def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
 
 
 def parse_rank(body: bytes, max_rows: int) -> RankRequest:
-    """The content of a request to rank. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
+    """Return the content of a request to rank. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
     content = _object(body, '{"context": {...}, "candidates": [ID, ...]}', ("context", "candidates", "k"))
     context, candidates, k = content.get("context", {}), content.get("candidates"), content.get("k")
     if not isinstance(context, dict):

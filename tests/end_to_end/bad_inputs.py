@@ -21,7 +21,6 @@ TUNE = "tune dlrm-criteo-debug --data dataset --trials 4 --output"
 PREPROCESS = "preprocess dlrm-criteo-debug --output out --input"
 _NAMES = re.compile(r"^(--)?[\w.*-]+( '[^']*')?(?=:)|'[^']*'|`[^`]*`|[\w*-]+[./:][\w./:*-]*|\(.*\)|\d[\d,.]*")
 """What a message says of one case alone: fields, files, values, numbers, and what is in brackets."""
-_REASON = re.compile(r"line \d+: (?P<reason>[^;(]*[^;( ])")
 
 
 USAGE = [
@@ -457,20 +456,17 @@ def document() -> str:
         "# Error messages",
         "",
         "A mistake gets one line on stderr, `error: MESSAGE`, which names the file or field and the fix; a server",
-        'answers `{"error": "MESSAGE"}` and counts rows from 0. Exit code 2 is wrong usage or a wrong recipe, found',
-        "before any work; 1 is everything else. `--debug` adds the traceback.",
+        'answers `{"error": "MESSAGE"}` and counts rows from 0. Exit code 2 is wrong usage or a wrong recipe, 1 is',
+        "everything else. `--debug` adds the traceback.",
         "",
-        "To find your message, search for a part without names of your own. Similar messages are listed once, each",
-        "after its cause. All come from real runs of `tests/end_to_end`.",
+        "To find your message, search for a part without names of your own. Similar messages are listed once.",
         *_messages("Command line", USAGE, shown),
         *_messages("Recipes", [*CONFIG, *bad_tables.RECIPES], shown),
         *_messages("Files and folders", [*FILES, *bad_tables.FILES], shown),
         *_messages("`rayrec inspect`", bad_tables.INSPECT, shown),
         *_messages("Rows", [*ROWS, *bad_tables.BAD_ROWS], shown),
         "",
-        "Reasons for bad rows, which `rejected/` in the output folder lists:",
-        "",
-        *(f"- {case.title}: {_code(reason)}" for case, reason in _reasons()),
+        "[preprocessing.md](preprocessing.md#bad-rows) lists the reasons for bad rows.",
         *_messages("HTTP requests", [*REQUESTS, *bad_tables.REQUESTS], shown),
     ]
     return "\n".join(lines) + "\n"
@@ -481,21 +477,12 @@ def _messages(heading: str, cases: Iterable[BadInput | BadRequest], shown: set[s
 
 
 def _once(cases: Iterable[BadInput | BadRequest], shown: set[str]) -> Iterator[BadInput | BadRequest]:
-    """The cases whose messages say something that none in `shown` does, apart from names, values and the fix."""
+    """Yield the cases whose messages say something that none in `shown` does, apart from names, values and the fix."""
     for case in cases:
         kind = _NAMES.sub("", case.message.partition(";")[0])
         if kind not in shown:
             shown.add(kind)
             yield case
-
-
-def _reasons() -> Iterator[tuple[BadInput, str]]:
-    """The first case of each reason for which a row is bad."""
-    found: dict[str, BadInput] = {}
-    for case in [*ROWS, *bad_tables.BAD_ROWS]:
-        if match := _REASON.search(case.message):
-            found.setdefault(match["reason"], case)
-    return ((case, reason) for reason, case in found.items())
 
 
 def _code(text: str) -> str:

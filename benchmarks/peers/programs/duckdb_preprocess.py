@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def count(database: duckdb.DuckDBPyConnection, table: str) -> int:
-    """The rows of a table."""
+    """Return the rows of a table."""
     ((found,),) = database.execute(f"SELECT count(*) FROM {table}").fetchall()
     return int(found)
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def vocabulary(rows: pl.LazyFrame, name: str, limit: int) -> pl.LazyFrame:
-    """Columns `value` and `id`; a missing value has none."""
+    """Return the columns `value` and `id`; a missing value has none."""
     return (
         rows.select(pl.col(name).alias("value"))
         .drop_nulls()

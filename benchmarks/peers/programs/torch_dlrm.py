@@ -43,7 +43,7 @@ class DLRM(nn.Module):
 
 
 def layers(widths: list[int], *, last_relu: bool) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     found: list[nn.Module] = []
     for width, following in itertools.pairwise(widths):
         linear = nn.Linear(width, following)
@@ -54,7 +54,7 @@ def layers(widths: list[int], *, last_relu: bool) -> nn.Sequential:
 
 
 def read(parts: list[str]) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers (rows, N) float32, ids (tables, rows) int64 and labels (rows,) float32 of Parquet files."""
+    """Return the numbers (rows, N) float32, ids (tables, rows) int64 and labels (rows,) float32 of Parquet files."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -72,7 +72,7 @@ def read(parts: list[str]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def timed(steps: Iterator[Tensor], batch: int, warmup: int) -> dict[str, float]:
-    """Samples/s (median of windows of ten steps) and the mean loss of the steps after the warm-up."""
+    """Return the samples/s (median of windows of ten steps) and the mean loss of the steps after the warm-up."""
     rates, losses, began = [], [], 0.0
     for step, loss in enumerate(steps):
         if step >= warmup:
@@ -87,7 +87,9 @@ def timed(steps: Iterator[Tensor], batch: int, warmup: int) -> dict[str, float]:
 
 
 def batches(label: Tensor, batch: int) -> Iterator[slice]:
-    """The rows of one batch after the other, in their order, again and again; what is left of them fills none."""
+    """Return the rows of one batch after the other, in their order, again and again; what is left of them fills
+    none.
+    """
     starts = range(0, len(label) - batch + 1, batch)
     return (slice(start, start + batch) for start in itertools.cycle(starts))
 

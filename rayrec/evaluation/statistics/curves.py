@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ThresholdCurves:
-    """What thresholds on the score give. Each point is that of one threshold, exactly."""
+    """Curves over thresholds on the score. Each point is that of one threshold, exactly."""
 
     roc: Curve
     """The share of the positives above the threshold, over that of the negatives."""
@@ -43,7 +43,7 @@ class ThresholdCurves:
 
 @dataclass(frozen=True)
 class _Shares:
-    """What is above each of k thresholds, in each of some samples: (samples, k) each."""
+    """Rows above each of k thresholds, in each of some samples: (samples, k) each."""
 
     recall: Numbers
     """Share of the positives."""
@@ -56,7 +56,9 @@ class _Shares:
 
     @classmethod
     def of(cls, positives: Numbers, negatives: Numbers) -> "_Shares":
-        """From the weights (samples, k) of both classes above the thresholds, of which the last is below all rows."""
+        """Make the curves from the weights (samples, k) of both classes above the thresholds, of which the last
+        is below all rows.
+        """
         both = positives + negatives
         recall, fallout, share = (weights / weights[:, -1:] for weights in (positives, negatives, both))
         with np.errstate(invalid="ignore"):  # nothing may be above a threshold in a resample
@@ -64,7 +66,7 @@ class _Shares:
 
 
 def threshold_curves(rows: ScoredRows, seed: int = 0) -> ThresholdCurves:
-    """The curves of rows of both classes, at a few hundred thresholds, the highest first."""
+    """Return the curves of rows of both classes, at a few hundred thresholds, the highest first."""
     exact = _Shares.of(*(np.cumsum(w[::-1])[None] for w in rows.class_weights(rows.weight)))
     recall, precision = exact.recall[0], exact.precision[0]
     # Even steps of each share, as the one or the other curve needs them.
@@ -85,7 +87,8 @@ def threshold_curves(rows: ScoredRows, seed: int = 0) -> ThresholdCurves:
 
 
 def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Numbers, Numbers, Numbers]:
-    """The (bins + 1,) edges of bins of equal width, and the (bins,) share of the negatives and positives in each.
+    """Return the (bins + 1,) edges of bins of equal width, and the (bins,) share of the negatives and positives in
+    each.
 
     The bins end at the highest of the scores but for one in a thousand, which the last bin takes in.
     """
@@ -99,7 +102,7 @@ def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Numbers, Numbers,
 
 
 def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int) -> _Shares:
-    """What is above each of the thresholds at the ends of `cells` ranges of scores, the highest first."""
+    """Return what is above each of the thresholds at the ends of `cells` ranges of scores, the highest first."""
     positives, negatives = np.empty((2, _RESAMPLES, cells))
     place = 2 * cell + (rows.label > 0)
     units = int(rows.unit.max()) + 1
@@ -112,7 +115,7 @@ def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int)
 
 
 def _with_band(x: Numbers, y: Numbers, xs: Numbers, ys: Numbers) -> Curve:
-    """The points with the band of resampled curves, (samples, k) of the same thresholds."""
+    """Return the points with the band of resampled curves, (samples, k) of the same thresholds."""
     is_defined = np.isfinite(ys)
     heights = [np.interp(x, a[of], b[of]) for a, b, of in zip(xs, ys, is_defined, strict=True)]
     low, high = np.quantile(heights, _BAND, axis=0)

@@ -25,7 +25,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the metric of all such rows lies with a probability of 95 %."""
+        """Return where the metric of all such rows lies with a probability of 95 %."""
         return self.value - NORMAL_95 * self.error, self.value + NORMAL_95 * self.error
 
 
@@ -42,13 +42,13 @@ def measure(rows: ScoredRows) -> dict[str, Estimate | None]:
 
 
 def label_rate(rows: ScoredRows) -> Estimate:
-    """The weighted mean of the labels of at least one row."""
+    """Return the weighted mean of the labels of at least one row."""
     value = float(np.average(rows.label, weights=rows.weight))
     return Estimate(value, rows.error_of(_of_mean(rows, rows.label, value)))
 
 
 def wilson(rate: float, count: float) -> tuple[float, float]:
-    """The 95 % interval of a rate that was observed in `count` independent rows (Wilson 1927)."""
+    """Return the 95 % interval of a rate that was observed in `count` independent rows (Wilson 1927)."""
     if not count:
         return 0.0, 1.0
     z2 = NORMAL_95**2 / count
@@ -57,7 +57,9 @@ def wilson(rate: float, count: float) -> tuple[float, float]:
 
 
 def rate_interval(rows: ScoredRows) -> tuple[float, float]:
-    """The 95 % interval of the label rate: Wilson's, for as many independent rows as would have its standard error."""
+    """Return the 95 % interval of the label rate: Wilson's, for as many independent rows as would have its standard
+    error.
+    """
     rate = label_rate(rows)
     count = (rows.weight.sum() ** 2) / (rows.weight**2).sum()
     if rows.has_units and rate.error > 0:

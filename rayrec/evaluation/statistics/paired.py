@@ -33,7 +33,7 @@ Verdict = Literal["better", "worse", "no difference shown"]
 
 @dataclass(frozen=True)
 class Repeats:
-    """What the runs of one recipe reached by a metric, one run for each seed."""
+    """Values of a metric of one recipe's runs, one run for each seed."""
 
     values: tuple[float, ...]
     """On the held-out rows."""
@@ -47,7 +47,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a second recipe differs from a first one by a metric."""
+    """Difference of a metric between two recipes."""
 
     metric: str
     value: float
@@ -59,16 +59,16 @@ class Difference:
     interval: tuple[float, float]
     """Where the difference of the recipes lies with a probability of 95 %: of other rows and, if known, other seeds."""
     verdict: Verdict
-    """Of the second recipe."""
+    """Value of the second recipe."""
 
     @property
     def is_beyond_rows(self) -> bool:
-        """Whether the sample of rows alone does not explain the difference."""
+        """Return whether the sample of rows alone does not explain the difference."""
         return abs(self.value) > _t_quantile(math.inf) * self.row_error
 
 
 def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dict[str, dict[str, Repeats]]:
-    """By metric, then by recipe, what its runs reached; all of them scored the same rows in the same order."""
+    """Return, by metric and recipe, the values of its runs; all of them scored the same rows in the same order."""
     runs = [run for group in groups.values() for run in group]
     first = runs[0]
     units = int(first.unit.max()) + 1
@@ -90,7 +90,7 @@ def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dic
 
 
 def seed_variance(recipes: Sequence[Repeats]) -> tuple[float, int] | None:
-    """The variance of a metric between runs of one recipe, over all recipes, and its degrees of freedom.
+    """Return the variance of a metric between runs of one recipe, over all recipes, and its degrees of freedom.
 
     None if no recipe has two runs.
     """
@@ -129,7 +129,7 @@ def _places(rows: ScoredRows) -> NDArray[np.int64]:
 
 
 def _of_resample(rows: ScoredRows, place: NDArray[np.int64], times: NDArray[np.uint8]) -> tuple[float, float]:
-    """The `METRICS` where each unit counts so many times."""
+    """Return the `METRICS` where each unit counts so many times."""
     weight = rows.weight * times[rows.unit]
     counts = sums(place, weight, 2 * (int(place[-1]) // 2 + 1))
     return weighted_auc(counts[1::2], counts[::2]), _mean_loss(rows, weight)
@@ -141,7 +141,7 @@ def _mean_loss(rows: ScoredRows, weight: NDArray[np.float64]) -> float:
 
 @cache
 def _t_quantile(freedom: float) -> float:
-    """How many standard errors a 95 % interval of Student's distribution reaches to each side."""
+    """Return how many standard errors a 95 % interval of Student's distribution reaches to each side."""
     freedom = min(freedom, _NEARLY_NORMAL)
     # With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1).
     angle = np.linspace(0.0, math.pi / 2, _GRID)

@@ -1,4 +1,4 @@
-"""Whether scores are probabilities: the label rate of rows with about the same score."""
+"""Reliability of scores as probabilities: the label rate of rows with about the same score."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +26,7 @@ class ReliabilityBin:
 
 
 def reliability(rows: ScoredRows, bins: int = _BINS) -> list[ReliabilityBin]:
-    """Bins of as many rows each, fewer where rows share a score, the lowest scores first."""
+    """Return the bins of as many rows each, fewer where rows share a score, the lowest scores first."""
     edges = np.quantile(rows.score, np.linspace(0.0, 1.0, bins + 1))[1:-1]
     cuts = [0, *np.searchsorted(rows.score, np.unique(edges), side="right").tolist(), len(rows)]
     found = []
@@ -39,5 +39,5 @@ def reliability(rows: ScoredRows, bins: int = _BINS) -> list[ReliabilityBin]:
 
 
 def expected_calibration_error(found: list[ReliabilityBin]) -> float:
-    """The mean distance of the label rate from the score, over the rows of all bins."""
+    """Return the mean distance of the label rate from the score, over the rows of all bins."""
     return float(np.average([abs(b.rate - b.score) for b in found], weights=[b.rows for b in found]))

@@ -36,7 +36,7 @@ class ScoredRows:
         weight: NDArray[Any] | None = None,
         unit: NDArray[Any] | None = None,
     ) -> "ScoredRows":
-        """Rows in any order: (n,) columns, units as any integers."""
+        """Return the rows in any order: (n,) columns, units as any integers."""
         order = np.argsort(score, kind="stable")
         if weight is not None:
             order = order[weight[order] > 0]
@@ -54,7 +54,7 @@ class ScoredRows:
         return len(self.score)
 
     def take(self, places: NDArray[np.int64]) -> "ScoredRows":
-        """Some of the rows; `places` ascend."""
+        """Return some of the rows; `places` ascend."""
         return ScoredRows(
             score=self.score[places],
             label=self.label[places],
@@ -77,12 +77,12 @@ class ScoredRows:
         return np.cumsum(changes)
 
     def class_weights(self, weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The weight of positives and of negatives at each distinct score, if rows count by `weight` (n,)."""
+        """Return the weight of positives and of negatives at each distinct score, if rows count by `weight` (n,)."""
         positives = sums(self.run, weight * self.label)
         return positives, sums(self.run, weight) - positives
 
     def error_of(self, influence: NDArray[np.float64]) -> float:
-        """The standard error of a statistic, of which `influence` (n,) says how much each row moves it.
+        """Return the standard error of a statistic, of which `influence` (n,) says how much each row moves it.
 
         The infinitesimal jackknife (Efron 1982): the root of the sum of squares, over units.
         """
@@ -98,12 +98,13 @@ def log_losses(label: NDArray[np.floating], score: NDArray[np.floating]) -> NDAr
 
 
 def sums(place: NDArray[np.int64], weights: NDArray[np.float64], places: int = 0) -> NDArray[np.float64]:
-    """The sum of the weights at each place, of at least so many places."""
+    """Return the sum of the weights at each place, of at least so many places."""
     return np.bincount(place, weights=weights, minlength=places).astype(np.float64, copy=False)
 
 
 def weighted_auc(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> float:
-    """The area under the ROC curve from the weights of both classes at ascending distinct scores; ties count half.
+    """Return the area under the ROC curve from the weights of both classes at ascending distinct scores; ties count
+    half.
 
     Not a number if a class is empty.
     """

@@ -25,7 +25,8 @@ class Slice:
 
 
 def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) -> list[Slice]:
-    """The rows divided by `place`, the number of its value in `values` for each row, in the order that they had before.
+    """Return the rows divided by `place`, the number of its value in `values` for each row, in the order that they had
+    before.
 
     Every row is in one slice; values without rows have none.
     """
@@ -48,7 +49,7 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
 
 
 def by_score(rows: ScoredRows, count: int = 10) -> tuple[NDArray[np.int64], list[str]]:
-    """Places and values that divide rows into `count` parts of about as many rows by score, for `slices`."""
+    """Return the places and values that divide rows into `count` parts of about as many rows by score, for `slices`."""
     edges = np.unique(np.quantile(rows.score, np.arange(1, count) / count))
     place = np.empty(int(rows.row.max()) + 1, np.int64)
     place[rows.row] = np.searchsorted(edges, rows.score, side="right")
@@ -57,7 +58,7 @@ def by_score(rows: ScoredRows, count: int = 10) -> tuple[NDArray[np.int64], list
 
 
 def badness(of_slice: Slice, metric: str) -> float | None:
-    """How bad a slice is by a metric, where its error is most in its favour; None if the metric is undefined.
+    """Return how bad a slice is by a metric, where its error is most in its favour; None if the metric is undefined.
 
     Higher is worse: so a slice of few rows is not the worst by chance. Calibration counts by its factor from 1.
     """

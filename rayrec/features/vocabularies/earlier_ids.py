@@ -31,7 +31,7 @@ class EarlierIds:
                 self._ids_before[feature.name] = ids.astype(id_dtype(earlier))
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Encoded rows with the ids of the earlier schema; other columns stay."""
+        """Return the encoded rows with the ids of the earlier schema; other columns stay."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         for feature, earlier in self._features:
             column = columns[feature.name]

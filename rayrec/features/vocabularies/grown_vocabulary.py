@@ -42,7 +42,7 @@ _EMPTY = pa.scalar("", pa.large_string())
 
 
 class Growth(NamedTuple):
-    """How a vocabulary differs from the one that it goes on from."""
+    """Difference of a vocabulary from the one that it extends."""
 
     added: int
     """Ids that follow those of before."""
@@ -51,10 +51,10 @@ class Growth(NamedTuple):
 
 
 class VocabularyChanges:
-    """What the vocabularies of a model add and remove, mapped from a file that `new_changes` wrote."""
+    """Values that the vocabularies of a model add and remove, mapped from a file that `new_changes` wrote."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if the file is missing or damaged."""
+        """Raise UserError if the file is missing or damaged."""
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         try:
             self.file = MappedFile(path)
@@ -68,7 +68,7 @@ class VocabularyChanges:
             raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); copy the delta again") from None
 
     def of(self, feature: str) -> list[pa.RecordBatch]:
-        """The rows of the vocabulary of a feature, by ascending id; none if it has not changed."""
+        """Return the rows of the vocabulary of a feature, by ascending id; none if it has not changed."""
         return self._batches.get(feature, [])
 
 
@@ -153,7 +153,9 @@ class GrownVocabulary(VocabularyLookup):
         return ids
 
     def rows(self, base: Path) -> Iterator[pa.RecordBatch]:
-        """All rows (id, value, count) in the order of ids; `base`: the Parquet files of the vocabulary at the start."""
+        """Yield all rows (id, value, count) in the order of ids; `base`: the Parquet files of the vocabulary at the
+        start.
+        """
         added = (batch.select(_ROW) for batch in self._added)
         for batch in chain((batch.select(_ROW) for batch in read_vocabulary(base, _ROW)), added):
             is_removed = pa.array(_contains(self._removed, batch["id"].to_numpy()))
@@ -162,7 +164,7 @@ class GrownVocabulary(VocabularyLookup):
 
 @contextmanager
 def new_changes(path: Path, features: Sequence[str]) -> Iterator[Callable[[str, Path, VocabularyLookup], Growth]]:
-    """A function that adds to the new file `path` what the vocabulary of one of `features` adds and removes.
+    """Yield a function that adds to the new file `path` what the vocabulary of one of `features` adds and removes.
 
     It takes the feature, the Parquet files of its vocabulary, and the vocabulary that this one goes on from, whose
     values must be its first ones, but for those that it removes. Memory holds a part of the rows. It raises UserError
@@ -197,7 +199,7 @@ def new_changes(path: Path, features: Sequence[str]) -> Iterator[Callable[[str, 
 
 
 def _changed_rows(vocabulary: Path, before: VocabularyLookup) -> Iterator[pa.RecordBatch]:
-    """The rows (id, value, count) of a vocabulary that differ from those of `before` or follow them."""
+    """Yield the rows (id, value, count) of a vocabulary that differ from those of `before` or follow them."""
     size = 0
     for batch in read_vocabulary(vocabulary, _ROW):
         rows = batch.select(_ROW)
@@ -237,7 +239,7 @@ def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:
 
 
 def _in_blocks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of batches in batches of `rows` rows, and the rest in the last one; nothing if there are none."""
+    """Yield the rows of batches in batches of `rows` rows, and the rest in the last one; nothing if there are none."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Where the rows of a feature's embedding table come from when a model goes on from one dataset to another.
+"""Origins of the rows of a feature's embedding table when a model moves from one dataset to another.
 
 What a row stands for decides, not its number: the missing value, a value of the vocabulary, a bucket, an id. So a value
 keeps its row whatever else the two vocabularies list, and in whatever order.
@@ -36,14 +36,15 @@ class ListedIds:
 
     @classmethod
     def of(cls, feature: CategoricalFeature) -> "ListedIds | None":
-        """None for a feature without a vocabulary. Nothing else in this module knows the order of the ids."""
+        """Return None for a feature without a vocabulary. Nothing else in this module knows the order of the ids."""
         vocabulary, first_value = feature.vocabulary, 1 + feature.unlisted_buckets
         if vocabulary is None:
             return None
         return cls(vocabulary, range(first_value, first_value + vocabulary.size), range(1, first_value))
 
     def added_after(self, old: "ListedIds", folder: Path) -> pa.Array | None:
-        """The values (large_string) after those of `old`, with which this vocabulary begins; None if it does not.
+        """Return the values (large_string) after those of `old`, with which this vocabulary begins; None if it does
+        not.
 
         `folder` holds this vocabulary, of which only these values are read.
         """
@@ -57,7 +58,7 @@ class ListedIds:
         return added if word == int(before.fingerprint, 16) else None
 
     def lookup(self, folder: Path) -> VocabularyLookup:
-        """The vocabulary, which `folder` holds."""
+        """Return the vocabulary, which `folder` holds."""
         return VocabularyLookup.load(folder / self.vocabulary.file)
 
 
@@ -88,7 +89,7 @@ class RowOrigins:
 def row_origins(
     old: CategoricalFeature, new: CategoricalFeature, new_folder: Path, old_folder: Callable[[], Path]
 ) -> RowOrigins:
-    """The origins of the rows of a feature's table, where `difference` finds none between the two features.
+    """Return the origins of the rows of a feature's table, where `difference` finds none between the two features.
 
     `new_folder` holds the vocabulary of `new`. `old_folder` is asked for that of `old` only if the new one does not
     begin with it; then values are looked up, which takes about a second for a million. A row that several values share
@@ -115,7 +116,9 @@ def row_origins(
 
 
 def keeps_ids(old: CategoricalFeature, new: CategoricalFeature, new_folder: Path) -> bool:
-    """Whether all that had an id of its own in `old` has the same id in `new`; `new_folder` as in `row_origins`."""
+    """Return whether all that had an id of its own in `old` has the same id in `new`; `new_folder` as in
+    `row_origins`.
+    """
     before, now = ListedIds.of(old), ListedIds.of(new)
     count = old.cardinality
     if before is not None and now is not None:
@@ -154,7 +157,7 @@ def difference(old: Feature, new: Feature) -> str | None:
 
 
 def _rules(feature: Feature) -> list[tuple[str, dict[str, Any]]]:
-    """The transforms that give a feature its meaning, each with its settings that are not fitted to rows."""
+    """Return the transforms that give a feature its meaning, each with its settings that are not fitted to rows."""
     if isinstance(feature, VectorFeature):
         return []
     if isinstance(feature, NumericFeature):

@@ -1,4 +1,4 @@
-"""What the ids of a categorical feature stand for, in words."""
+"""Names of the ids of a categorical feature."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,12 +35,12 @@ class ValueNames:
 
     @property
     def missing(self) -> str:
-        """What id 0 stands for."""
+        """Return what id 0 stands for."""
         is_listed = self._vocabulary is not None and not self._feature.unlisted_buckets
         return "missing or not listed" if is_listed else "missing"
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """The names of some ids."""
+        """Return the names of some ids."""
         return [self._name(int(number)) for number in ids]
 
     def _name(self, number: int) -> str:
@@ -73,7 +73,7 @@ class ValueNames:
 
 
 def _range(boundaries: Sequence[float], number: int) -> str:
-    """The name of a range of numbers, the first of which is below all boundaries."""
+    """Return the name of a range of numbers, the first of which is below all boundaries."""
     if not boundaries:
         return "any number"
     if number == 0:

@@ -57,7 +57,7 @@ class VocabularyLookup(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The highest id."""
+        """Return the highest id."""
 
     @abstractmethod
     def values(self, ids: NDArray[np.int64]) -> pa.Array:
@@ -65,11 +65,11 @@ class VocabularyLookup(ABC):
 
     @abstractmethod
     def removed(self) -> NDArray[np.int64]:
-        """The ids, ascending, that stand for no value any longer."""
+        """Return the ids, ascending, that stand for no value any longer."""
 
     @abstractmethod
     def find(self, value: str, hashed: np.uint64) -> int:
-        """The id of a value that is not empty, given its hash; 0 if it is unlisted."""
+        """Return the id of a value that is not empty, given its hash; 0 if it is unlisted."""
 
     @abstractmethod
     def find_all(self, values: pa.Array, hashes: NDArray[np.uint64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -182,7 +182,7 @@ class VocabularyIndex(VocabularyLookup):
 
 
 def fingerprint(values: pa.Array, first_id: int) -> int:
-    """A 64-bit word of the values (string) of ids `first_id`, `first_id` + 1, ...
+    """Return a 64-bit word of the values (string) of ids `first_id`, `first_id` + 1, ...
 
     The words of a vocabulary's parts add up, modulo 2^64, to the word of the whole, however it is cut.
     """
@@ -193,12 +193,12 @@ def fingerprint(values: pa.Array, first_id: int) -> int:
 
 
 def vocabulary_files(path: Path) -> list[Path]:
-    """The Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
+    """Return the Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
     return [path] if path.suffix == ".parquet" else files_in(path, "*.parquet")
 
 
 def index_file(path: Path) -> Path:
-    """The path of a vocabulary's index, which lies beside a Parquet file or in a folder of parts."""
+    """Return the path of a vocabulary's index, which lies beside a Parquet file or in a folder of parts."""
     return path.with_suffix(".arrow") if path.suffix == ".parquet" else path / "index.arrow"
 
 
@@ -257,13 +257,13 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
 
 
 def _mapped(file: IO[bytes]) -> mmap.mmap | bytes:
-    """What was written to a file."""
+    """Return what was written to a file."""
     file.flush()
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
 
 
 def _sorted(hashes: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """The hashes (n,) in ascending order with their places, equal ones by place, a range of hashes at a time."""
+    """Yield the hashes (n,) in ascending order with their places, equal ones by place, a range of hashes at a time."""
     ranges = -(-len(hashes) // _SORTED_AT_ONCE)
     for number in range(ranges):
         first, last = number * 2**64 // ranges, (number + 1) * 2**64 // ranges - 1
@@ -280,7 +280,7 @@ def _sorted(hashes: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.uint64], ND
 def read_vocabulary(
     path: Path, columns: Sequence[str] = ("value", "id"), max_values: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a vocabulary in the order of ids; `value` is large_string.
+    """Yield the rows of a vocabulary in the order of ids; `value` is large_string.
 
     `columns`: those wanted, `value` and `id` among them. Raises UserError if a file is missing or no vocabulary.
     """

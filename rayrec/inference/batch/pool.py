@@ -1,4 +1,4 @@
-"""What batch jobs share: a pool of workers that each hold a model and write Parquet parts; the driver sees reports."""
+"""Pool of batch jobs: workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
 import shutil
@@ -34,7 +34,7 @@ _PARTS_AIMED_AT = 64
 def run_in_pool(
     tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any], *, in_threads: bool
 ) -> Iterator[pa.Table]:
-    """The reports, small tables, of workers `worker(**arguments)` on tasks, in the order of the tasks.
+    """Yield the reports, small tables, of workers `worker(**arguments)` on tasks, in the order of the tasks.
 
     The workers are threads of this process, or actors of the Ray session. Raises the UserError that a worker raises.
     """
@@ -84,18 +84,18 @@ def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[s
 
 
 def rows_of_parts(rows: int) -> int:
-    """About how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
+    """Return about how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
     return max(1, min(-(-rows // _PARTS_AIMED_AT), ROWS_PER_PART))
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """The path of a part."""
+    """Return the path of a part."""
     return folder / f"part-{number:05d}.parquet"
 
 
 @contextmanager
 def new_output(output: Path) -> Iterator[Path]:
-    """The folder for workers to write parts to, which is `output`, whole, when the block ends without an error.
+    """Yield the folder for workers to write parts to, which is `output`, whole, when the block ends without an error.
 
     Parts of a staged output are written to its URI, and deleted there after an error.
     """
@@ -122,7 +122,7 @@ def remove_output_folder(folder: Path) -> None:
 
 @contextmanager
 def new_output_file(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """A writer of a file of the output, as `new_parquet`, or of its URI if it is staged."""
+    """Yield a writer of a file of the output, as `new_parquet`, or of its URI if it is staged."""
     if staged_root(path) is None:
         with new_parquet(path, schema, **options) as writer:
             yield writer
@@ -133,7 +133,7 @@ def new_output_file(path: Path, schema: pa.Schema, **options: Any) -> Iterator[p
 
 @contextmanager
 def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    """A function that writes rows to a part, which appears whole when the block ends.
+    """Yield a function that writes rows to a part, which appears whole when the block ends.
 
     Raises UserError if the node of the actor does not see the output folder.
     """
@@ -169,7 +169,9 @@ class NumberLines:
 
 
 def grouped(rows: Sequence[int], most: int) -> Iterator[range]:
-    """Numbers of items that follow each other, in groups that have `most` rows or a few less; `rows` are the items'."""
+    """Yield the numbers of items that follow each other, in groups that have `most` rows or a few less; `rows` are the
+    items'.
+    """
     ends = np.cumsum(rows)
     starts = [0]
     while starts[-1] < len(rows):

@@ -66,7 +66,7 @@ class PredictionCounts:
     rejected: dict[str, int]
     """Rows set aside, by reason, with those that are no data (`LEFT_OUT`)."""
     unknown: dict[str, UnknownValues]
-    """By raw column, the values and those among them that the model does not know."""
+    """Counts by raw column: the values and those among them that the model does not know."""
     amp_error: AmpError
     """How far mixed precision moved the scores of some of the rows."""
     unread: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ def predict_dataset(
 
 
 def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
-    """The tasks that score the row groups of a split, each of about `rows` rows, in order."""
+    """Return the tasks that score the row groups of a split, each of about `rows` rows, in order."""
     groups = [(part.path, index, count) for part in parts for index, count in enumerate(part.row_groups) if count]
     tasks, first = [], 0
     for number, places in enumerate(grouped([count for *_, count in groups], rows)):
@@ -195,7 +195,7 @@ def _add(counts: dict[str, UnknownValues], more: Mapping[str, UnknownValues]) ->
 
 
 def _lines_before(chunks: Sequence[Chunk], lines: Sequence[int]) -> list[int]:
-    """For each chunk the lines of its file before it."""
+    """Return, for each chunk, the number of lines of its file before it."""
     before = Counter[int]()
     result = []
     for chunk, of_chunk in zip(chunks, lines, strict=True):
@@ -205,7 +205,7 @@ def _lines_before(chunks: Sequence[Chunk], lines: Sequence[int]) -> list[int]:
 
 
 def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, list[WrittenFile]]]) -> list[pa.Table]:
-    """The tasks of `NumberLines` that make the parts, from what was written for each chunk."""
+    """Return the tasks of `NumberLines` that make the parts, from what was written for each chunk."""
     tasks = []
     for name in _FOLDERS:
         files = [(file, lines) for lines, files in zip(before, written, strict=True) for file in files[name]]
@@ -257,7 +257,7 @@ class _ScoreRowGroups:
 
 @dataclass(frozen=True)
 class _ChunkReport:
-    """What a worker found in a chunk of a raw file."""
+    """Findings of a worker in a chunk of a raw file."""
 
     lines: int
     files: dict[str, list[WrittenFile]]
@@ -350,7 +350,7 @@ def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.Boolea
 
 
 def _load(model: Path, precision: InferencePrecision) -> Predictor:
-    """The predictor of a worker, beside which others run."""
+    """Return the predictor of a worker, beside which others run."""
     torch.set_num_threads(1)
     keep_freed_memory()
     predictor = load_model(model)

@@ -66,7 +66,7 @@ class _RecommendBlocks:
         return pa.table({"users": [end - first]})
 
     def _best(self, users: NDArray[np.int64]) -> pa.Table:
-        """The rows of users, by their ids."""
+        """Return the rows of users, by their ids."""
         ranked = self._recommender.recommend_ids(users, self._k)
         counts = np.array([len(items) for items, _ in ranked], np.int64)
         items = np.concatenate([np.empty(0, np.int64), *(items for items, _ in ranked)])

@@ -1,4 +1,4 @@
-"""What a model's scores rest on: importance of features, partial dependence on one, and the parts of one row's score.
+"""Explanations of a model's scores: importance of features, partial dependence, and the parts of a row's score.
 
 All of it changes columns of encoded rows and scores them again, so it holds for every model.
 """

@@ -1,4 +1,4 @@
-"""What each feature adds to the score of one row, compared with reference rows: Shapley values of the logit.
+"""Contribution of each feature to the score of one row, compared with reference rows: Shapley values of the logit.
 
 The features of a row replace those of a reference row one after the other, in a random order, and each is credited with
 the change that it makes. The changes of one order add up to the difference between the two logits, so their means over
@@ -46,7 +46,7 @@ class Explanation:
 
 
 def load_explainer(folder: str | Path) -> "Explainer":
-    """The explainer of a model folder, on CPU. Raises UserError if the model has no reference rows."""
+    """Return the explainer of a model folder, on CPU. Raises UserError if the model has no reference rows."""
     predictor = load_model(folder)
     explainer = explainer_of(predictor)
     if explainer is None:
@@ -55,7 +55,7 @@ def load_explainer(folder: str | Path) -> "Explainer":
 
 
 def explainer_of(predictor: Predictor) -> "Explainer | None":
-    """The explainer of a model; None if it has no reference rows. Raises UserError if they are damaged."""
+    """Return the explainer of a model; None if it has no reference rows. Raises UserError if they are damaged."""
     rows = load_reference_rows(predictor)
     return None if rows is None else Explainer(predictor, rows)
 

@@ -9,7 +9,7 @@ from rayrec.features.schema import CategoricalFeature, Feature, Schema
 
 
 def is_cross(feature: Feature) -> bool:
-    """Whether a feature is made of other features, and follows when one of them changes."""
+    """Return whether a feature is made of other features, and follows when one of them changes."""
     return feature.reads is None
 
 

@@ -36,7 +36,7 @@ class Value:
     raw: float | None
     """The raw number; None of a category, or where it cannot be told."""
     share: float
-    """Of a category, the share of rows (of a list's elements) that have it; of a number, that of rows up to it."""
+    """Share of rows (of a list's elements) that have a category, or that are up to a number."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Dependence:
     feature: str
     is_number: bool
     mean_score: float
-    """That of the rows as they are."""
+    """Mean score of the rows as they are."""
     points: tuple[Point, ...]
-    """Of a number by ascending value, else the most frequent values, most frequent first."""
+    """Points of a number by ascending value, else the most frequent values first."""
 
 
 def partial_dependence(
     predictor: Predictor, rows: LabelledRows, features: Sequence[str], progress: Progress
 ) -> list[Dependence]:
-    """The dependence on each feature, over quantiles of a number or the most frequent ids, at most 20.
+    """Return the dependence on each feature, over quantiles of a number or the most frequent ids, at most 20.
 
     A list is given one id alone. The means are those of 20,000 of the rows; a vector has no values to go through.
     """
@@ -144,7 +144,7 @@ def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) ->
 
 
 def _constant(column: pa.Array, encoded: float) -> pa.Array:
-    """A column like `column` whose rows all have one value; a list has it alone."""
+    """Return a column like `column` whose rows all have one value; a list has it alone."""
     rows = len(column)
     if not pa.types.is_list(column.type):
         return pa.array(np.full(rows, encoded)).cast(column.type)

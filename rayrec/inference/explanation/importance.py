@@ -26,7 +26,7 @@ class Importance:
 
     metrics: dict[str, float]
     worse_by: dict[str, dict[str, BlockEstimate]]
-    """By feature or group, then by metric: the change for the worse, a mean over permutations."""
+    """Loss of a metric, by feature or group, then by metric: a mean over permutations."""
 
 
 def permutation_importance(

@@ -25,7 +25,7 @@ from rayrec.random.permutation import HashPermutation
 
 _BLOCKS = 20
 _T_QUANTILE = 2.093
-"""Of Student's distribution with `_BLOCKS` - 1 degrees of freedom: 95 % of it lie between -2.093 and 2.093."""
+"""Quantile of Student's distribution with `_BLOCKS` - 1 degrees of freedom: 95 % of it lie between -2.093 and 2.093."""
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -42,7 +42,8 @@ class BlockEstimate:
 
 
 def estimate(value: float, blocks: NDArray[np.float64]) -> BlockEstimate:
-    """The estimate of a number whose value on all rows is given, and on each of their blocks (`_BLOCKS` or none).
+    """Return the estimate of a number whose value on all rows is given, and on each of their blocks (`_BLOCKS` or
+    none).
 
     The random group method (Wolter 2007, "Introduction to variance estimation", chapter 2): blocks are samples as the
     whole is one, so the spread of their values tells how far the whole may be off. It holds for any metric, for rows
@@ -71,7 +72,7 @@ class LabelledRows:
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, most: int) -> "LabelledRows":
-        """About `most` rows of a split with known labels, in row groups from all over it.
+        """Return about `most` rows of a split with known labels, in row groups from all over it.
 
         Raises UserError if there is no such split, or its rows have one label.
         """
@@ -98,7 +99,7 @@ class LabelledRows:
         return len(self.labels)
 
     def drawn(self, most: int) -> "LabelledRows":
-        """At most `most` of the rows, in their order, drawn at random but always the same."""
+        """Return at most `most` of the rows, in their order, drawn at random but always the same."""
         if most >= len(self):
             return self
         chosen = np.sort(HashPermutation(len(self), seed=0)(np.arange(most)))
@@ -121,7 +122,7 @@ class LabelledRows:
         return [slice(first, end) for first, end in pairwise(cuts)]
 
     def mean(self, values: NDArray[np.float32]) -> BlockEstimate:
-        """The mean of (n,) values over the rows, by their weights."""
+        """Return the mean of (n,) values over the rows, by their weights."""
         weights = self.weights.double().numpy()
         with np.errstate(invalid="ignore"):
             whole, *blocks = (
@@ -160,7 +161,7 @@ class Measure:
 
 
 def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> list[ResultT]:
-    """What `work` gives for each task, from a thread for each CPU, in which torch uses no others."""
+    """Return what `work` gives for each task, from a thread for each CPU, in which torch uses no others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -171,7 +172,7 @@ def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> list
 
 
 def _are_both(labels: Tensor, weights: Tensor) -> bool:
-    """Whether rows that count have both labels."""
+    """Return whether rows that count have both labels."""
     return len(labels[weights > 0].unique()) == 2
 
 

@@ -29,7 +29,7 @@ from rayrec.storage.staged import fetch
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`rayrec.inference.folder.changed_rows`)."""
 VALUES_FILE = f"{VOCABULARY_FOLDER}/changes.arrow"
-"""What a delta adds to vocabularies and removes (`rayrec.features.vocabularies.grown_vocabulary`)."""
+"""Values that a delta adds to vocabularies and removes (`rayrec.features.vocabularies.grown_vocabulary`)."""
 
 
 class Version(Config):
@@ -38,11 +38,11 @@ class Version(Config):
     name: str
     """The name of its folder when the delta was made."""
     fingerprint: str
-    """What identifies it (`ModelFolder.version`)."""
+    """Identity of the model (`ModelFolder.version`)."""
 
 
 class TableGrowth(Config):
-    """How a table differs from the parent's."""
+    """Difference of a table from the parent's."""
 
     changed: int
     """Rows of the parent's that are others now."""
@@ -51,7 +51,7 @@ class TableGrowth(Config):
 
 
 class VocabularyGrowth(Config):
-    """How a vocabulary differs from the parent's."""
+    """Difference of a vocabulary from the parent's."""
 
     added: int
     """Ids that follow those of the parent's."""
@@ -80,7 +80,7 @@ class DeltaManifest(Config):
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the model that the delta makes of its parent."""
+        """Return what identifies the model that the delta makes of its parent."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -113,17 +113,17 @@ class Delta:
 
     @cached_property
     def rows(self) -> MappedTensors:
-        """The rows of tables that it changes or appends, if it does."""
+        """Rows of tables that it changes or appends, if it does."""
         return MappedTensors(self.folder / ROWS_FILE)
 
     @cached_property
     def values(self) -> VocabularyChanges:
-        """What it adds to vocabularies and removes, if it does."""
+        """Return what it adds to vocabularies and removes, if it does."""
         return VocabularyChanges(self.folder / VALUES_FILE)
 
 
 def versions_in(folder: Path) -> dict[int, Path]:
-    """The model folders in a folder that are named by whole numbers from 1, without leading zeros, by number."""
+    """Return the model folders in a folder that are named by whole numbers from 1, without leading zeros, by number."""
     try:
         named = [child for child in folder.iterdir() if _number(child) is not None and is_model_folder(child)]
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +132,7 @@ def versions_in(folder: Path) -> dict[int, Path]:
 
 
 def chain_of(folder: Path) -> list[Path]:
-    """The folders that a model is read from: a whole model, and after it deltas, the last of which is `folder`.
+    """Return the folders that a model is read from: a whole model, and after it deltas, the last of which is `folder`.
 
     It begins with a delta if the version before that one is missing.
     """
@@ -145,7 +145,10 @@ def chain_of(folder: Path) -> list[Path]:
 
 
 def among_siblings(delta: Path) -> Path:
-    """The path of a delta in a folder that has its siblings, too, and is fetched if it is staged. Raises UserError."""
+    """Return the path of a delta in a folder that has its siblings, too, and is fetched if it is staged.
+
+    Raises UserError.
+    """
     path = in_folder_around(delta)
     return path if path == delta else fetch(path.parent) / path.name
 
@@ -162,7 +165,7 @@ def require_place(output: Path, parent: Path) -> None:
 
 
 def verified(folders: Sequence[Path], base: Version) -> tuple[Delta, ...]:
-    """The deltas in `folders`, each the one of the folder before it and the first one of `base`.
+    """Return the deltas in `folders`, each the one of the folder before it and the first one of `base`.
 
     Raises UserError that names the version that is missing, repeated, damaged or not a delta of the one before it.
     """
@@ -183,7 +186,7 @@ def verified(folders: Sequence[Path], base: Version) -> tuple[Delta, ...]:
 
 
 def missing_parent(delta: Path) -> UserError:
-    """What to say of a delta that has no version before it. Raises UserError if it is damaged, too."""
+    """Return what to say of a delta that has no version before it. Raises UserError if it is damaged, too."""
     name = DeltaManifest.load(delta).parent.name
     return UserError(f"{delta}: needs version {name}, which is missing; copy it beside this one, or export in full")
 
@@ -211,7 +214,7 @@ def _require_whole(folder: Path, file: StoredFile) -> None:
 
 
 def sha256_once(path: Path) -> str:
-    """The SHA-256 of a file, which this process reads again only if the file has changed.
+    """Return the SHA-256 of a file, which this process reads again only if the file has changed.
 
     So a replica that loads one delta after the other does not read all before it each time. Raises OSError.
     """
@@ -225,12 +228,14 @@ def _sha256(path: Path, inode: int, size: int, modified_ns: int) -> str:
 
 
 def _versions_before(folder: Path) -> list[Path]:
-    """The versions before a folder, the newest first; a folder with another name than a version's comes after all."""
+    """Return the versions before a folder, the newest first; a folder with another name than a version's comes after
+    all.
+    """
     versions, own = versions_in(folder.parent), _number(folder)
     return [versions[number] for number in sorted(versions, reverse=True) if own is None or number < own]
 
 
 def _number(folder: Path) -> int | None:
-    """The number of a version by the name of its folder; None if that is another name."""
+    """Return the number of a version by the name of its folder; None if that is another name."""
     name = folder.name
     return int(name) if name.isascii() and name.isdigit() and name[0] != "0" else None

@@ -42,7 +42,7 @@ class ChangedRows(StoredRows):
 def new_changed_rows(
     path: Path, ids: Mapping[str, NDArray[np.int64]], columns: Mapping[str, int], precision: TablePrecision
 ) -> Iterator[dict[str, dict[str, NDArray[Any]]]]:
-    """A new file of rows of tables, whose tensors are mapped for writing, by table; on disk when the block ends.
+    """Yield a new file of rows of tables, whose tensors are mapped for writing, by table; on disk when the block ends.
 
     One file, as each that is mapped takes a file descriptor of the process. `ids`: the rows (n,) of each table,
     ascending. Raises UserError if the disk is full.
@@ -112,7 +112,7 @@ class OverlaidTable:
             np.multiply(self._rows.take(numbers, rows), self._scales.take(numbers, rows)[:, None], out=out)
 
     def _read_one(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
-        """What `read` does, for one id in a fifth of the time: most requests have one row."""
+        """Do what `read` does, for one id in a fifth of the time: most requests have one row."""
         row = int(ids[0])
         entry = int(self._ids.searchsorted(row))
         if entry == len(self._ids) or self._ids[entry] != row:
@@ -122,7 +122,9 @@ class OverlaidTable:
         self._parts[place >> _ROW_BITS].read(np.array([place & _ROW_MASK]), out)
 
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """A copy of the rows `start` to `stop` (exclusive) as the files have them, as `StoredRows.stored_rows`."""
+        """Return a copy of the rows `start` to `stop` (exclusive) as the files have them, as
+        `StoredRows.stored_rows`.
+        """
         of_base = self._parts[0].stored_rows(start, stop)
         rows = {
             name: np.concatenate([values, np.empty((stop - start - len(values), *values.shape[1:]), values.dtype)])
@@ -164,7 +166,7 @@ class JoinedArrays:
 
 
 def _places(number: int, rows: int) -> NDArray[np.int64]:
-    """The places (rows,) of all rows of a part."""
+    """Return the places (rows,) of all rows of a part."""
     return (number << _ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
@@ -172,7 +174,7 @@ StoredTable = MappedTable | OverlaidTable
 
 
 def stored_blocks(table: StoredTable) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """The first row and the stored tensors of one block of rows after the other; memory holds one block."""
+    """Yield the first row and the stored tensors of one block of rows after the other; memory holds one block."""
     for file in table.mapped:
         file.expect_order()
     for start in range(0, len(table), BLOCK_ROWS):

@@ -30,14 +30,14 @@ class CheckpointWeights:
         self._stored = StoredTensors(folder)
 
     def dense(self) -> dict[str, Tensor]:
-        """The state dict of the model's `dense_network`."""
+        """Return the state dict of the model's `dense_network`."""
         empty = self._model.dense_network.state_dict()
         dense = {name: torch.empty_like(value, device="cpu") for name, value in empty.items()}
         self._stored.fill({f"model.dense_network.{name}": value for name, value in dense.items()})
         return dense
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table."""
+        """Return the (rows, columns) float32 weights of a table."""
         weights = torch.empty(table.shape)
         self.fill_table(table, weights)
         return weights

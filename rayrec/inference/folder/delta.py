@@ -42,7 +42,7 @@ _INSTEAD = "export in full, without --delta-of"
 
 
 def write_delta(model: ModelFolder, parent: ModelFolder, output: Path) -> DeltaManifest:
-    """Write what differs between a whole model and its parent, which may be a delta, to `output`; returns `delta.json`.
+    """Write what differs between a whole model and its parent, which may be a delta, to `output`; return `delta.json`.
 
     What is stored is compared bit by bit, so the parent and the delta make the model, whatever it was trained with.
     Tables are compared in blocks of rows, a few tables at once. Raises UserError where a delta cannot say what differs.
@@ -143,7 +143,7 @@ def _side(is_now: bool) -> str:
 
 
 def _vocabularies(schema: Schema) -> Mapping[str, tuple[CategoricalFeature, Vocabulary]]:
-    """The vocabularies by the feature whose table they belong to."""
+    """Return the vocabularies by the feature whose table they belong to."""
     return {
         feature.name: (feature, transform)
         for feature in schema.categorical
@@ -153,7 +153,7 @@ def _vocabularies(schema: Schema) -> Mapping[str, tuple[CategoricalFeature, Voca
 
 
 def _write_values(model: ModelFolder, parent: ModelFolder, path: Path) -> dict[str, VocabularyGrowth]:
-    """Write what vocabularies add to those of the parent and remove, if they do; returns that of each that does."""
+    """Write what vocabularies add to those of the parent and remove, if they do; return that of each that does."""
     now, before, grown = _vocabularies(model.schema), _vocabularies(parent.schema), {}
     with new_changes(path, list(now)) as add:
         for name, (_, vocabulary) in now.items():
@@ -169,7 +169,7 @@ def _write_values(model: ModelFolder, parent: ModelFolder, path: Path) -> dict[s
 def _write_rows(
     model: ModelFolder, parent: ModelFolder, path: Path, precision: TablePrecision
 ) -> dict[str, TableGrowth]:
-    """Write the rows of tables that differ from the parent's or follow them, if any; returns the tables that grew."""
+    """Write the rows of tables that differ from the parent's or follow them, if any; return the tables that grew."""
     tables_before = {table.name: table for table in parent.tables}
     tables = {
         table.name: (parent.mapped_table(tables_before[table.name]), model.mapped_table(table))
@@ -219,7 +219,7 @@ def _differs(before: Mapping[str, NDArray], now: Mapping[str, NDArray]) -> NDArr
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two files have the same content, or two folders the same files."""
+    """Return whether two files have the same content, or two folders the same files."""
     if not one.is_dir() or not other.is_dir():
         return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
     names = [

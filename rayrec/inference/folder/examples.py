@@ -81,7 +81,7 @@ def write_examples(predictor: Predictor) -> None:
 
 
 def example_row(folder: Path) -> dict[str, Any]:
-    """A raw row to try a model with: the first of its held-out rows or examples, cut to a few columns."""
+    """Return a raw row to try a model with: the first of its held-out rows or examples, cut to a few columns."""
     held_out = load_held_out_rows(folder)
     row = Examples.load(folder).instances[0] if held_out is None else held_out.rows[0]
     numbers = [name for name, value in row.items() if isinstance(value, float | int)][:3]
@@ -105,7 +105,8 @@ def load_held_out_rows(folder: Path) -> HeldOutRows | None:
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
-    """Raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and missing.
+    """Return raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and
+    missing.
 
     `columns` are the raw columns of the schema (`RawRows.columns`); those that the model looks up are left out.
     """
@@ -146,7 +147,7 @@ def _values(dtype: pa.DataType, readers: Sequence[Feature], time_format: str, fo
 
 
 def _written(time: datetime, time_format: str) -> str | int:
-    """A time as raw data of this format has it."""
+    """Return a time as raw data of this format has it."""
     per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}.get(time_format)
     if per_second is not None:
         return int(time.timestamp()) * per_second
@@ -154,7 +155,9 @@ def _written(time: datetime, time_format: str) -> str | int:
 
 
 def _frequent_values(feature: Feature, folder: Path) -> list[str]:
-    """The first values of a feature's vocabulary in `folder`, mostly frequent ones; empty without a vocabulary."""
+    """Return the first values of a feature's vocabulary in `folder`, mostly frequent ones; empty without a
+    vocabulary.
+    """
     for transform in feature.transforms if isinstance(feature, CategoricalFeature) else ():
         if isinstance(transform, Vocabulary) and transform.size:
             with pq.ParquetFile(vocabulary_files(folder / transform.file)[0]) as vocabulary:

@@ -66,7 +66,7 @@ def export_checkpoint(
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
         origin: What the model was made from, as far as it is to be known of it.
 
-    Returns that comparison: the split and its rows, the metrics of both, their changes and the differences of the
+    Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """
@@ -116,7 +116,7 @@ def _write_held_out_rows(dataset: Dataset, split: str, predictor: Predictor) -> 
 
 
 def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldOutRows:
-    """The first positive pairs of users and items, as the vocabularies have them."""
+    """Return the first positive pairs of users and items, as the vocabularies have them."""
     schema = predictor.schema
     names = [feature.name for feature in schema.features]
     rows = pa.Table.from_batches(first_rows(dataset, split, [*names, schema.label], MOST_LOOKED_AT))
@@ -138,7 +138,7 @@ def _has_rows(dataset: Dataset, name: str) -> bool:
 def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
-    """Quantise a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
+    """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
     splits = sorted(dataset.evaluation_splits, key=lambda name: name != preferred)
     if not splits:
         quantise_tables(folder, tables, precision)
@@ -163,7 +163,9 @@ def _with_smaller_tables(
 
 
 def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArray[np.float32], dict[str, float | None]]:
-    """Probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without labels."""
+    """Return the probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without
+    labels.
+    """
     dataset.labelled_split(split)
     predictor, label = load_model(folder), dataset.schema.label
     names = [feature.name for feature in predictor.schema.features]

@@ -23,7 +23,7 @@ class ModelFacts(Config):
 
     @classmethod
     def load(cls, model: ModelFolder) -> Self | None:
-        """The content of a model's file; None if the model has none. Raises UserError if it is damaged."""
+        """Return the content of a model's file; None if the model has none. Raises UserError if it is damaged."""
         path = model.path(cls.file)
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -122,7 +122,7 @@ def model_card(
 
 
 def _outcome(recipe: Recipe, schema: Schema) -> str:
-    """What the model predicts the probability of, by the name of the label."""
+    """Return what the model predicts the probability of, by the name of the label."""
     if schema.interactions is not None:
         return f"the {schema.interactions.user} chooses the {schema.interactions.item}"
     label = getattr(recipe.source, "label", None)
@@ -144,7 +144,7 @@ def _features(schema: Schema) -> str:
 
 
 def _metrics(metrics: Metrics, baselines: Baselines) -> str:
-    """A row for each split, and below it one for each simpler model."""
+    """Return a row for each split, and below it one for each simpler model."""
     rows: list[dict[str, Any]] = []
     for split, values in metrics.items():
         rows.append({"split": split, "predicted by": "this model", **values})
@@ -174,7 +174,7 @@ def _training(recipe: Recipe, tables: Sequence[EmbeddingTable], checkpoint: str)
 
 
 def _settings(values: Mapping[str, Any]) -> str:
-    """A table of the settings that have a value."""
+    """Return a table of the settings that have a value."""
     rows = [
         {"setting": name, "value": _setting(value)} for name, value in values.items() if value not in (None, {}, [])
     ]
@@ -190,7 +190,7 @@ def _setting(value: Any) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """A table of Markdown that is aligned as a text, too; numbers to the right."""
+    """Return a table of Markdown that is aligned as a text, too; numbers to the right."""
     if not rows:
         return "None."
     names = list(rows[0])
@@ -206,7 +206,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def tables_section(precision: str, loss: dict[str, Any] | None) -> str:
-    """The section on tables that are not stored as float32; `loss` as `export_checkpoint` returns it."""
+    """Return the section on tables that are not stored as float32; `loss` as `export_checkpoint` returns it."""
     text = f"## Tables\n\nStored as {precision}; a row becomes float32 again when it is looked up.\n"
     if loss is None:
         return text + "The effect was not measured: the dataset has no split with labels beside `train`.\n"

@@ -132,9 +132,9 @@ class ModelFolder:
     pooled: tuple[PooledFeature, ...]
     """The model's (`RankingModel.pooled`)."""
     base: "ModelFolder | None" = None
-    """Of a delta, the whole model at the beginning of its chain."""
+    """Whole model at the beginning of a delta's chain."""
     deltas: tuple[Delta, ...] = ()
-    """Of a delta, those that follow the base, the last of which is this folder."""
+    """Deltas that follow the base, the last of which is this folder."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
@@ -172,7 +172,7 @@ class ModelFolder:
 
     @classmethod
     def _read(cls, folder: Path) -> "ModelFolder":
-        """What small files say."""
+        """Return what small files say."""
         if not is_model_folder(folder):
             raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)
@@ -184,7 +184,7 @@ class ModelFolder:
 
     @property
     def version(self) -> Version:
-        """What identifies the model. Raises UserError if a file is missing."""
+        """Return what identifies the model. Raises UserError if a file is missing."""
         if self.deltas:
             return Version(name=self.folder.name, fingerprint=self.deltas[-1].manifest.fingerprint)
         digest = hashlib.sha256()
@@ -196,7 +196,9 @@ class ModelFolder:
         return Version(name=self.folder.name, fingerprint=digest.hexdigest())
 
     def path(self, name: str) -> Path:
-        """Where a file or folder of the model is, which a delta may have from a version before it; it may be absent."""
+        """Return where a file or folder of the model is, which a delta may have from a version before it; it may be
+        absent.
+        """
         for delta in reversed(self.deltas):
             if name not in delta.manifest.inherited:
                 return delta.folder / name
@@ -204,19 +206,21 @@ class ModelFolder:
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """The embedding tables of the model."""
+        """Embedding tables of the model."""
         return distinct_tables(self.pooled)
 
     @property
     def precision(self) -> TablePrecision:
-        """What the tables are stored in."""
+        """Return what the tables are stored in."""
         (first, *_), folder = self.tables, (self.base or self).folder
         with open_tensors(folder / table_file(first.name)) as tensors:
             dtype = tensors.get_slice(TABLE_TENSOR).get_dtype()
         return next(precision for precision, name in DTYPES.items() if name == dtype)
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory if that is not all."""
+        """Return the (rows, columns) float32 weights of a table: mapped from its file, or in memory if that is
+        not all.
+        """
         if self.base is None and self.precision == "fp32":
             with open_tensors(self.folder / table_file(table.name)) as tensors:
                 return tensors.get_tensor(TABLE_TENSOR)
@@ -230,14 +234,16 @@ class ModelFolder:
         return torch.from_numpy(weights)
 
     def mapped_table(self, table: EmbeddingTable, columns: int | None = None) -> StoredTable:
-        """The table as rows that are looked up in its files; by default the `dim` columns that the model reads."""
+        """Return the table as rows that are looked up in its files; by default the `dim` columns that the model
+        reads.
+        """
         dim = columns or table.dim
         whole = MappedTable((self.base or self).folder / table_file(table.name), dim)
         changes = [ChangedRows(d.rows, table.name, dim) for d in self.deltas if table.name in d.manifest.tables]
         return OverlaidTable(whole, changes, table.rows) if changes else whole
 
     def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
-        """The look-up of the values of a feature that has a vocabulary."""
+        """Return the look-up of the values of a feature that has a vocabulary."""
         name = feature.table or feature.name
         (vocabulary,) = (t for t in feature.transforms if isinstance(t, Vocabulary))
         if self.base is None:
@@ -248,7 +254,7 @@ class ModelFolder:
         return GrownVocabulary(lookup, changes, name) if changes else lookup
 
     def table_bytes(self) -> int:
-        """Size of all files that the tables are read from."""
+        """Return the size of all files that the tables are read from."""
         whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
         changed = [delta.folder / ROWS_FILE for delta in self.deltas if delta.manifest.tables]
         return sum(path.stat().st_size for path in (*whole, *changed))
@@ -276,7 +282,7 @@ class ModelFolder:
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:
-    """Relative paths of the schema's vocabularies."""
+    """Return the relative paths of the schema's vocabularies."""
     return sorted({feature.vocabulary.file for feature in schema.categorical if feature.vocabulary is not None})
 
 

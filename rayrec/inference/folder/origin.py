@@ -1,4 +1,4 @@
-"""What a model was made from: `origin.json` of a model folder."""
+"""Origin of a model: `origin.json` of a model folder."""
 
 from rayrec.inference.folder.facts import ModelFacts
 

@@ -16,7 +16,9 @@ _DRAWN_FROM = 16_384
 
 
 def rows_of_split(dataset: Dataset, split: str, predictor: Predictor) -> pa.RecordBatch:
-    """Encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such split."""
+    """Return the encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such
+    split.
+    """
     return pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
 
 
@@ -28,7 +30,9 @@ def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:
 
 
 def load_reference_rows(predictor: Predictor) -> pa.RecordBatch | None:
-    """The encoded reference rows of a model; None if it was exported without. Raises UserError if they are damaged."""
+    """Return the encoded reference rows of a model; None if it was exported without. Raises UserError if they are
+    damaged.
+    """
     path = predictor.model_folder.path(REFERENCE_ROWS_FILE)
     try:
         table = pq.read_table(path)

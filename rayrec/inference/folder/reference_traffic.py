@@ -1,4 +1,4 @@
-"""How a model's scores and inputs were distributed at export, to compare with the traffic that it serves."""
+"""Distribution of a model's scores and inputs at export, to compare with the traffic that it serves."""
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ _ROWS = 20_000
 
 
 class ReferenceTraffic(ModelFacts):
-    """What the first rows of a split look like to the model."""
+    """Scores and ids of the first rows of a split."""
 
     file = REFERENCE_FILE
 
@@ -50,17 +50,17 @@ class ReferenceTraffic(ModelFacts):
         )
 
     def drift(self, counts: NDArray[np.float64]) -> float:
-        """How far the scores counted in each bin are from the reference (`rayrec.evaluation.stability`)."""
+        """Return how far the scores counted in each bin are from the reference (`rayrec.evaluation.stability`)."""
         return stability_index(np.array(self.score_shares), counts)
 
 
 def score_counts(scores: NDArray[np.float32], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many scores are in each bin: (len(edges) + 1,), a score on an edge being in the bin above it."""
+    """Return how many scores are in each bin: (len(edges) + 1,), a score on an edge being in the bin above it."""
     return np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
 
 
 def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[int, int]]:
-    """For each categorical feature of encoded rows, the number of ids that are 0, and of all ids."""
+    """Return, for each categorical feature of encoded rows, the number of ids that are 0, and of all ids."""
     counts = {}
     for feature in schema.categorical:
         column = columns.column(feature.name)

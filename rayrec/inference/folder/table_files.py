@@ -53,17 +53,17 @@ _ROWS_BETWEEN_LOOKS = 1024
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder looks like the output of an export: a whole model, or a delta."""
+    """Return whether a folder looks like the output of an export: a whole model, or a delta."""
     return is_delta(path) or (path / TABLES_FOLDER).is_dir()
 
 
 def is_delta(path: Path) -> bool:
-    """Whether a model folder holds only what differs from the version before it."""
+    """Return whether a model folder holds only what differs from the version before it."""
     return (path / DELTA_FILE).is_file()
 
 
 def table_file(name: str) -> str:
-    """The path of a table's file in a model folder; a name with `/` in it stays one file."""
+    """Return the path of a table's file in a model folder; a name with `/` in it stays one file."""
     return f"{TABLES_FOLDER}/{shortened(quote(name, safe=' '))}.safetensors"
 
 
@@ -110,7 +110,7 @@ class StoredRows:
             np.multiply(self._rows[ids], self._scale[ids][:, None], out=out)
 
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """The rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
+        """Return the rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
         return {name: values[start:stop] for name, values in self.stored.items()}
 
 
@@ -160,7 +160,7 @@ class TableMemory:
 
 
 def mapped_bytes() -> int:
-    """Bytes of files that this process has mapped and holds in memory."""
+    """Return the bytes of files that this process has mapped and holds in memory."""
     return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -196,7 +196,9 @@ def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision:
 
 
 def _quantised(path: Path, block: NDArray[np.float32], precision: TablePrecision) -> dict[str, NDArray[Any]]:
-    """Rows (n, columns) as a file holds them, by tensor. Raises UserError naming `path` if they do not fit."""
+    """Return the rows (n, columns) as a file holds them, by tensor. Raises UserError naming `path` if they do
+    not fit.
+    """
     if not np.isfinite(block).all():
         raise UserError(f"{path}: holds infinite or NaN weights: training diverged; export another checkpoint")
     largest = np.abs(block).max(axis=1, initial=0.0)
@@ -213,7 +215,7 @@ def _quantised(path: Path, block: NDArray[np.float32], precision: TablePrecision
 
 @contextlib.contextmanager
 def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) -> Iterator[dict[str, NDArray[Any]]]:
-    """A new safetensors file of a table, its tensors mapped for writing; on disk when the block ends.
+    """Yield a new safetensors file of a table, its tensors mapped for writing; on disk when the block ends.
 
     Raises UserError if the disk is full.
     """
@@ -222,14 +224,15 @@ def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) ->
 
 
 def tensors_of_rows(rows: int, columns: int, precision: TablePrecision) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The type and the shape of each tensor that stores rows of a table."""
+    """Return the type and the shape of each tensor that stores rows of a table."""
     scale = {SCALE_TENSOR: ("F32", (rows,))} if precision == "int8" else {}
     return {TABLE_TENSOR: (DTYPES[precision], (rows, columns)), **scale}
 
 
 @contextlib.contextmanager
 def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, NDArray[Any]]]:
-    """A new safetensors file of tensors of these types and shapes, mapped for writing; on disk when the block ends.
+    """Yield a new safetensors file of tensors of these types and shapes, mapped for writing; on disk when the block
+    ends.
 
     Raises DiskError if the disk is full.
     """
@@ -275,7 +278,7 @@ def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """The tensors of a file that this version of rayrec wrote. Raises UserError if it is missing or damaged."""
+    """Yield the tensors of a file that this version of rayrec wrote. Raises UserError if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as tensors:
             version = (tensors.metadata() or {}).get("rayrec_version")

@@ -28,13 +28,14 @@ class ItemDistribution:
 
     @classmethod
     def uniform(cls, cardinality: int) -> "ItemDistribution":
-        """A distribution in which items 1 ... cardinality - 1 are equally frequent."""
+        """Return a distribution in which items 1 ... cardinality - 1 are equally frequent."""
         _require_items(cardinality)
         return cls(cardinality - 1, None)
 
     @classmethod
     def by_popularity(cls, items: Tensor, cardinality: int, exponent: float) -> "ItemDistribution":
-        """A distribution in proportion to (interactions of the item)^exponent; `items`: the item of each interaction.
+        """Return a distribution in proportion to (interactions of the item)^exponent; `items`: the item of each
+        interaction.
 
         Masses are rounded down to shares of 2^31; each item, even without interactions, has at least one.
         """
@@ -47,19 +48,19 @@ class ItemDistribution:
         return cls(int(ends[-1]), ends)
 
     def starts(self, items: Tensor) -> Tensor:
-        """The first points of `items` (from 1 on), int64."""
+        """Return the first points of `items` (from 1 on), int64."""
         if self.ends is None:
             return items.long() - 1
         return self.ends.index_select(0, items.long() - 1).long()
 
     def masses(self, items: Tensor) -> Tensor:
-        """The masses of `items` (from 1 on), int64."""
+        """Return the masses of `items` (from 1 on), int64."""
         if self.ends is None:
             return torch.ones_like(items, dtype=torch.int64)
         return self.ends.index_select(0, items.long()).long() - self.starts(items)
 
     def item_at(self, points: Tensor) -> Tensor:
-        """The items on `points` (int32), int32."""
+        """Return the items on `points` (int32), int32."""
         if self.ends is None:
             return points + 1
         # The entry of item 0 is never counted, so the count is that of items that end at or before a point.
@@ -74,7 +75,8 @@ def _require_items(cardinality: int) -> None:
 
 
 def count_not_above(segments: Tensor, first: Tensor, length: Tensor, longest: int, values: Tensor) -> Tensor:
-    """The number of entries of each value's segment that are <= the value, by binary search; of the type of `first`.
+    """Return the number of entries of each value's segment that are <= the value, by binary search; of the type of
+    `first`.
 
     `segments`: sorted segments one after the other, behind one entry that is never counted. `first` and `length`: each
     value's segment, where `first` does not count that entry. `longest`: an upper bound of the lengths.
@@ -101,7 +103,7 @@ class UncheckedNegatives:
     distribution: ItemDistribution
 
     def draw(self, bits: Tensor, users: Tensor) -> Tensor:
-        """An item (int32) for each of `users`, as a function of its 64 random `bits` (int64)."""
+        """Return an item (int32) for each of `users`, as a function of its 64 random `bits` (int64)."""
         return self.distribution.item_at(uniform_below(bits, self.distribution.total).int())
 
 
@@ -164,7 +166,7 @@ class ExactNegatives:
         )
 
     def draw(self, bits: Tensor, users: Tensor) -> Tensor:
-        """An item (int32) for each of `users`, as a function of its 64 random `bits` (int64)."""
+        """Return an item (int32) for each of `users`, as a function of its 64 random `bits` (int64)."""
         points = uniform_below(bits, self.free.index_select(0, users)).int()
         first = self.first.index_select(0, users)
         length = self.first.index_select(0, users + 1) - first

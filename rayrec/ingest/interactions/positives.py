@@ -71,7 +71,7 @@ class Positives:
 
 
 def interaction_columns(schema: Schema) -> InteractionColumns:
-    """The user and item columns of a schema that is known to have them."""
+    """Return the user and item columns of a schema that is known to have them."""
     assert schema.interactions is not None, "what needs them is refused for other datasets before workers start"
     return schema.interactions
 
@@ -83,7 +83,9 @@ def num_item_rows(schema: Schema) -> int:
 
 
 def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """The positive rows of each row group as pairs: user * items + item, without those of unknown users and items."""
+    """Yield the positive rows of each row group as pairs: user * items + item, without those of unknown users and
+    items.
+    """
     interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
     packer = RowPacker.of(dataset)

@@ -58,14 +58,14 @@ class RecencyDraws:
         return cls(ends, int(ends[-1]))
 
     def __call__(self, slots: Tensor, key: int) -> Tensor:
-        """The positive (int64) of each of `slots` (1-d int64, 0 ... positives - 1) in the epoch of `key`."""
+        """Return the positive (int64) of each of `slots` (1-d int64, 0 ... positives - 1) in the epoch of `key`."""
         offset = derive_key(key) % self.total
         points = torch.div(slots * self.total + offset, len(self.ends), rounding_mode="floor")
         return torch.searchsorted(self.ends, points, right=True)
 
 
 def _later_rows(users: Tensor) -> Tensor:
-    """For each row, the number of later rows of its user, int64."""
+    """Return, for each row, the number of later rows of its user, int64."""
     _, lengths = users.unique_consecutive(return_counts=True)
     if len(lengths) != len(users.unique()):
         raise ConfigError(
@@ -112,11 +112,11 @@ class SampledSplit:
         return cls(positives, negatives, config.per_positive, draws)
 
     def __len__(self) -> int:
-        """The number of samples in an epoch."""
+        """Return the number of samples in an epoch."""
         return len(self.positives) * (1 + self.per_positive)
 
     def epoch(self, seed: int, epoch: int) -> "SampledEpoch":
-        """One epoch, which depends only on the seed and its number."""
+        """Return one epoch, which depends only on the seed and its number."""
         device = self.positives.users.device
         order = TablePermutation(len(self), derive_key(seed, _ORDER, epoch), device)
         return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch), derive_key(seed, _POSITIVES, epoch))
@@ -132,7 +132,7 @@ class SampledEpoch:
     positives_key: int
 
     def at(self, places: Tensor) -> Samples:
-        """The samples at `places` (1-d int64, 0 ... samples of the epoch - 1); waits for no device."""
+        """Return the samples at `places` (1-d int64, 0 ... samples of the epoch - 1); waits for no device."""
         group = 1 + self.split.per_positive
         positives, negatives = self.split.positives, self.split.negatives
         # Sample s belongs to slot s // group: the first sample of a slot is its positive, the others are negatives.

@@ -1,1 +1,1 @@
-"""What the models share: the batch, the embeddings, dense layers, initialization."""
+"""Parts that the models share: the batch, the embeddings, dense layers, initialization."""

@@ -1,4 +1,4 @@
-"""What a model reads: one batch of encoded rows."""
+"""Input of a model: one batch of encoded rows."""
 
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any

@@ -89,7 +89,7 @@ def draw_rows(table: EmbeddingTable, seed: int, keys: NDArray[np.uint64]) -> Ten
 
 
 def derived_seed(*key: str | int) -> int:
-    """A seed for what `key` names: a hash that is the same in every process and version of Python."""
+    """Return a seed for what `key` names: a hash that is the same in every process and version of Python."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -110,5 +110,5 @@ def copy_normal(parameter: Tensor, std: float, generator: torch.Generator, *, tr
 
 
 def _generator(*key: str | int) -> torch.Generator:
-    """A generator on the CPU for what `key` names."""
+    """Return a generator on the CPU for what `key` names."""
     return torch.Generator().manual_seed(derived_seed(*key))

@@ -96,7 +96,9 @@ def hidden_layers(
     linear: type[Linear] = Linear,
     dropout: float | None = None,
 ) -> Layers:
-    """Linear, ReLU and, unless `dropout` is None, dropout for each width: (B, in_features) -> (B, widths[-1])."""
+    """Return linear, ReLU and, unless `dropout` is None, dropout for each width: (B, in_features) -> (B,
+    widths[-1]).
+    """
     layers: list[nn.Module] = []
     for width in widths:
         layers += [linear(in_features, width, device=device), nn.ReLU()]
@@ -114,7 +116,7 @@ def scoring_layers(
     linear: type[Linear] = Linear,
     dropout: float | None = None,
 ) -> Layers:
-    """Hidden layers of `widths`, then a linear layer to one logit: (B, in_features) -> (B, 1)."""
+    """Return hidden layers of `widths`, then a linear layer to one logit: (B, in_features) -> (B, 1)."""
     hidden = hidden_layers(in_features, widths, device, linear=linear, dropout=dropout)
     return Layers(*hidden, linear(widths[-1], 1, device=device))
 

@@ -18,7 +18,7 @@ PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """How the dense network computes; embedding tables and master weights stay float32."""
+    """Number format of the dense network; embedding tables and master weights stay float32."""
 
     name: PrecisionName
     device: DeviceName
@@ -26,17 +26,17 @@ class Precision:
     """Why this was picked, for the log."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Autocast for the dense network."""
+        """Return the autocast of the dense network."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
 
     def on_the_wire(self, wanted: Literal["auto", "fp32", "bf16"]) -> torch.dtype:
-        """The format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
+        """Return the format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
         is_half = wanted == "bf16" or (wanted == "auto" and self.name == "bf16" and self.device == "cuda")
         return torch.bfloat16 if is_half else torch.float32
 
     def pooled(self, wire: torch.dtype) -> torch.dtype:
-        """The format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
+        """Return the format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
 
         Only GPUs: FBGEMM's kernels for CPUs have no bfloat16.
         """
@@ -77,7 +77,7 @@ def resolve_precision(
 
 
 def cpu_flags() -> set[str]:
-    """The processor's feature flags; empty where the system does not say."""
+    """Return the processor's feature flags; empty where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

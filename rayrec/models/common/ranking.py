@@ -60,7 +60,7 @@ class RankingModel(nn.Module):
 
     @property
     def embeddings(self) -> "EmbeddingBagCollection":
-        """The tables, by name; sums, of which `outputs` makes `pooled`.
+        """Tables, by name; sums, of which `outputs` makes `pooled`.
 
         A sub-module from its first use on: it takes a second to import TorchRec, which scoring does without.
         """
@@ -70,12 +70,12 @@ class RankingModel(nn.Module):
         return cast("EmbeddingBagCollection", self._modules["embeddings"])
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,) float32."""
+        """Return the logits (B,) float32."""
         pooled = self.outputs(self.embeddings(batch.sparse), batch.sparse)
         return self.dense_network(batch.dense, pooled)
 
     def part_of_dense(self, parameter: str) -> str:
-        """The part that a parameter of `dense_network` belongs to, by its name there."""
+        """Return the part that a parameter of `dense_network` belongs to, by its name there."""
         child = parameter.partition(".")[0]
         return next((part for part, children in self.parts.items() if child in children), MAIN_PART)
 
@@ -85,7 +85,8 @@ class ScoresPairs(Protocol):
     """A dense network over two one-hot features that scores all pairs of their values faster than one by one."""
 
     def pair_logits(self, first: Tensor, second: Tensor) -> Tensor:
-        """Pooled embeddings of M values of the schema's first feature and N of the second -> logits (M, N) float32.
+        """Return the pooled embeddings of M values of the schema's first feature and N of the second -> logits (M, N)
+        float32.
 
         `first` is (M, width of the feature's table) float32 and `second` (N, width of its table). The logits are those
         of `forward`, up to the rounding of sums. Memory beside them does not grow with M and N.
@@ -96,10 +97,10 @@ class Weights(Protocol):
     """The undistributed weights of a model."""
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table."""
+        """Return the (rows, columns) float32 weights of a table."""
 
     def dense(self) -> Mapping[str, Tensor]:
-        """The state dict of `dense_network`."""
+        """Return the state dict of `dense_network`."""
 
 
 class TrainedWeights(Weights, Protocol):

@@ -30,7 +30,7 @@ class TableValues(Protocol):
         """Draw every value of `block`, a part of a table of `rows` rows, in place on the CPU."""
 
     def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
-        """The values below which `shares` of the distribution lie: its inverse CDF.
+        """Return the values below which `shares` of the distribution lie: its inverse CDF.
 
         `shares` are of any shape, float64, between 0 and 1, neither of which they are; so is the result.
         """
@@ -124,7 +124,7 @@ class PooledFeature:
 
 
 def pooled_features(schema: Schema, values: TableValues) -> tuple[PooledFeature, ...]:
-    """Every categorical feature in the schema's order, with its table or the one that it shares.
+    """Return every categorical feature in the schema's order, with its table or the one that it shares.
 
     A table is named as the feature that it belongs to, of (cardinality, embedding_dim). Every embedding_dim must be
     resolved. Raises UserError where the schema has no categorical feature.
@@ -146,7 +146,7 @@ def pooled_features(schema: Schema, values: TableValues) -> tuple[PooledFeature,
 
 
 def distinct_tables(pooled: Sequence[PooledFeature]) -> tuple[EmbeddingTable, ...]:
-    """The tables of features, each once, in the order of the first that reads it."""
+    """Return the tables of features, each once, in the order of the first that reads it."""
     return tuple(dict.fromkeys(output.table for output in pooled))
 
 
@@ -164,7 +164,8 @@ def require_names(tables: Sequence[EmbeddingTable]) -> None:
 def build_embeddings(
     tables: Sequence[EmbeddingTable], device: torch.device, *, is_weighted: bool = False
 ) -> "EmbeddingBagCollection":
-    """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
+    """Return the tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of
+    sums.
 
     `is_weighted`: whether ids come with weights, which multiply their embeddings.
 
@@ -248,7 +249,7 @@ class _Run:
     columns: int
 
     def followed_by(self, other: "_Run") -> "_Run | None":
-        """Both as one, or None where they are not side by side, or not of one width."""
+        """Return both as one, or None where they are not side by side, or not of one width."""
         follows = other == _Run(
             self.start + self.outputs * self.columns,
             self.target + self.outputs * self.dim,
@@ -259,12 +260,12 @@ class _Run:
         return replace(self, outputs=self.outputs + other.outputs) if follows else None
 
     def of_sums(self, sums: Tensor) -> Tensor:
-        """A view of (B, outputs, columns)."""
+        """Return a view of (B, outputs, columns)."""
         width = self.outputs * self.columns
         return sums[:, self.start : self.start + width].unflatten(1, (self.outputs, self.columns))
 
     def of_pooled(self, pooled: Tensor) -> Tensor:
-        """A view of (B, outputs, dim)."""
+        """Return a view of (B, outputs, dim)."""
         width = self.outputs * self.dim
         return pooled[:, self.target : self.target + width].unflatten(1, (self.outputs, self.dim))
 

@@ -17,8 +17,9 @@ class NeuMFConfig(ModelConfig):
     factors: PositiveInt = 64
     """Width of GMF's embeddings."""
     gmf_output: Literal["learned", "dot"] = "learned"
-    """Logit of GMF's product of embeddings. `learned`: a weight for each column, as published; they grow as embeddings
-    shrink, which defeats `train.embedding_l2`. `dot`: the sum, which is matrix factorization."""
+    """Logit of GMF's product of embeddings. `learned`: a weight for each column, as published; they defeat
+    `train.embedding_l2`. `dot`: the sum, which is matrix factorization.
+    """
     mlp: Widths = (256, 256, 128, 64)
     """Widths: MLP's user and item embeddings together (half each), then its layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5

@@ -73,6 +73,6 @@ def compose(config: NeuMFConfig, sources: Mapping[str, TrainedWeights], options:
 
 
 def _columns(source: TrainedWeights, name: str) -> Tensor:
-    """The columns of a table that the source's model reads."""
+    """Return the columns of a table that the source's model reads."""
     (table,) = (t for t in source.tables if t.name == name)
     return source.table(table)[:, : table.dim]

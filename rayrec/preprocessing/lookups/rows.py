@@ -56,7 +56,8 @@ class CompletedRows:
     def read(
         self, segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a segment, a row group at a time, with `columns` of the files or of look-ups, in this order.
+        """Yield the rows of a segment, a row group at a time, with `columns` of the files or of look-ups, in this
+        order.
 
         Only what these are taken from is read. The columns named in `dictionaries` come dictionary encoded.
         """

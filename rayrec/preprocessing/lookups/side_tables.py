@@ -25,7 +25,7 @@ from rayrec.storage.files import make_folder
 
 
 class WrittenTable(NamedTuple):
-    """What was found in the files of a side table."""
+    """Findings in the files of a side table."""
 
     rejected: dict[str, int]
     """The number of bad rows by reason."""
@@ -40,7 +40,7 @@ def table_reader(
     config: SideTableConfig,
     list_lengths: Sequence[ListLength],
 ) -> TableReader:
-    """The reader of a side table's key and columns; a row without a key is bad.
+    """Return the reader of a side table's key and columns; a row without a key is bad.
 
     `columns`, `list_lengths`: those of the schema, of which the table's are read. Raises UserError as
     `TableFiles.reader`.

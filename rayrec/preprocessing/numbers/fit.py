@@ -57,7 +57,7 @@ class UnfittedNumber:
 def fit_numbers(
     workspace: Workspace, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[UnfittedNumber]
 ) -> dict[str, tuple[NumericTransform, ...]]:
-    """The transforms of numbers, by name, fitted to the rows of `segments`."""
+    """Return the transforms of numbers, by name, fitted to the rows of `segments`."""
     done: dict[str, tuple[NumericTransform, ...]] = {number.name: () for number in numbers}
     while True:
         pending: dict[str, tuple[Number, Fit]] = {}
@@ -84,7 +84,7 @@ def _as_transform(step: Fit | NumericTransform) -> Fit | NumericTransform:
 def summarize(
     workspace: Workspace, stage: str, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
 ) -> Summaries:
-    """What is known of numbers in the rows of `segments`."""
+    """Return what is known of numbers in the rows of `segments`."""
     folder = workspace.scratch / "numbers"
     with counted_rows(workspace.workers, workspace.progress, stage, count_rows(segments)) as counter:
         first = partial(_summarize_segment, read=read, numbers=numbers, folder=folder, counter=counter)
@@ -96,13 +96,13 @@ def summarize(
 
 
 def look(batch: pa.RecordBatch, numbers: Sequence[Number]) -> Summaries:
-    """What is known of numbers in a batch."""
+    """Return what is known of numbers in a batch."""
     found = {number.name: Summary.of(_values(number, batch)) for number in numbers}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def merged(parts: Iterable[Mapping[str, Summary]]) -> Summaries:
-    """What is known of numbers in several batches."""
+    """Return what is known of numbers in several batches."""
     result: Summaries = {}
     for part in parts:
         for name, summary in part.items():

@@ -42,7 +42,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> "Summary | None":
-        """The summary of values; what is not finite does not count, and None is the summary of nothing."""
+        """Return the summary of values; what is not finite does not count, and None is the summary of nothing."""
         values = values[np.isfinite(values)] + 0.0  # makes 0 of -0
         if not len(values):
             return None
@@ -67,11 +67,13 @@ class Summary:
 
     @property
     def values(self) -> NDArray[np.float64] | None:
-        """The distinct values, ascending; None if they are not known."""
+        """Distinct values, ascending; None if they are not known."""
         return None if self.shift else _number(self.keys)
 
     def mean_and_deviation(self) -> tuple[float, float]:
-        """The mean, and the standard deviation of the population: the variance divides by the number of values."""
+        """Return the mean, and the standard deviation of the population: the variance divides by the number of
+        values.
+        """
         values = self.values
         if values is not None:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -85,7 +87,8 @@ class Summary:
         return float(exact), float(Fraction(math.isqrt(product << 128), variance.denominator << 64))
 
     def quantiles(self, shares: Sequence[Fraction]) -> tuple[float, ...]:
-        """The values at ascending shares of the way from the least to the most, as NumPy interpolates between two.
+        """Return the values at ascending shares of the way from the least to the most, as NumPy interpolates between
+        two.
 
         Without the values, they are taken to be evenly spaced in their range.
         """
@@ -99,7 +102,7 @@ class Summary:
         return tuple(np.maximum.accumulate(values).tolist())  # rounding may let one fall behind
 
     def _at(self, ranks: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The values of these ranks, from 0."""
+        """Return the values of these ranks, from 0."""
         place = np.searchsorted(ends, ranks, side="right")
         if self.shift == 0:
             return _number(self.keys[place])
@@ -112,7 +115,7 @@ class Summary:
 
 
 def fitted(fit: Fit, summary: Summary | None) -> NumericTransform:
-    """The transform fitted to the values of a summary; if there are none, to a single 0."""
+    """Return the transform fitted to the values of a summary; if there are none, to a single 0."""
     summary = summary or Summary.of(np.zeros(1))
     assert summary is not None
     match fit:
@@ -132,7 +135,7 @@ def fitted(fit: Fit, summary: Summary | None) -> NumericTransform:
 def _coarse(
     keys: NDArray[np.int64], counts: NDArray[np.int64], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Ranges as wide as it takes for no more than `MOST_RANGES` of them: twice, four times ... the width."""
+    """Return ranges as wide as it takes for no more than `MOST_RANGES` of them: twice, four times ... the width."""
     while len(keys) > MOST_RANGES:
         shift += 1
         keys, counts = _added(keys >> 1, counts)
@@ -147,18 +150,18 @@ def _added(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[
 
 
 def _ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Integers in the order of the numbers."""
+    """Return the integers in the order of the numbers."""
     bits = values.view(np.int64)
     return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
 
 
 def _number(keys: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The numbers of integers that `_ordered` gave."""
+    """Return the numbers of integers that `_ordered` gave."""
     return (keys ^ ((keys >> 63) & np.int64(2**63 - 1))).view(np.float64)
 
 
 def _sum(values: NDArray[np.float64]) -> int:
-    """The exact sum in units: added up by exponent, the 53 bits of the mantissa in two halves."""
+    """Return the exact sum in units: added up by exponent, the 53 bits of the mantissa in two halves."""
     if not len(values):
         return 0
     mantissa, exponent = np.frexp(values)
@@ -171,7 +174,9 @@ def _sum(values: NDArray[np.float64]) -> int:
 
 
 def _sum_of_squares(values: NDArray[np.float64]) -> int:
-    """The exact sum of squares in units: each is the sum of two numbers, itself rounded and the error of that."""
+    """Return the exact sum of squares in units: each is the sum of two numbers, itself rounded and the error of
+    that.
+    """
     is_large = np.abs(values) > _LARGEST_SQUARED
     if is_large.any():
         return _sum_of_squares(values[~is_large]) + (_sum_of_squares(values[is_large] * 2.0**-600) << 1200)

@@ -63,19 +63,19 @@ class PlannedFeature:
 
     @property
     def steps(self) -> tuple[NumericStep | Elapsed, ...] | None:
-        """The transforms of a number, some of them to be fitted; None if it is no number."""
+        """Transforms of a number, some of them to be fitted; None if it is no number."""
         if isinstance(self.rule, NumericRule):
             return self.rule.transforms
         return (Elapsed(per="day"), FitStandardize()) if self.part == "age" else None
 
     @property
     def shares(self) -> str | None:
-        """The feature whose table it reads; None if it has one of its own."""
+        """Feature whose table it reads; None if it has one of its own."""
         return self.rule.share if isinstance(self.rule, (CategoricalRule, ListRule)) else None
 
     @property
     def is_one_id(self) -> bool:
-        """Whether it is a category with one id in each row."""
+        """Return whether it is a category with one id in each row."""
         return self.steps is None and not isinstance(self.rule, (ListRule, VectorRule))
 
 
@@ -92,7 +92,7 @@ class KeptColumn:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """What is read, and what becomes of it."""
+    """Columns that are read, and the features that they become."""
 
     read: tuple[RawColumn, ...]
     """The columns of the files to read, without the label, in the order of the files."""
@@ -112,7 +112,7 @@ class ColumnPlan:
 
     @property
     def list_lengths(self) -> tuple[ListLength, ...]:
-        """How long lists of numbers must be: those of vectors, and of weights."""
+        """Return how long lists of numbers must be: those of vectors, and of weights."""
         vectors = (ListLength(f.inputs[0], f.rule.size) for f in self.features if isinstance(f.rule, VectorRule))
         weights = (f.inputs for f in self.features if isinstance(f.rule, ListRule) and f.rule.weights is not None)
         return (*vectors, *(ListLength(column, values) for values, column in weights))
@@ -276,7 +276,7 @@ class _Planner:
     # --- rules
 
     def _match_rules(self, roles: set[str], label: str) -> set[str]:
-        """Make the features of all rules; returns the columns that they read.
+        """Make the features of all rules; return the columns that they read.
 
         Patterns leave out columns that say something of the row (`roles`) and ignored ones.
         """
@@ -509,7 +509,7 @@ class _Planner:
 
 
 def _described(column: RawColumn, other: RawColumn) -> str:
-    """How a column is read, in as many words as tell it from `other`."""
+    """Return how a column is read, in as many words as tell it from `other`."""
     if column.type != other.type:
         return column.type
     if column.separator != other.separator:

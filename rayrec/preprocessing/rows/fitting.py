@@ -43,7 +43,7 @@ _MOST_ROWS = 2**40
 
 @dataclass(frozen=True)
 class Fits:
-    """What was fitted, by feature."""
+    """Fitted transforms and vocabularies, by feature."""
 
     numbers: Mapping[str, tuple[NumericTransform, ...]]
     vocabularies: Mapping[str, Vocabulary]
@@ -167,7 +167,7 @@ def _feature(
 def _transforms(
     feature: PlannedFeature, config: RowsPreprocessConfig, fits: Fits, ranges: Sequence[Summary]
 ) -> tuple[tuple[CategoricalTransform, ...], int]:
-    """How values become ids, and the rows of the table."""
+    """Return how values become ids, and the rows of the table."""
     earlier = fits.earlier.get(feature.name)
     match feature.rule:
         case CrossRule(buckets=buckets):

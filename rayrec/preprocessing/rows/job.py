@@ -180,7 +180,7 @@ class RowsJob:
         train: Sequence[Segment],
         rejected: dict[str, int],
     ) -> tuple[CompletedRows, CompletedRows]:
-        """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows.
+        """Write side tables and rates; return the readers of rows of `train` and of others. Counts bad rows.
 
         `forms`: those of the texts of the log; those of side tables are found here.
         """

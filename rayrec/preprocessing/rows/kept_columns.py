@@ -26,7 +26,7 @@ class KeptColumns:
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
-        """The columns that go to the dataset as they are: the label, the weight, the group and the candidate."""
+        """Columns that go to the dataset as they are: the label, the weight, the group and the candidate."""
         kinds = {"weight": pa.float32(), "group": pa.int64(), "candidate": pa.int64()}
         roles = (pa.field(column.name, kinds[column.role], False) for column in self.roles)
         return (pa.field(self.label, pa.float32(), False), *roles)
@@ -36,7 +36,7 @@ class KeptColumns:
         return pa.schema([*self.fields, *self.raw])
 
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The kept columns of rows that have none of them missing."""
+        """Return the kept columns of rows that have none of them missing."""
         roles = [
             rows[column.column].cast(pa.float32(), safe=False)
             if column.role == "weight"

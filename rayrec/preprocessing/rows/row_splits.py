@@ -61,7 +61,7 @@ class RowDivision:
     kept: KeptColumns
     reader: TableReader
     keys: Sequence[str]
-    """Those of `keys_of_files`."""
+    """Keys of `keys_of_files`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,7 +118,8 @@ class RowDivision:
 
 
 def keys_of_files(files: Sequence[str], parent: Dataset | None = None) -> tuple[str, ...]:
-    """What the random numbers of each file's rows are drawn from: the table's name, and how often it came before.
+    """Return what the random numbers of each file's rows are drawn from: the table's name, and how often it came
+    before.
 
     The name is that of the file without folders, format and packing. Files of one name, in several folders or of each
     day, are dealt differently, as they may have rows of the same users in the same order. In an extension of `parent`,
@@ -191,7 +192,7 @@ def split_rows(
 
 
 def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece], time: str) -> dict[str, list[Piece]]:
-    """Rows by the moments at which splits begin."""
+    """Return the rows by the moments at which splits begin."""
     segments = make_segments(pieces)
     moment = Number(time, (time,))
     summary = summarize(workspace, "find the range of times", read_segment, segments, [moment]).get(time)

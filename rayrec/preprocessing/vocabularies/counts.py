@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the vocabularies of a dataset follow from those of the one that it extends."""
+    """Rules by which the vocabularies of a dataset extend those of its parent."""
 
     moment: int = 0
     """When its rows happened, in seconds since 1970, or from any other start where rows have no time."""
@@ -70,7 +70,7 @@ class Growth:
 
     @property
     def first_moment(self) -> int | None:
-        """A value that occurred last before this has expired; None if none has."""
+        """Time before which a value must have occurred last to be expired; None if none has."""
         if self.expire_after is None or self.parent is None:
             return None
         return self.moment - seconds_of(self.expire_after)
@@ -119,7 +119,7 @@ def count_values(
 
 
 def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """The values of a file by feature: its number in `features`, and a table (value, count, last)."""
+    """Yield the values of a file by feature: its number in `features`, and a table (value, count, last)."""
     with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
@@ -132,13 +132,15 @@ def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[int, pa.T
 
 
 def read_expired(path: Path) -> pa.Table:
-    """The expired values of a file: a table (feature, value), features by their number."""
+    """Return the expired values of a file: a table (feature, value), features by their number."""
     with open_parquet(path) as file:
         return file.read()
 
 
 def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in it."""
+    """Return distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in
+    it.
+    """
     if not pa.types.is_dictionary(column.type):
         column = (column.flatten() if pa.types.is_list(column.type) else column).dictionary_encode()
     counts = np.bincount(column.indices.drop_null().to_numpy(), minlength=len(column.dictionary))
@@ -146,7 +148,7 @@ def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _counted(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> Iterator[pa.RecordBatch]:
-    """The distinct values of a segment by feature, with their counts."""
+    """Yield the distinct values of a segment by feature, with their counts."""
     columns = list(dict.fromkeys(name for listing in listings for name in listing.columns))
     partial: dict[str, list[tuple[pa.Array, pa.Array]]] = {name: [] for name in columns}
     for batch in read(segment, columns, columns):
@@ -166,7 +168,7 @@ def _counted(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> I
 
 
 def _counted_before(path: Path, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The counts in a file of the dataset that is extended."""
+    """Yield the counts in a file of the dataset that is extended."""
     for number, table in read_counts(path, features):
         yield from _batches(number, table["value"], table["count"], np.zeros(len(table)), table["last"])
 
@@ -180,7 +182,9 @@ def _batches(feature: int, values: pa.ChunkedArray, *sums: pa.ChunkedArray) -> l
 
 
 def _summed(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.Table]:
-    """Tables (feature, value, count, last), a row for each value, of rows sorted by hash, feature and value."""
+    """Yield the tables (feature, value, count, last), a row for each value, of rows sorted by hash, feature and
+    value.
+    """
     for batch in whole_groups(batches, HASH, _ROWS_PER_BATCH):
         rows, keys = pa.Table.from_batches([batch]), [HASH, "feature", "value"]
         sums = rows.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in _SUMS])
@@ -192,7 +196,7 @@ def _summed(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.Table
 
 
 def _write(sums: Iterator[pa.Table], path: Path, gone: Path, features: Sequence[str], first: int | None) -> int:
-    """Write values to the files PATH-*, and those whose last moment is before `first` to GONE-*; returns the rows."""
+    """Write values to the files PATH-*, and those whose last moment is before `first` to GONE-*; return the rows."""
     rows, dictionary = 0, pa.array(features, pa.string())
     with (
         new_parquet_files(path, _STORED, _ROWS_PER_FILE, compression="lz4") as (keep, _),

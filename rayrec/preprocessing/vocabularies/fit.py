@@ -44,7 +44,9 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 
 
 def vocabulary_file(feature: str, size: int) -> str:
-    """The path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a long one."""
+    """Return the path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a
+    long one.
+    """
     path = f"{VOCABULARY_FOLDER}/{file_name(feature)}"
     return f"{path}.parquet" if size <= VALUES_PER_FILE else path
 
@@ -128,12 +130,12 @@ def _list_values(
 
 
 def _vocabularies_of(dataset: Dataset) -> dict[str, Vocabulary]:
-    """The vocabularies of a dataset by the feature that they belong to."""
+    """Return the vocabularies of a dataset by the feature that they belong to."""
     return {f.table or f.name: f.vocabulary for f in dataset.schema.categorical if f.vocabulary is not None}
 
 
 def _pieces_of(dataset: Dataset, vocabulary: Vocabulary) -> list[Piece]:
-    """The values of a vocabulary in order of id."""
+    """Return the values of a vocabulary in order of id."""
     pieces = []
     whole = dataset.folder / vocabulary.file
     for path in [whole] if whole.suffix == ".parquet" else dataset.files_in(vocabulary.file):
@@ -158,7 +160,7 @@ def _removed(
     parent: Dataset,
     earlier: Mapping[str, Vocabulary],
 ) -> dict[str, NDArray[np.int64]]:
-    """The ids of expired values by feature, ascending."""
+    """Return the ids of expired values by feature, ascending."""
 
     def ids(path: Path) -> dict[str, NDArray[np.int64]]:
         table, found = read_expired(path), {}
@@ -214,7 +216,7 @@ def _number(
 ) -> dict[str, int]:
     """Write the values of features with ids, in one file, or in a file a part for long vocabularies; then the indexes.
 
-    Returns the features' fingerprints.
+    Return the features' fingerprints.
     """
     files: list[_Numbering] = []
     for name, of_feature in pieces.items():
@@ -250,7 +252,7 @@ class _Numbering:
 
 
 def _write_ids(file: _Numbering) -> int:
-    """Write a vocabulary file; returns the fingerprint of its values."""
+    """Write a vocabulary file; return the fingerprint of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))

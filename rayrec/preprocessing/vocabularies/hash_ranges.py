@@ -16,7 +16,7 @@ _ROWS_PER_BATCH = 131_072
 
 
 def range_count(workers: Workers, rows: int) -> int:
-    """Partitions that `rows` rows are worth, at most those of a shuffle."""
+    """Return the number of partitions for `rows` rows, at most those of a shuffle."""
     return max(1, min(workers.partitions, -(-rows // ROWS_PER_RANGE)))
 
 
@@ -45,7 +45,7 @@ def write_sorted(
 ) -> int:
     """Write rows sorted by hash, which have the columns of `schema` among others, as a file of the table in `folder`.
 
-    `finish` is given all rows of a hash at once, among others, before they are written. Returns the rows.
+    `finish` is given all rows of a hash at once, among others, before they are written. Return the rows.
     """
     whole = whole_groups(batches, HASH, _ROWS_PER_BATCH)
     finished = map(finish, whole) if finish else whole
@@ -57,5 +57,5 @@ ROW_COUNT = "rows long"
 
 
 def row_count(rows: int) -> pa.RecordBatch:
-    """The result of a task that writes files: one row with the number of rows written."""
+    """Return the result of a task that writes files: one row with the number of rows written."""
     return pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], names=["rows"])

@@ -61,7 +61,7 @@ class LongVocabularies:
 
     @cached_property
     def paths(self) -> dict[Path, tuple[str, ...]]:
-        """The long vocabularies, with the columns whose values are looked up in each."""
+        """Long vocabularies, with the columns whose values are looked up in each."""
         found: dict[Path, tuple[str, ...]] = {}
         for feature in self.features:
             path = self._path(feature)
@@ -73,21 +73,21 @@ class LongVocabularies:
         return _opened(self.index_of_first(path)).ids(values)
 
     def index_of_first(self, path: Path) -> Path:
-        """The index of the first values of the vocabulary `path`."""
+        """Return the index of the first values of the vocabulary `path`."""
         return self.joined / f"first-{list(self.paths).index(path)}.arrow"
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the features."""
+        """Names of the features."""
         return frozenset(feature.name for feature in self.features)
 
     @property
     def columns(self) -> list[str]:
-        """The columns whose values are looked up."""
+        """Columns whose values are looked up."""
         return list(dict.fromkeys(feature.columns[0] for feature in self.features))
 
     def rest_of_segment(self, index: int) -> Rest:
-        """The values of a segment beyond the limit, and their ids."""
+        """Return the values of a segment beyond the limit, and their ids."""
         path = self.joined / f"{index:06d}.parquet"
         rows = _JOINED.empty_table()
         if exists(path):
@@ -167,7 +167,7 @@ def _opened(index: Path) -> VocabularyLookup:
 
 
 def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabularies) -> Iterator[pa.RecordBatch]:
-    """The distinct values of a segment that are not among the first of their vocabulary."""
+    """Yield the distinct values of a segment that are not among the first of their vocabulary."""
     pending: dict[Path, list[pa.Array]] = {path: [] for path in vocabularies.paths}
     for batch in read(segment, vocabularies.columns, vocabularies.columns):
         for path, columns in vocabularies.paths.items():
@@ -181,7 +181,7 @@ def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabula
 
 
 def _rest_of_vocabulary(number: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
-    """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
+    """Yield the values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
     with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(columns=["value", "id"]):
             # An empty text stands where a value has expired, and no value is one.

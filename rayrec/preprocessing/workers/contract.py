@@ -1,4 +1,4 @@
-"""What runs the tasks of a preprocessing job, and the rows that tasks bring together; Spark and threads provide it."""
+"""Contract of the workers that run a preprocessing job's tasks; Spark and threads implement it."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ class Counter(Protocol):
 
     @property
     def value(self) -> int:
-        """The rows so far; only the process that made the counter knows them."""
+        """Rows so far; only the process that made the counter knows them."""
 
     def add(self, term: int) -> None:
         """Add some rows."""
@@ -31,58 +31,63 @@ class Rows(Protocol):
     """
 
     def summed_by_fold(self, keys: Sequence[str], names: Sequence[str], fold: str, folds: int) -> "Rows":
-        """The sums of the columns `names` over the rows with equal `keys`, and over those of each fold among them.
+        """Return the sums of the columns `names` over the rows with equal `keys`, and over those of each fold among
+        them.
 
         The number of a row's fold is in the column `fold`. The columns are the keys, the sums by their names, then
         NAME_0, NAME_1, ... of the folds, first those of the first name.
         """
 
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> "Rows":
-        """All rows sorted by columns: those of a partition come after those of the partitions before it."""
+        """Return all rows sorted by columns: those of a partition come after those of the partitions before it."""
 
     def together(self, column: str) -> "Rows":
-        """The rows with equal values of a column in one partition."""
+        """Return the rows with equal values of a column in one partition."""
 
     def in_ranges(self, column: str, partitions: int) -> "Rows":
-        """The rows in partitions by ascending ranges of a column, which are cut so that they have about equal sizes."""
+        """Return the rows in partitions by ascending ranges of a column, which are cut so that they have about equal
+        sizes.
+        """
 
     def in_hash_ranges(self, partitions: int) -> "Rows":
-        """The rows in partitions by ascending ranges of equal width of the column `hash` (int64, uniform)."""
+        """Return the rows in partitions by ascending ranges of equal width of the column `hash` (int64, uniform)."""
 
     def dealt(self, column: str, partitions: int) -> "Rows":
-        """Each row in the partition of its key, one of `Workers.partition_keys(partitions)`, which is in a column."""
+        """Return each row in the partition of its key, one of `Workers.partition_keys(partitions)`, which is in a
+        column.
+        """
 
     def sorted_within(self, *columns: str) -> "Rows":
-        """The rows sorted within each partition."""
+        """Return the rows sorted within each partition."""
 
     def results(self, work: Work, columns: str, batch_rows: int | None = None) -> list[tuple[Any, ...]]:
-        """The small rows that `work` yields; `columns`: theirs, as Spark's DDL.
+        """Return the small rows that `work` yields; `columns`: theirs, as Spark's DDL.
 
         `batch_rows`: the most rows of a batch that is handed to `work`, for rows that are large.
         """
 
 
 class Workers(Protocol):
-    """What runs tasks."""
+    """Workers that run tasks."""
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at once."""
+        """Return how many tasks run at once."""
 
     @property
     def partitions(self) -> int:
-        """The most partitions that rows are brought together in."""
+        """Most partitions that rows are brought together in."""
 
     def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-        """Run a task for each item; returns the results, small ones, in the order of the items."""
+        """Run a task for each item; return the results, small ones, in the order of the items."""
 
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
     ) -> Rows:
-        """The batches that `function` yields for each item, to be brought together."""
+        """Return the batches that `function` yields for each item, to be brought together."""
 
     def counter(self) -> Counter:
-        """A new counter of rows."""
+        """Return a new counter of rows."""
 
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
         """(partitions,) the keys by which `Rows.dealt` sends rows to each partition."""

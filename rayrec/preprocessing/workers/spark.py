@@ -112,7 +112,7 @@ class SparkWorkers:
         return self.session.sparkContext.accumulator(0)
 
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
-        """For each partition an integer that Spark's hash partitioning sends to it."""
+        """Return, for each partition, an integer that Spark's hash partitioning sends to it."""
         return partition_keys(self.session, partitions)
 
     def cancel(self) -> None:
@@ -135,7 +135,7 @@ def frame_of_tasks(
     function: Callable[[Item], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> "DataFrame":
-    """A data frame of the batches that `function` yields, with a partition for each item.
+    """Return a data frame of the batches that `function` yields, with a partition for each item.
 
     A task is sent its own item and the function, so what `function` refers to must not grow with the items.
     """
@@ -149,21 +149,21 @@ def frame_of_tasks(
 
 
 def packed_items(items: Sequence[Any]) -> list[pa.RecordBatch]:
-    """What the tasks of `items` are sent: a batch for each; one without rows if there are no items."""
+    """Return what the tasks of `items` are sent: a batch for each; one without rows if there are no items."""
     schema = pa.schema([("item", pa.binary())])
     batches = [pa.RecordBatch.from_arrays([pa.array([pickle.dumps(item)])], schema=schema) for item in items]
     return batches or [pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=schema)]
 
 
 def spark_schema(schema: pa.Schema) -> str:
-    """The columns of a schema as Spark's DDL."""
+    """Return the columns of a schema as Spark's DDL."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema).simpleString()
 
 
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
-    """The rows of a small data frame."""
+    """Return the rows of a small data frame."""
     return [tuple(row) for row in frame.collect()]
 
 
@@ -199,7 +199,9 @@ def _in_ranges(frame: "DataFrame", ranges: int, share: "Column") -> "DataFrame":
 
 
 def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
-    """For each partition an integer that Spark's hash partitioning sends to it, so that rows can be sent by number."""
+    """Return, for each partition, an integer that Spark's hash partitioning sends to it, so that rows can be sent by
+    number.
+    """
     from pyspark.sql import functions as f
 
     keys = np.full(partitions, -1, np.int32)

@@ -95,7 +95,9 @@ class HeldRows:
         return replace(self, partitions=(table,), order=())
 
     def _dealt(self, partition_of: Callable[[pa.RecordBatch], NDArray[np.integer]], count: int) -> Self:
-        """The rows in `count` partitions; `partition_of` gives the partitions (n,) of a batch of n rows, from 0."""
+        """Return the rows in `count` partitions; `partition_of` gives the partitions (n,) of a batch of n rows,
+        from 0.
+        """
 
         def deal(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
             partition, rows = partition_of(batch), batch
@@ -120,7 +122,7 @@ class Threads:
 
     @classmethod
     def of_this_machine(cls) -> Self:
-        """A thread for each CPU that this process may use."""
+        """Return a thread for each CPU that this process may use."""
         return cls(available_cpus())
 
     @property
@@ -139,7 +141,7 @@ class Threads:
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
     ) -> HeldRows:
-        """The batches of all items in the order of the items, as one partition."""
+        """Return the batches of all items in the order of the items, as one partition."""
         batches = self.run(items, lambda item: list(function(item)))
         return HeldRows(self, (pa.Table.from_batches([batch for of_item in batches for batch in of_item], schema),))
 
@@ -147,8 +149,8 @@ class Threads:
         return _Counter()
 
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
-        """The numbers of the partitions themselves."""
+        """Return the numbers of the partitions themselves."""
         return np.arange(partitions, dtype=np.int32)
 
     def cancel(self) -> None:
-        """No task runs any more when `run` has raised an error."""
+        """Stop all tasks; none runs any more when `run` has raised an error."""

@@ -34,7 +34,7 @@ class RowEncoder:
 
     @property
     def encoded_schema(self) -> pa.Schema:
-        """The kept columns and the features."""
+        """Kept columns and the features."""
         return pa.schema([*self.kept, *encoded_schema(self.schema)])
 
     @property
@@ -42,7 +42,7 @@ class RowEncoder:
         return FeatureEncoder.cached(self.schema, self.dataset, self.long_vocabularies.names)
 
     def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        """The encoded rows of a segment, in order."""
+        """Yield the encoded rows of a segment, in order."""
         kept = [field.name for field in self.kept]
         long, features = self.long_vocabularies, self._features
         read = dict.fromkeys((*kept, *features.reads, *long.columns))
@@ -74,7 +74,7 @@ def write_in_order(
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:
-    """What the manifest says about a split whose parts, in order, are `parts`."""
+    """Return what the manifest says about a split whose parts, in order, are `parts`."""
     return SplitInfo(
         rows=sum(part.info.rows for part in parts),
         positives=sum(part.positives for part in parts),

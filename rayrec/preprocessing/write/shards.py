@@ -29,7 +29,7 @@ class WrittenPart(NamedTuple):
 
 
 def rows_of_a_part(rows: int, layout: ShardLayoutConfig) -> int:
-    """Rows in each part of a split with `rows` rows, except for the last part: a multiple of the row group.
+    """Return the rows in each part of a split with `rows` rows, except for the last part: a multiple of the row group.
 
     Small data gets few parts, large data gets parts of `rows_per_part`, and data in between gets enough parts to read
     in parallel. The size depends on the data and the layout alone, so that any cluster writes the same files.
@@ -81,7 +81,9 @@ def write_part(
 
 
 def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None = None) -> Iterator[pa.Table]:
-    """The rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes last."""
+    """Yield the rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes
+    last.
+    """
     buffered: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
@@ -100,7 +102,7 @@ def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | No
 
 
 def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
-    """The end of the group of row `rows` - 1; None if it may continue after the column."""
+    """Return the end of the group of row `rows` - 1; None if it may continue after the column."""
     starts = group_starts(column.slice(rows - 1).combine_chunks())
     return rows - 1 + int(starts[1]) if len(starts) > 1 else None
 
@@ -126,7 +128,7 @@ class RowPacking:
         self.dtype = np.dtype(fields)
 
     def pack(self, batch: pa.RecordBatch) -> NDArray[np.void]:
-        """Encoded rows as (n,) items."""
+        """Return the encoded rows as (n,) items."""
         rows = np.zeros(batch.num_rows, self.dtype)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name in self._hotness:
@@ -140,7 +142,7 @@ class RowPacking:
         return rows
 
     def unpack(self, rows: NDArray[np.void]) -> pa.RecordBatch:
-        """The encoded rows, as columns, that `pack` made items of."""
+        """Return the encoded rows, as columns, that `pack` made items of."""
         return pa.RecordBatch.from_arrays(
             [self._column(rows, name) for name in self._columns.names], schema=self._columns
         )
@@ -157,5 +159,5 @@ class RowPacking:
 
 
 def _length_of(name: str) -> str:
-    """The name of the field of a multi-hot feature's length; no column has such a name."""
+    """Return the name of the field of a multi-hot feature's length; no column has such a name."""
     return f"\0{name}"

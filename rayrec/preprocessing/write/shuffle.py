@@ -27,7 +27,7 @@ from rayrec.random.splitmix64 import mix
 
 _ROWS_PER_BLOCK = 65_536
 _BYTES_AT_ONCE = 2**25
-"""Of packed rows that a task gathers before it cuts them into blocks, and that Spark hands over at once."""
+"""Bytes of packed rows that a task gathers before it cuts them into blocks, and that Spark hands over at once."""
 NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """The positions (n,) in the output of rows given by their positions (n,) in the input: a bijection."""
 
@@ -55,7 +55,7 @@ class _ByPlace:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of a part."""
+        """Number of blocks of a part."""
         return -(-self.size // _ROWS_PER_BLOCK)
 
     def keys(self, batch: pa.RecordBatch, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -126,14 +126,14 @@ class _Blocks:
         return max(1, min(ROWS_PER_BATCH, _BYTES_AT_ONCE // (rows * self._dtype.itemsize)))
 
     def packed(self, batch: pa.RecordBatch, sorted_by: NDArray[np.int64]) -> NDArray[np.void]:
-        """Encoded rows (n,) with what they are sorted by (n, k), as (n,) items."""
+        """Return the encoded rows (n,) with what they are sorted by (n, k), as (n,) items."""
         rows = np.empty(batch.num_rows, self._dtype)
         rows["sorted_by"] = sorted_by
         rows["row"] = self.packing.pack(batch)
         return rows
 
     def cut(self, packed: Sequence[NDArray[np.void]]) -> pa.RecordBatch:
-        """The blocks of packed rows."""
+        """Return the blocks of packed rows."""
         rows = self._joined(packed)
         block = self.sorting.block(rows["sorted_by"])
         order = np.argsort(block, kind="stable")
@@ -147,12 +147,12 @@ class _Blocks:
         return pa.RecordBatch.from_arrays([pa.array(keys), pa.array(block[starts]), values], schema=self.schema)
 
     def _joined(self, packed: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
-        """The rows of several arrays. NumPy copies bytes many times faster than items with fields."""
+        """Return the rows of several arrays. NumPy copies bytes many times faster than items with fields."""
         as_bytes = [rows.view(f"V{self._dtype.itemsize}") for rows in packed]
         return np.concatenate(as_bytes).view(self._dtype)
 
     def rows_of_part(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a part in order, from its blocks in order."""
+        """Yield the rows of a part in order, from its blocks in order."""
         blocks = self.sorting.check(part, map(self._sorted, rows_by_value(batches, "block")))
         for table in cut_row_groups(blocks, ROWS_PER_BATCH):
             yield from table.combine_chunks().to_batches()

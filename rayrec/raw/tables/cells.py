@@ -40,14 +40,14 @@ class Cells:
 
 @dataclass(frozen=True)
 class RowTypes:
-    """What is read of each row."""
+    """Columns and types that are read of each row."""
 
     columns: tuple[RawColumn, ...]
     label: str | LabelCondition | None = None
     weight: str | None = None
     """One of `columns`, whose values must be numbers from 0 on."""
     required: frozenset[str] = frozenset()
-    """Those of `columns` whose values must not be missing."""
+    """Columns whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
     null_values: tuple[str, ...] = ()
@@ -61,18 +61,18 @@ class RowTypes:
 
     @property
     def schema(self) -> pa.Schema:
-        """The label (float32) if there is one, then the columns."""
+        """Label (float32) if there is one, then the columns."""
         label = [] if self.label_column is None else [(self.label_column, pa.float32())]
         return pa.schema([*label, *((raw.name, raw.arrow) for raw in self.columns)])
 
     @property
     def wanted(self) -> dict[str, RawColumn | None]:
-        """The columns to read from a file, with their types; None reads a column as the file holds it."""
+        """Columns to read from a file, with their types; None reads a column as the file holds it."""
         label: dict[str, RawColumn | None] = {} if self.label_column is None else {self.label_column: None}
         return label | {raw.name: raw for raw in self.columns}
 
     def parse(self, cells: Cells) -> ParsedLines:
-        """The rows with typed values; a row with a value that cannot be read is set aside."""
+        """Return the rows with typed values; a row with a value that cannot be read is set aside."""
         is_good = np.ones(len(cells.positions), bool)
         reasons = dict(cells.bad_lines)
         bad_cells: dict[int, Cell] = {}
@@ -180,7 +180,7 @@ def _shown(values: Values, row: int) -> str:
 
 
 def as_python(value: pa.Scalar) -> Any:
-    """A value as Python's; as text if Python has none, such as a time after the year 9999."""
+    """Return a value as Python's; as text if Python has none, such as a time after the year 9999."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -188,7 +188,7 @@ def as_python(value: pa.Scalar) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as a person reads it; lists, objects and booleans as JSON."""
+    """Return a value as a person reads it; lists, objects and booleans as JSON."""
     if isinstance(value, (bool, list, dict)):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)

@@ -82,7 +82,7 @@ class DelimitedLayout:
 
 
 def _inside_quotes(lines: TextLines) -> NDArray[np.bool_]:
-    """For each byte whether an odd number of quotes of its line are before it or are itself."""
+    """Return, for each byte, whether an odd number of quotes of its line are before it or are itself."""
     inside = np.logical_xor.accumulate(lines.raw == _QUOTE)
     is_begun_inside = np.concatenate(([False], inside[lines.ends[:-1]]))
     if is_begun_inside.any():

@@ -39,7 +39,7 @@ class JsonLinesLayout:
         return 0
 
     def read(self, chunk: Chunk, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, Cells]]:
-        """The text of each block with its rows. A name that an object has twice counts with its last value."""
+        """Yield the text of each block with its rows. A name that an object has twice counts with its last value."""
         for text in read_data_lines(chunk):
             yield from self.parse(text, wanted)
 
@@ -48,7 +48,7 @@ class JsonLinesLayout:
         return _parse_parts(data, {name: self._read_as(name, raw) for name, raw in wanted.items()})
 
     def _read_as(self, name: str, raw: RawColumn | None) -> pa.DataType | None:
-        """The type with which Arrow reads a column; None if values may need one each."""
+        """Return the type with which Arrow reads a column; None if values may need one each."""
         found = self.columns.field(name).type if name in self.columns.names else pa.null()
         kind = None if name in self.mixed else _exact_type(found, raw.type if raw else None)
         try:
@@ -60,7 +60,7 @@ class JsonLinesLayout:
 
 
 def _parse_parts(data: bytes, kinds: Mapping[str, pa.DataType | None]) -> Iterator[tuple[bytes, Cells]]:
-    """Whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
+    """Yield whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
     lines = TextLines(data)
     lines.reject_undecodable()
     exact = {name: kind for name, kind in kinds.items() if kind is not None}
@@ -77,7 +77,7 @@ def _parse_parts(data: bytes, kinds: Mapping[str, pa.DataType | None]) -> Iterat
 
 
 def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[str, Values] | None:
-    """The columns; None if a line is no object, or if a value is not of its column's type."""
+    """Return the columns; None if a line is no object, or if a value is not of its column's type."""
     is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
     if not len(lines) or not (is_object & lines.good).all():
         return None
@@ -98,7 +98,7 @@ def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[s
 
 
 def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
-    """The type with which Arrow reads all values exactly; None if there is none."""
+    """Return the type with which Arrow reads all values exactly; None if there is none."""
     if pa.types.is_list(found) or (pa.types.is_null(found) and wanted in ("numbers", "integers", "texts")):
         inner = found.value_type if pa.types.is_list(found) else pa.null()
         element = _exact_type(inner, wanted and wanted.removesuffix("s"))
@@ -113,7 +113,7 @@ def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
 
 
 def _parse_by_line(lines: TextLines, wanted: Iterable[str]) -> dict[str, Values]:
-    """The columns, as Python's values; lines that are no objects are rejected."""
+    """Return the columns, as Python's values; lines that are no objects are rejected."""
     rows = []
     for number in np.flatnonzero(lines.good).tolist():
         row = _parse_line(lines.line(number))
@@ -137,7 +137,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | Reason:
 
 
 def _integer(digits: str) -> int | str:
-    """An integer; beyond 64 bits its digits, so that none is lost."""
+    """Return an integer; beyond 64 bits its digits, so that none is lost."""
     number = int(digits) if len(digits) <= 20 else None
     return number if number is not None and -(2**63) <= number < 2**63 else digits
 
@@ -163,7 +163,7 @@ def read_layout(file: InputFile) -> JsonLinesLayout | None:
 
 
 def _common_type(values: list[Any]) -> pa.DataType | None:
-    """The type of all values; None if they have several, other than integers among floats."""
+    """Return the type of all values; None if they have several, other than integers among floats."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {list}:
         inner = _common_type([item for value in values if value for item in value])

@@ -14,7 +14,7 @@ from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables.cells import Cells, as_python
 
 _MOST_BATCH_ROWS, _BATCH_BYTES = 65_536, 2**22
-"""Of a batch; bytes as the file has them before they are packed, which dictionaries make several times in memory."""
+"""Bytes of a batch, as the file has them before they are packed, which dictionaries make several times in memory."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordB
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Where a row group lies in its file, and its size."""
+    """Position and size of a row group in its file."""
 
     first_byte: int
     rows: int

@@ -50,7 +50,7 @@ class RawValues:
     """(n, 26) whether no earlier day had the value."""
 
     def rows(self, which: slice) -> "RawValues":
-        """Some of the rows."""
+        """Return some of the rows."""
         return RawValues(
             self.numbers[which],
             self.numbers_missing[which],
@@ -85,7 +85,7 @@ class ClickModel:
         renewed: NDArray[np.bool_],
         sample: RawValues,
     ) -> "ClickModel":
-        """The model of the next day, on which weights and effects have moved without becoming larger or smaller.
+        """Return the model of the next day, on which weights and effects have moved without becoming larger or smaller.
 
         `generations`: (26, HEAD) of the newest values of the frequent ranks; `renewed`: which of these are new.
         `sample`: rows of the next day.
@@ -134,7 +134,7 @@ class ClickModel:
 
 
 def _weighted(terms: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weighted sum of each row, without BLAS, whose order of summation depends on the machine's threads."""
+    """Return the weighted sum of each row, without BLAS, whose order of summation depends on the machine's threads."""
     return np.einsum("ij,j->i", terms, weights)
 
 
@@ -143,7 +143,7 @@ def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bias_for(logits: NDArray[np.float64], base_rate: float) -> float:
-    """The bias that makes the mean probability `base_rate`, by bisection."""
+    """Return the bias that makes the mean probability `base_rate`, by bisection."""
     low, high = -50.0 - float(logits.max()), 50.0 - float(logits.min())
     while low < (middle := (low + high) / 2) < high:
         if _sigmoid(logits + middle).mean() < base_rate:

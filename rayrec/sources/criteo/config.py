@@ -11,7 +11,7 @@ class CriteoSourceConfig(TableSourceConfig):
     """Criteo's display-ads logs, one file (Kaggle) or `day_0` to `day_23` (Terabyte): a table whose columns and rules
     have defaults.
 
-    Tab-separated without a header: label, 13 integers, 26 hexadecimal categories; an empty field is missing.
+    Tab-separated without a header: label, 13 integers, 26 categories; an empty field is missing.
     """
 
     kind: Literal["criteo"] = "criteo"

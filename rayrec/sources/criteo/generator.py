@@ -76,7 +76,7 @@ class CriteoGenerator:
         self.click_model = ClickModel(int(model_seed), self._sample())
 
     def next_day(self) -> "CriteoGenerator":
-        """The generator of the next day."""
+        """Return the generator of the next day."""
         other = copy.copy(self)
         other._day += 1
         rng = np.random.default_rng([self._drift_seed, other._day])
@@ -177,7 +177,7 @@ def generate(
 
 
 def _scramble(ranks: NDArray[np.int64], key: np.uint32) -> NDArray[np.uint32]:
-    """Distinct 32-bit numbers for distinct ranks: the finalizer of MurmurHash3, which is a bijection."""
+    """Return distinct 32-bit numbers for distinct ranks: the finalizer of MurmurHash3, which is a bijection."""
     x = ranks.astype(np.uint32) ^ key
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)

@@ -4,7 +4,7 @@ from rayrec.sources.generated_truth import BINS, RowsTruth
 
 
 class FileTruth(RowsTruth):
-    """What the true probabilities reach on the rows of a file."""
+    """Metrics of the true probabilities on the rows of a file."""
 
     path: str
     """Relative to the folder of `truth.json`."""

@@ -16,7 +16,7 @@ GENERATIONS = 2**8
 
 
 def most_days(drift: float) -> float:
-    """How many days can drift so much before a rank has had GENERATIONS values."""
+    """Return how many days can drift so much before a rank has had GENERATIONS values."""
     return 1 + (GENERATIONS - 1) // (RATE * drift) if drift else np.inf
 
 
@@ -37,7 +37,9 @@ class Turnover:
     def draw(
         self, rng: np.random.Generator, day: int, ranks: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The generations (n, columns) of values of these ranks, 0 if missing; and whether no earlier day had them."""
+        """Return the generations (n, columns) of values of these ranks, 0 if missing; and whether no earlier day had
+        them.
+        """
         generations, is_new = np.zeros_like(ranks), np.zeros(ranks.shape, np.bool_)
         if day == 0:
             return generations, is_new
@@ -53,7 +55,7 @@ class Turnover:
         return generations, is_new
 
     def newest(self, day: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The newest generation (columns, most) of the ranks 1 ... most, and whether no earlier day had it."""
+        """Return the newest generation (columns, most) of the ranks 1 ... most, and whether no earlier day had it."""
         before, now = np.zeros((2, self._num_columns, most), np.int64)
         for column in self._columns:
             phases = self._phases(column, np.arange(1, most + 1))

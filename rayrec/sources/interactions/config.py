@@ -23,8 +23,9 @@ class _HeldOutItems(Config):
     negatives: PositiveInt = 100
     """Number of negatives that each held-out item is ranked among."""
     sampling: Literal["distinct", "with_replacement"] = "distinct"
-    """`distinct`: different items that the user chose in no split. `with_replacement`, as published: items may repeat,
-    and only the user's items in `train` are left out."""
+    """`distinct`: different items that the user chose in no split. `with_replacement`, as published: items may
+    repeat; only the user's items in `train` are left out.
+    """
 
 
 class LeaveOneOutSplitConfig(_HeldOutItems):
@@ -69,7 +70,7 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
 
 
 class InteractionSourceConfig(SourceConfig):
-    """Interactions of users with items: MovieLens' ratings, CSV or Parquet of the same form, the NCF paper's files.
+    """Interactions of users with items: MovieLens' ratings, similar CSV or Parquet files, the NCF paper's files.
 
     Every row is a positive, whatever the rating, unless `choices` is set.
     """
@@ -87,8 +88,9 @@ class InteractionSourceConfig(SourceConfig):
     timestamp: str | None = None
     """Column with the time, integers or ISO 8601; `null`: `timestamp` if there."""
     choices: LabelCondition | None = None
-    """Condition for positives, such as `{column: rating, at_least: 4}`. Items of other rows are known to their user:
-    never learnt, drawn as negatives or recommended."""
+    """Condition for positives, such as `{column: rating, at_least: 4}`. Items of other rows are never learnt, drawn
+    as negatives or recommended to their user.
+    """
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:

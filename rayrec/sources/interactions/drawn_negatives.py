@@ -32,9 +32,9 @@ class NegativeSampler:
     def draw(
         self, users: NDArray[np.int64], known: NDArray[np.int64], num_known: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lists of items for k users (k,) that know `num_known` (k,) items each.
+        """Return the lists of items for k users (k,) that know `num_known` (k,) items each.
 
-        `known`: the items that each user knows, each once, ascending, one user after the other. Returns the lists one
+        `known`: the items that each user knows, each once, ascending, one user after the other. Return the lists one
         after the other and their lengths (k,): `negatives`, or less if `distinct` finds fewer items that a user does
         not know, and 0 if there are none.
         """
@@ -56,7 +56,7 @@ class NegativeSampler:
     def _unknown_at(
         self, place: NDArray[np.int64], owner: NDArray[np.int64], known: NDArray[np.int64], num_known: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The items at places (from 0) among those that their owners do not know.
+        """Return the items at places (from 0) among those that their owners do not know.
 
         Before the i-th known item k_i (from 0, items from 0) lie k_i - i unknown ones, so the unknown item at place r
         is r plus the number of known items with k_i - i <= r.

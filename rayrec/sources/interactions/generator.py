@@ -60,7 +60,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What can be chosen."""
+    """Items that users choose from."""
 
     log_popularity: NDArray[np.float64]
     """(items,) in nats."""
@@ -74,7 +74,7 @@ class Catalogue:
         return cls(-_POPULARITY_EXPONENT * np.log(ranks), rng.standard_normal((NUM_ITEMS, _LATENT_DIM)))
 
     def next_day(self, rng: np.random.Generator, drift: float) -> Self:
-        """The catalogue of the next day, in which the items of this day are first."""
+        """Return the catalogue of the next day, in which the items of this day are first."""
         step = _ITEM_STEP * drift
         vectors = np.sqrt(1.0 - step**2) * self.vectors + step * rng.standard_normal(self.vectors.shape)
         new = round(_NEW_ITEMS * drift)
@@ -93,7 +93,9 @@ class RatingsGenerator:
         self._catalogue = Catalogue.draw(items_seed)
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
-        """The ratings of the users 1, 2, ..., by user and within a user by item; a few hundred whole users each."""
+        """Yield the ratings of the users 1, 2, ..., by user and within a user by item; a few hundred whole
+        users each.
+        """
         for number in count():
             rng = np.random.default_rng([self._users_seed, number])
             yield self._block(rng, first_user=1 + number * _BLOCK_USERS)
@@ -129,7 +131,7 @@ class DayGenerator:
         self.catalogue = Catalogue.draw(items_seed)
 
     def next_day(self) -> "DayGenerator":
-        """The generator of the next day."""
+        """Return the generator of the next day."""
         other = copy.copy(self)
         other._day += 1
         rng = np.random.default_rng([self._drift_seed, other._day])
@@ -137,7 +139,7 @@ class DayGenerator:
         return other
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
-        """The day's ratings, by user and within a user by item; a few dozen whole users each."""
+        """Yield the day's ratings, by user and within a user by item; a few dozen whole users each."""
         day = self._day
         for number in count():
             for cohort in range(day, max(0, day - DAYS_OF_A_USER), -1):
@@ -148,7 +150,7 @@ class DayGenerator:
                     yield self._block(0, of_day_0)
 
     def _block(self, cohort: int, number: int) -> pa.RecordBatch:
-        """The day's ratings of a block of those users whom no day before `cohort` had."""
+        """Return the day's ratings of a block of those users whom no day before `cohort` had."""
         rng = np.random.default_rng([self._users_seed, number, cohort])
         activity = np.minimum(_draw_activity(rng, _BLOCK_USERS_OF_A_DAY), _MOST_INTERACTIONS) / DAYS_OF_A_USER
         vectors = rng.standard_normal((_BLOCK_USERS_OF_A_DAY, _LATENT_DIM))
@@ -208,7 +210,7 @@ def generate(
 
     One file `ratings.csv`, or with `days` the files `day_0.csv` ... with equal shares of the rows, whose times are on
     that day. No user rates an item twice; all but the last user of a file have at least LEAST_INTERACTIONS ratings in
-    it. `drift`: how much items and tastes change from day to day, 0 to 10; users come and go at any. Returns the number
+    it. `drift`: how much items and tastes change from day to day, 0 to 10; users come and go at any. Return the number
     of `items` in the catalogue, chosen or not, and without `days` that of `users`. Raises UserError on arguments out of
     range or an existing output.
     """
@@ -218,7 +220,7 @@ def generate(
         progress.stage("generate", rows)
 
         def write_file(name: str, blocks: Iterator[pa.RecordBatch], left: int) -> pa.RecordBatch:
-            """Write so many of the rows; returns the last of them."""
+            """Write so many of the rows; return the last of them."""
             with csv_file(folder / (f"{name}.gz" if compress else name), _SCHEMA) as write:
                 while True:
                     batch = next(blocks).slice(0, left)

@@ -174,12 +174,12 @@ def cut_histories(
 
 
 def held_out_codes(split: InteractionSplit) -> tuple[int, ...]:
-    """Codes of the interactions that are cut from the end of a history, the last one first."""
+    """Return the codes of the interactions that are cut from the end of a history, the last one first."""
     test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) and split.test else ()
     return (*test, VALIDATION) if split.validation else test
 
 
 def _places_from_end(user: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions of rows sorted by user, counted from each user's last: 0, 1 for the one before, ..."""
+    """Return the positions of rows sorted by user, counted from each user's last: 0, 1 for the one before, ..."""
     ends = np.searchsorted(user, user, side="right")
     return ends - 1 - np.arange(len(user))

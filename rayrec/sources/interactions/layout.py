@@ -146,7 +146,7 @@ def _is_readable(dtype: pa.DataType, side: str) -> bool:
 def _named_columns(
     config: InteractionSourceConfig, names: Sequence[str], needs_time: bool
 ) -> tuple[int | None, int | None, int | None]:
-    """Positions of user, item and timestamp among the names of a header."""
+    """Return the positions of user, item and timestamp among the names of a header."""
     user, item, timestamp = (
         next((names.index(name) for name in ((given,) if given else USUAL_NAMES[side]) if name in names), None)
         for side, given in config.given_names.items()
@@ -157,7 +157,7 @@ def _named_columns(
 def _check_named(
     config: InteractionSourceConfig, file: InputFile, names: Sequence[str], found: Sequence[int | None]
 ) -> tuple[int, int, int | None]:
-    """The positions in `found`. Raises UserError if a needed one is missing."""
+    """Return the positions in `found`. Raises UserError if a needed one is missing."""
     for (side, given), position in zip(config.given_names.items(), found, strict=True):
         if position is None and (side != TIMESTAMP or given):
             what = f"column '{given}'" if given else f"column of the {side}"

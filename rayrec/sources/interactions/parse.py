@@ -75,7 +75,9 @@ def read_times(column: pa.Array) -> pa.Int64Array:
 
 
 def _quoted_rows(lines: TextLines, numbers: NDArray[np.int64], layout: FileLayout) -> dict[int, list[str]]:
-    """The fields of lines with quotes, by line, one at a time; lines with another number of columns are rejected."""
+    """Return the fields of lines with quotes, by line, one at a time; lines with another number of columns are
+    rejected.
+    """
     rows = {}
     for number in numbers.tolist():
         fields = unquoted_fields(lines.line(number).decode(), layout.separator)
@@ -93,7 +95,9 @@ def _checked(
     positions: NDArray[np.int64],
     original: TextLines,
 ) -> ParsedLines:
-    """Rows of the columns user, item and perhaps timestamp (strings) at `positions`, the bad ones left out."""
+    """Return the rows of the columns user, item and perhaps timestamp (strings) at `positions`, the bad ones
+    left out.
+    """
     user, item = read_ids(columns[USER], columns[ITEM])
     is_filled = pc.and_(user.is_valid(), item.is_valid()).to_numpy(zero_copy_only=False)
     is_good = is_filled

@@ -70,7 +70,7 @@ def write_rows(
     With `parent` the pairs of all its splits are known here, as are those that are no choices (`has_known`); they and
     those of `train` are written as the split `known`.
 
-    Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
+    Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
     user, item = (feature.name for feature in encoder.schema.categorical)
@@ -90,7 +90,7 @@ def write_rows(
             yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
 
     def draw(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
-        """The number of short lists by split."""
+        """Return the number of short lists by split."""
         short: Counter[str] = Counter()
         for users in whole_groups(batches, "user", _USERS_ROWS):
             history = _History.of(users)
@@ -141,7 +141,9 @@ class _History:
         return rows.batch(np.ones(len(user), np.float32), user, item)
 
     def lists(self, rows: Rows, held_out: HeldOut) -> tuple[pa.RecordBatch, int]:
-        """The row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are short."""
+        """Return the row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are
+        short.
+        """
         chosen = self.split == held_out.code
         users, positives = self.user[chosen], self.item[chosen]
         is_known = np.isin(self.split, held_out.known) & np.isin(self.user, users)
@@ -160,7 +162,7 @@ class _History:
 
 
 def _distinct(user: NDArray[np.int64], item: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pairs, each once, by user and then item."""
+    """Return the pairs, each once, by user and then item."""
     ascending = np.lexsort((item, user))
     user, item = user[ascending], item[ascending]
     is_first = np.ones(len(user), np.bool_)
@@ -169,14 +171,14 @@ def _distinct(user: NDArray[np.int64], item: NDArray[np.int64]) -> tuple[NDArray
 
 
 def read_rows(rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Rows that `write_rows` wrote, as they are."""
+    """Yield the rows that `write_rows` wrote, as they are."""
     schema = rows.arrow_schema
     for batch in read_piece(segment.piece, schema.names, []):
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
+    """Yield the rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
     schema = Rows(encoder.schema).arrow_schema
     for batch in encoder.encode(segment):
         label, user, item = batch.columns

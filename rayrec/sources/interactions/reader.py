@@ -37,7 +37,9 @@ class InteractionReader:
         return cls(tuple(detect_layout(config, file, needs_time=needs_time) for file in files))
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, in Parquet files rows."""
+        """Return the blocks of a chunk, a few megabytes each; lines count from the chunk's first, in Parquet files
+        rows.
+        """
         layout = self.layouts[chunk.file_index]
         if layout.kind == "parquet":
             return blocks_of(chunk, _read_parquet(chunk, layout))
@@ -47,7 +49,7 @@ class InteractionReader:
 
 
 def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[ParsedLines]:
-    """The rows of the row groups that begin in the chunk's bytes."""
+    """Yield the rows of the row groups that begin in the chunk's bytes."""
     schema = read_layout(chunk.file).columns
     names = [None if position is None else schema.names[position] for position in layout.columns]
     choices = None if layout.choices is None else schema.names[layout.choices[0]]

@@ -45,7 +45,7 @@ class TableLayout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows as read."""
+        """Schema of the rows as read."""
         return pa.schema([pa.field(c.name, ARROW_TYPES[c.kind], not c.is_needed) for c in self.columns])
 
 

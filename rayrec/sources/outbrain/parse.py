@@ -72,7 +72,7 @@ def parse_lines(data: bytes, table: TableLayout, file: FileColumns) -> ParsedLin
 
 
 def _convert(text: pa.StringArray, kind: Kind) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """The values of a column, null where missing or bad, and whether each field is missing or good."""
+    """Return the values of a column, null where missing or bad, and whether each field is missing or good."""
     match kind:
         case "string":
             return text, np.ones(len(text), bool)

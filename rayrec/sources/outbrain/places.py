@@ -72,17 +72,19 @@ OFFSET_BY_STATE = {
 
 
 def countries(places: pa.Array) -> pa.Array:
-    """The first 2 characters of each place, or the whole text if it is shorter; null stays null."""
+    """Return the first 2 characters of each place, or the whole text if it is shorter; null stays null."""
     return pc.utf8_slice_codeunits(places, 0, _COUNTRY_CHARACTERS)
 
 
 def states(places: pa.Array) -> pa.Array:
-    """The first 5 characters of each place, such as US>CA, or the whole text if it is shorter; null stays null."""
+    """Return the first 5 characters of each place, such as US>CA, or the whole text if it is shorter; null
+    stays null.
+    """
     return pc.utf8_slice_codeunits(places, 0, _STATE_CHARACTERS)
 
 
 def country_keys(places: pa.Array) -> Numbers:
-    """Countries as integers: the UTF-8 bytes (8 at most) of each, so that no two countries share one."""
+    """Return the countries as integers: the UTF-8 bytes (8 at most) of each, so that no two countries share one."""
     encoded = countries(places).dictionary_encode()
     # 8 bytes may give a negative integer, which is as good a key.
     texts = (text.encode().ljust(8, b"\0") for text in encoded.dictionary.to_pylist())

@@ -49,7 +49,7 @@ class AdLookup:
         self.statistics = Statistics.open(folder)
 
     def features(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The raw features (n rows) of n rows with the columns of `candidate` and `context`."""
+        """Return the raw features (n rows) of n rows with the columns of `candidate` and `context`."""
         columns = []
         for field in ROW_SCHEMA:
             values = rows[field.name]
@@ -84,7 +84,7 @@ class OutbrainSource(Source):
         )
 
     def example_request(self, raw: Path) -> dict[str, Any]:
-        """The event and the ads of the first display of `clicks_test.csv`."""
+        """Return the event and the ads of the first display of `clicks_test.csv`."""
         shown = csv.read_csv(raw / "clicks_test.csv")
         display = shown["display_id"][0]
         ads = shown.filter(pc.equal(shown["display_id"], display))["ad_id"].to_pylist()

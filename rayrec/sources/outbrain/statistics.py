@@ -76,7 +76,7 @@ class RateKey:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the key's table; `confidence` is the mean of the ad documents' confidences in the value."""
+        """Schema of the key's table; `confidence` is the mean of the ad documents' confidences in the value."""
         keys = [pa.field(name, pa.int64(), False) for name in self.columns]
         counts = [pa.field(name, pa.int64(), False) for name in ("views", "clicks", "ads")]
         return pa.schema([_HASH, *keys, *counts, pa.field("confidence", pa.float64(), False)])

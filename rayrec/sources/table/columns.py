@@ -116,7 +116,7 @@ class Column:
     def _draw_lists(
         self, rng: np.random.Generator, hidden: StatelessRandom, missing: NDArray[np.bool_]
     ) -> dict[str, Drawn]:
-        """Lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
+        """Return the lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
         assert isinstance(self.rule, ListRule)
         lengths = np.where(missing, 0, rng.integers(1, min(self.rule.max_length, _MOST_IN_LIST) + 1, len(missing)))
         row = np.repeat(np.arange(len(lengths)), lengths)
@@ -136,7 +136,9 @@ class Column:
         return drawn + (0.5 if drawn >= 0 else -0.5)
 
     def _draw_ranks(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Ranks from 0 on: the inverse of the cumulative distribution of a density x^-exponent on [1, size + 1)."""
+        """Return the ranks from 0 on: the inverse of the cumulative distribution of a density x^-exponent on [1, size +
+        1).
+        """
         power = 1.0 - _EXPONENT
         drawn = (1.0 + rng.random(count) * ((self.cardinality + 1.0) ** power - 1.0)) ** (1.0 / power)
         return np.minimum(drawn.astype(np.int64), self.cardinality) - 1
@@ -148,7 +150,7 @@ class Column:
         return pa.array(ranks) if self.has_ids else pc.binary_join_element_wise("v", pa.array(ranks).cast("string"), "")
 
     def _lists(self, values: Any, lengths: NDArray[np.int64], rule: ListRule | VectorRule) -> pa.Array:
-        """Lists of these lengths, or their values joined by the rule's separator."""
+        """Return the lists of these lengths, or their values joined by the rule's separator."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         lists = pa.ListArray.from_arrays(offsets, values if isinstance(values, pa.Array) else pa.array(values))
         if self.has_lists:
@@ -158,7 +160,7 @@ class Column:
 
 
 def _number(rule: NumericRule | BucketsRule, latent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers that ascend with normal ones, in the range that the recipe expects."""
+    """Return the numbers that ascend with normal ones, in the range that the recipe expects."""
     if isinstance(rule, BucketsRule):
         low, high = (rule.boundaries[0], rule.boundaries[-1]) if rule.boundaries else (0.0, 100.0)
         return (low + high) / 2 + max(high - low, 1.0) / 3 * latent
@@ -176,7 +178,7 @@ def _form(rule: TimestampRule) -> dict[str, str]:
 
 
 def written_times(seconds: NDArray[np.int64], form: TimeColumn) -> pa.Array:
-    """Times (n,) in seconds since 1970 as files have them."""
+    """Return the times (n,) in seconds since 1970 as files have them."""
     per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}.get(form.format)
     if per_second is not None:
         return pa.array(seconds * per_second)

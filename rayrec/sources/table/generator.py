@@ -53,7 +53,7 @@ _GROUP_ROWS = 8
 
 
 def _spread(rows: int) -> NDArray[np.int64]:
-    """Numbers of rows from all over the table, for a chunk."""
+    """Return the numbers of rows from all over the table, for a chunk."""
     return np.linspace(0, rows - 1, CHUNK_ROWS).astype(np.int64)
 
 
@@ -199,7 +199,7 @@ class Table:
         return made
 
     def _written_label(self, rng: np.random.Generator, label: NDArray[np.bool_]) -> pa.Array:
-        """Values from which the recipe reads these labels."""
+        """Return the values from which the recipe reads these labels."""
         condition, step = self.source.label, rng.integers(0, 2, len(label))
         if not isinstance(condition, LabelCondition):
             return pa.array(label.astype(np.int8))

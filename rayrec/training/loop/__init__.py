@@ -1,1 +1,1 @@
-"""What every worker runs: epochs, one step, evaluation, number formats."""
+"""Work of every worker: epochs, one step, evaluation, number formats."""

@@ -46,12 +46,12 @@ class Checkpoints:
         self._config = config
 
     def latest(self) -> RunProgress | None:
-        """The progress of the latest checkpoint, if there is one. A collective."""
+        """Return the progress of the latest checkpoint, if there is one. A collective."""
         steps = checkpoint_steps(self._folder)
         return _of_rank_0(read_progress(self._folder / checkpoint_name(steps[-1])) if steps else None)
 
     def best(self) -> RunProgress | None:
-        """The progress of the checkpoint with the best value of `keep_best`, if there is one. A collective."""
+        """Return the progress of the checkpoint with the best value of `keep_best`, if there is one. A collective."""
         return _of_rank_0(self._best())
 
     def _best(self) -> RunProgress | None:
@@ -131,7 +131,9 @@ class Checkpoints:
 
 
 def _of_rank_0(value: T) -> T:
-    """The value that rank 0 has: the other ranks may be on nodes that do not see the run folder. A collective."""
+    """Return the value that rank 0 has: the other ranks may be on nodes that do not see the run folder. A
+    collective.
+    """
     values = [value]
     dist.broadcast_object_list(values, src=0, device=torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
     return values[0]

@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy of each row, of each list of rows, or both.
+"""Loss that training minimizes: cross-entropy of each row, of each list of rows, or both.
 
 With logits s, labels y and weights w over the B rows of a global batch, a share a of `listwise`, and for a row
 i the rows G(i) of its group that have weight:

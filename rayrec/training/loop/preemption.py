@@ -25,7 +25,7 @@ class PreemptionWatch:
         self._known = 0
 
     def is_announced(self) -> bool:
-        """Whether nodes are about to go that no earlier call told of.
+        """Return whether nodes are about to go that no earlier call told of.
 
         Every rank calls it once a step, and some of the calls are collectives.
         """

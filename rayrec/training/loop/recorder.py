@@ -1,4 +1,4 @@
-"""What is recorded and saved of a run, and when: history, trackers, the sharding plan, checkpoints."""
+"""Records of a run: history, trackers, the sharding plan, checkpoints."""
 
 import math
 import resource
@@ -38,7 +38,7 @@ from rayrec.training.run.history import (
 
 @dataclass
 class _Window:
-    """What is summed up between two records of the history."""
+    """Sums between two records of the history."""
 
     loss: torch.Tensor
     """() Sum over the steps of this rank's part of the mean loss."""
@@ -245,7 +245,7 @@ class RunRecorder:
         return self._seconds_before + time.perf_counter() - self._began_at
 
     def _peak_memory(self) -> int:
-        """Bytes of the GPU, or of the process on a CPU."""
+        """Return the bytes of the GPU, or of the process on a CPU."""
         if self._context.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._context.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

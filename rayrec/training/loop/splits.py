@@ -78,7 +78,7 @@ class SplitReader:
         )
 
     def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:
-        """Every user of `split` with every item: see `rayrec.ingest.all_candidates`."""
+        """Return every user of `split` with every item: see `rayrec.ingest.all_candidates`."""
         context = self.context
         if split not in self._candidates:
             read = AllCandidates.read(self.dataset, split, rank=context.rank, world_size=context.world_size)
@@ -123,7 +123,7 @@ def evaluate_split(
     progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
     precision: Precision | None = None,
 ) -> dict[str, float | None]:
-    """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
+    """Return the metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
     The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`. `progress` is
     told of the rows of all ranks. `precision`: how the dense network computes, in float32 by default; of mixed

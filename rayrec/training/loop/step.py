@@ -93,11 +93,13 @@ class TrainStep:
         return StepOutcome(loss, overflow, logits)
 
     def learning_rates(self, step: int) -> dict[str, LearningRates]:
-        """The rates of step `step` by part."""
+        """Return the rates of step `step` by part."""
         return self._config.learning_rates(step, self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the model and its optimizers; shares memory with them, except dense optimizers."""
+        """Return what a checkpoint holds of the model and its optimizers; shares memory with them, except dense
+        optimizers.
+        """
         network = self.model.dense_network
         return {
             "model": self.model.state_dict(),
@@ -125,9 +127,9 @@ class TrainStep:
                 group["lr"] = rates[part].dense
 
     def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> tuple[Tensor, Tensor]:
-        """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`.
+        """Run the dense network forward and backward, in parts; gradients end in its parameters and `boundary`.
 
-        Returns the loss and the logits, as `StepOutcome` has them.
+        Return the loss and the logits, as `StepOutcome` has them.
         """
         listwise = self._config.loss.listwise
         count = max(self._config.gradient_accumulation, self.model.parts_of(batch.size))
@@ -136,7 +138,7 @@ class TrainStep:
         groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
 
         def forward(number: int, network: nn.Module, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The loss and the logits of a part, and the number to go backward from."""
+            """Return the loss and the logits of a part, and the number to go backward from."""
             dense, label, weight = (column[number] for column in columns)
             with self._precision.autocast(), drawing_dropout_from(self._seeded_dropout(number)):
                 logits = network(dense, pooled).float()
@@ -221,7 +223,9 @@ class TrainStep:
         return None
 
     def _with_penalty(self, boundary: Tensor, weight: Tensor, totals: BatchTotals) -> Tensor:
-        """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
+        """Return the gradient of `boundary` with that of the L2 penalty, whose own value the reported loss
+        leaves out.
+        """
         gradient = boundary.grad
         assert gradient is not None
         for columns, penalty in self.model.penalties:
@@ -246,12 +250,13 @@ class TrainStep:
         return overflow
 
     def _zeroed(self, gradient: Tensor, overflow: Tensor) -> Tensor:
-        """The gradient, all 0 from now on where there was an overflow."""
+        """Return the gradient, all 0 from now on where there was an overflow."""
         return gradient if self.loss_scale is None else gradient.masked_fill_(overflow > 0, 0.0)
 
 
 def _skips_on_device(config: TrainConfig) -> bool:
-    """Whether no optimizer changes anything in a step whose gradients are all 0, or that is marked as an overflow.
+    """Return whether no optimizer changes anything in a step whose gradients are all 0, or that is marked as an
+    overflow.
 
     Adam of the dense network takes the mark. Others move by their moments or by weight decay; the host must leave their
     step out, and so has to wait for the device.
@@ -271,7 +276,7 @@ def _skips_on_device(config: TrainConfig) -> bool:
 
 
 def _part_sizes(batch: Batch, parts: int, *, cuts_groups: bool) -> list[int]:
-    """The number of rows in each part, as even as possible."""
+    """Return the number of rows in each part, as even as possible."""
     size = -(-batch.size // parts)
     ends = [*range(size, batch.size, size), batch.size]
     if not cuts_groups and len(ends) > 1:

@@ -1,1 +1,1 @@
-"""How parameters move: optimizers of tables and of the dense network, learning rates by step."""
+"""Updates of parameters: optimizers of tables and of the dense network, learning rates by step."""

@@ -14,7 +14,7 @@ from rayrec.training.optimizers.ftrl import FTRL
 def build_optimizer(
     config: DenseOptimizerConfig | EmbeddingOptimizerConfig, parameters: Sequence[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimizer over `parameters`; its learning rate is set before every step.
+    """Return the optimizer over `parameters`; its learning rate is set before every step.
 
     For tables it has the update rule of FBGEMM's fused optimizer, if there is one, and its state exists from the start,
     so that a checkpoint can be loaded into it.
@@ -67,7 +67,9 @@ class RMSpropOfTables(torch.optim.RMSprop):
 
 
 def table_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The optimizer's state of one table as a checkpoint keeps it, by FBGEMM's names if FBGEMM has the optimizer."""
+    """Return the optimizer's state of one table as a checkpoint keeps it, by FBGEMM's names if FBGEMM has the
+    optimizer.
+    """
     state = optimizer.state[parameter]
     match optimizer:
         case FTRL():

@@ -18,7 +18,7 @@ class FTRL(Optimizer):
         z' = z + g - (n'^-p - n^-p) / lr * w
         w' = (l1 sign(z') - z') / ((n'^-p + beta) / lr + 2 l2) where |z'| > l1, else 0
 
-    where p = `lr_power`, -0.5 in the paper. So w' minimises the sum of all gradients' linear approximations, each with
+    where p = `lr_power`, -0.5 in the paper. So w' minimizes the sum of all gradients' linear approximations, each with
     its proximal term, plus l1 |w| + l2 w^2. A coordinate without a gradient keeps its weight while `lr` does: the dense
     update is then that of the coordinates that occur. At `lr` 0 nothing changes.
     """

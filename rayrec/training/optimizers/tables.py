@@ -120,7 +120,7 @@ class TableOptimizer:
 
 
 def _leaves(optimizer: KeyedOptimizer) -> list[KeyedOptimizer]:
-    """The optimizers of single kernels within a combined one."""
+    """Return the optimizers of single kernels within a combined one."""
     if not isinstance(optimizer, CombinedOptimizer):
         return [optimizer]
     return [leaf for _, inner in optimizer.optimizers for leaf in _leaves(inner)]

@@ -1,4 +1,4 @@
-"""What a training step moves and computes, counted; and how long it should take, by a model with four constants.
+"""Cost of a training step: counts of bytes and operations, and its time by a model with four constants.
 
 Counted from the sharding plan and the network: bytes of the all-to-alls and the all-reduce, memory, operations.
 Estimated: seconds = fixed + operations / (share of the peak) + memory traffic / (share of the bandwidth) + bytes sent /
@@ -47,7 +47,7 @@ class Traffic:
     all_reduce: int
     """Gradients of the dense network and of data-parallel tables, by a ring: each rank sends them about twice."""
     to_other_machines: int
-    """Of all these."""
+    """Bytes of all these that go to other machines."""
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class DenseCost:
-    """What the dense network computes and keeps."""
+    """Operations and activations of the dense network."""
 
     parameters: int
     operations: float
@@ -111,7 +111,7 @@ def estimate_step(
     batch: int,
     workers_per_node: int,
 ) -> StepEstimate:
-    """The estimate for a step of a global `batch` of `model` (on the meta device, say), sharded by `plan`."""
+    """Return the estimate for a step of a global `batch` of `model` (on the meta device, say), sharded by `plan`."""
     schema = model.schema
     dense = dense_cost(model.dense_network, schema.dense_width, sum(output.table.dim for output in model.pooled))
     # As if every list were full.
@@ -159,7 +159,8 @@ def step_traffic(
     dense_parameters: int,
     workers_per_node: int,
 ) -> Traffic:
-    """Bytes that the busiest rank sends for a global `batch` of rows, on machines of `workers_per_node` ranks.
+    """Return the bytes that the busiest rank sends for a global `batch` of rows, on machines of `workers_per_node`
+    ranks.
 
     `ids_per_row`: for each table the ids that each of its features has in a row; one feature of 1 where it has none.
     """
@@ -215,7 +216,7 @@ def step_time(
     dense: DenseCost,
     workers_per_node: int,
 ) -> StepTime:
-    """The estimate for a step of a global `batch`, on machines of `workers_per_node` accelerators."""
+    """Return the estimate for a step of a global `batch`, on machines of `workers_per_node` accelerators."""
     ranks = plan.world_size
     element = 2 if precision in {"bf16", "fp16"} else 4
     local_rows = batch / ranks
@@ -237,7 +238,9 @@ def step_time(
 
 
 def memory_by_rank(plan: ShardingPlan, batch: int, dense: DenseCost) -> list[int]:
-    """Bytes on each rank: tables with optimizer state, the dense network with its optimizer's, activations in fp32."""
+    """Return the bytes on each rank: tables with optimizer state, the dense network with its optimizer's, activations
+    in fp32.
+    """
     activations = 2 * _FLOAT_BYTES * dense.activations * batch / plan.world_size
     everywhere = _COPIES_OF_WEIGHTS * _FLOAT_BYTES * dense.parameters + activations
     return [round(tables + everywhere) for tables in plan.bytes_by_rank()]

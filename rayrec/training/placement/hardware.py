@@ -1,4 +1,4 @@
-"""What accelerators can do, as their makers say; figures for dense arithmetic, in one direction of a link."""
+"""Data sheets of accelerators; figures for dense arithmetic, in one direction of a link."""
 
 from dataclasses import dataclass
 from typing import Literal

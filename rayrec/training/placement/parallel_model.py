@@ -49,7 +49,7 @@ _LEAST_WORK = 2e8
 _WORK_OF_COLUMN = 100
 """What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
 _LEAST_ROWS = 256
-"""Of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
+"""Least rows of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
 _MOST_PARTS = 8
 
 
@@ -71,13 +71,15 @@ class RankContext:
             keep_freed_memory()
 
     def threads(self, wanted: int | None) -> int:
-        """The threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
+        """Return the threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
         if self.device.type != "cpu":
             return 1
         return wanted or max(1, available_cpus() // self.local_world_size)
 
     def memory_per_worker(self, config: ShardingConfig) -> int:
-        """Bytes that every worker may use: what the recipe says, or what the smallest worker has. A collective."""
+        """Return the bytes that every worker may use: what the recipe says, or what the smallest worker has. A
+        collective.
+        """
         if config.memory_per_worker is not None:
             return parse_bytes(config.memory_per_worker)
         if self.device.type == "cuda":
@@ -87,7 +89,8 @@ class RankContext:
         return min(_of_all_ranks(own))
 
     def host_memory_per_worker(self) -> int:
-        """Bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A collective.
+        """Return the bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A
+        collective.
 
         Half of what is free: rows that are read need memory, too.
         """
@@ -96,7 +99,9 @@ class RankContext:
         return min(_of_all_ranks(available_memory() // (2 * self.local_world_size)))
 
     def workers_per_node(self) -> int:
-        """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
+        """Return the number of workers on a node, the same on every rank, as TorchRec needs it: 1 where
+        machines have different numbers. A collective.
+        """
         sizes = set(_of_all_ranks(self.local_world_size))
         return sizes.pop() if len(sizes) == 1 else 1
 
@@ -122,7 +127,7 @@ class SentIds:
             self._ids = self._numbers.wait()
 
     def sums(self) -> KeyedTensor:
-        """What the tables return for the batch; needs `send`."""
+        """Return the sums of the tables for the batch; needs `send`."""
         with torch.cuda.stream(self._stream):
             ids = self._ids.wait()
         if self._stream is not None:
@@ -233,7 +238,7 @@ class ParallelModel:
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
-        """Each batch with the one after it, or None after the last.
+        """Yield each batch with the one after it, or None after the last.
 
         On a GPU the next batch arrives on the stream on which `send_ids` works, and so waits for no step.
         """
@@ -257,7 +262,8 @@ class ParallelModel:
         return None if self._is_local else SentIds(self.tables.module.embeddings, batch, self._ahead)
 
     def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
-        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`, to train on; a collective.
+        """Return the pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`, to train on; a
+        collective.
 
         `sent`: the batch's ids, if they were sent before.
         """
@@ -269,7 +275,7 @@ class ParallelModel:
 
     @torch.no_grad()
     def logits(self, batch: Batch, precision: Precision | None = None) -> Tensor:
-        """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables.
+        """Return the logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables.
 
         `precision`: how the dense network computes, in float32 by default; tables are exact.
         """
@@ -286,7 +292,7 @@ class ParallelModel:
         return torch.cat(list(self.threads.map(logits_of, parts)))
 
     def parts_of(self, rows: int) -> int:
-        """The number of parts that the dense network takes a batch of so many rows in, for `WorkerThreads`."""
+        """Return the number of parts that the dense network takes a batch of so many rows in, for `WorkerThreads`."""
         if not self.has_threads:
             return 1
         return max(1, min(_MOST_PARTS, rows // _LEAST_ROWS, int(rows * self._work_of_row / _LEAST_WORK)))
@@ -304,11 +310,15 @@ class ParallelModel:
             set_output_dtype(self.tables, self._pooled_dtype)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
-        """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""
+        """Return the gradients of the dense network stay local in this block and are summed into the next pass outside
+        it.
+        """
         return self.dense.no_sync() if isinstance(self.dense, DistributedDataParallel) else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """The names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the model."""
+        """Return the names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the
+        model.
+        """
         dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
         return {**self._table_state(), **dense}
 
@@ -324,7 +334,7 @@ class ParallelModel:
         self.dense_network.load_state_dict(dict(dense))
 
     def _table_state(self) -> dict[str, Any]:
-        """The tables' weights, into which the caller may write until the next pass."""
+        """Return the tables' weights, into which the caller may write until the next pass."""
         state = self.tables.state_dict()
         drop_cached_rows(self.tables)
         return state
@@ -338,7 +348,8 @@ class ParallelModel:
 
 
 def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:
-    """Parameters that `train.freeze` names: `dense_network`, a child of it, or one parameter; not `embeddings`.
+    """Return the parameters that `train.freeze` names: `dense_network`, a child of it, or one parameter; not
+    `embeddings`.
 
     Raises ConfigError where a name stands for no parameter.
     """

@@ -63,7 +63,7 @@ _RESERVED_SHARE = 0.15
 
 @dataclass(frozen=True)
 class TableRule:
-    """What one table may have under its optimizer."""
+    """Shardings and kernels that a table may have under its optimizer."""
 
     optimizer: str
     """The kind of the optimizer."""
@@ -76,14 +76,16 @@ class TableRule:
         return "fused" if sharding != "data_parallel" and self.optimizer in _FUSED else "dense"
 
     def row_bytes(self, columns: int, sharding: Sharding) -> int:
-        """Bytes of one row of a shard in float32: weights, optimizer state, the gradient that a dense kernel leaves."""
+        """Return the bytes of one row of a shard in float32: weights, optimizer state, the gradient that a dense kernel
+        leaves.
+        """
         moments = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": columns, "rmsprop": columns}
         gradient = columns if self.kernel(sharding) == "dense" else 0
         return 4 * (columns + moments.get(self.optimizer, 2 * columns) + gradient)
 
 
 def table_rule(table: EmbeddingTable, train: TrainConfig) -> TableRule:
-    """The rule of a table under the optimizer of its part."""
+    """Return the rule of a table under the optimizer of its part."""
     kind = train.by_part[train.trained_part(table.part)].embedding_optimizer.kind
     automatic: list[Sharding] = ["table_wise", "row_wise", "table_row_wise"]
     if kind in _BY_COLUMNS:
@@ -121,19 +123,19 @@ class ShardingPlan:
     shards: tuple[ShardPlacement, ...]
 
     def bytes_by_rank(self) -> list[int]:
-        """On the ranks' devices."""
+        """Return the bytes on the ranks' devices."""
         return [sum(s.bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
 
     def host_bytes_by_rank(self) -> list[int]:
-        """In the memory of the ranks' machines, for tables that their GPUs have no room for."""
+        """Return the bytes in the memory of the ranks' machines, for tables that their GPUs have no room for."""
         return [sum(s.host_bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
 
     def tables_by(self, kernel: Kernel) -> set[str]:
-        """Names of the tables that a kernel computes."""
+        """Return the names of the tables that a kernel computes."""
         return {s.table for s in self.shards if s.kernel == kernel}
 
     def as_json(self) -> dict[str, object]:
-        """The content of `plan.json`."""
+        """Return the content of `plan.json`."""
         return {
             "world_size": self.world_size,
             "bytes_by_rank": self.bytes_by_rank(),
@@ -150,7 +152,7 @@ class EmbeddingTables(nn.Module):
         self.embeddings = embeddings
 
     def forward(self, sparse: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings by key; the order of the keys depends on the plan."""
+        """Return the pooled embeddings by key; the order of the keys depends on the plan."""
         return self.embeddings(sparse)
 
 
@@ -251,7 +253,7 @@ def plan_sharding(
 
 
 def torchrec_plan(plan: ShardingPlan, device: torch.device, local_world_size: int) -> TorchRecPlan:
-    """The same plan as TorchRec takes it, for `EmbeddingTables`."""
+    """Return the same plan as TorchRec takes it, for `EmbeddingTables`."""
     module_plan = EmbeddingModuleShardingPlan()
     for name, of_table in groupby(plan.shards, key=lambda shard: shard.table):
         # By columns first: TorchRec takes the shards of a grid node by node.
@@ -273,7 +275,10 @@ def torchrec_plan(plan: ShardingPlan, device: torch.device, local_world_size: in
 def _sharding(
     table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int, nodes: int
 ) -> tuple[Sharding, ...]:
-    """The planner's choices for a table. Raises ConfigError where the recipe asks for a sharding it cannot have."""
+    """Return the planner's choices for a table.
+
+    Raises ConfigError where the recipe asks for a sharding it cannot have.
+    """
     wanted = config.tables.get(table.name, config.default)
     if wanted not in rule.on_request and wanted in _OF_COLUMNS and table.dim == 1 and table.name not in config.tables:
         # One column cannot be split: the default is meant for the other tables.
@@ -296,14 +301,16 @@ def _sharding(
 
 
 def _columns_per_shard(columns: int, world_size: int) -> int:
-    """Columns of the widest equal column shards, at most one a worker, in multiples of the grain."""
+    """Return the columns of the widest equal column shards, at most one a worker, in multiples of the grain."""
     grains = columns // COLUMN_GRAIN
     shards = max(n for n in range(1, world_size + 1) if grains % n == 0)
     return columns // shards
 
 
 def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRule]) -> EmbeddingTables:
-    """The tables on the meta device, as the planner takes the size of optimizer state: in multiples of the weights."""
+    """Return the tables on the meta device, as the planner takes the size of optimizer state: in multiples of the
+    weights.
+    """
     embeddings = build_embeddings(tables, torch.device("meta"))
     for table in tables:
         rule = rules[table.name]

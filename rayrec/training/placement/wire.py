@@ -10,7 +10,7 @@ from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, Quantized
 
 
 class WireFormat(NoOpQuantizedCommCodec[None]):
-    """What TorchRec calls before and after the collectives of a sharded collection.
+    """Hooks of TorchRec around the collectives of a sharded collection.
 
     FBGEMM has such codecs, but none of bfloat16 on CPUs, and none that an evaluation could do without.
     """
@@ -20,21 +20,21 @@ class WireFormat(NoOpQuantizedCommCodec[None]):
         self._dtype, self._arrival = dtype, arrival
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
-        """The tensor in the format that travels."""
+        """Return the tensor in the format that travels."""
         return input_tensor.to(self._dtype)
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
-        """What has travelled, in the format in which it is used."""
+        """Return what has travelled, in the format in which it is used."""
         return input_grad.to(self._arrival)
 
     @property
     def quantized_dtype(self) -> torch.dtype:
-        """The format that travels."""
+        """Format that travels."""
         return self._dtype
 
     @property
     def registry(self) -> dict[str, Any] | None:
-        """The codecs of all collectives by name, as TorchRec's sharders take them; None where float32 travels."""
+        """Codecs of all collectives by name, as TorchRec's sharders take them; None where float32 travels."""
         if self._dtype == torch.float32:
             return None
         codecs = QuantizedCommCodecs(forward=self, backward=self)

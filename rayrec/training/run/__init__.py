@@ -1,1 +1,1 @@
-"""What is checked before a run and kept of it: the run folder, the history, trackers."""
+"""Checks before a run, and its records: the run folder, the history, trackers."""

@@ -1,4 +1,4 @@
-"""Whether a run can go on from another one: compared on the driver, so that the answer comes before any worker."""
+"""Check that a run can start from another one, on the driver before any worker starts."""
 
 import shlex
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def require_compatible(run: RunFolder, origin: Origin, recipe: Recipe, dataset: 
 
 
 def _first_other_shape(old: RankingModel, new: RankingModel) -> str | None:
-    """A parameter of the dense networks that has another shape; None if all have the same."""
+    """Return a parameter of the dense networks that has another shape; None if all have the same."""
     before, now = (
         {name: tuple(value.shape) for name, value in model.dense_network.state_dict().items()} for model in (old, new)
     )
@@ -52,7 +52,7 @@ def _first_other_shape(old: RankingModel, new: RankingModel) -> str | None:
 
 
 def _without_rows(origin: Origin, old: RankingModel, new: RankingModel) -> set[str]:
-    """The features that read a table of which nothing is taken over."""
+    """Return the features that read a table of which nothing is taken over."""
     known = sorted({feature.name for model in (old, new) for feature in model.schema.categorical})
     for name in origin.reset:
         if name not in known:
@@ -64,7 +64,7 @@ def _without_rows(origin: Origin, old: RankingModel, new: RankingModel) -> set[s
 def _problems(
     old: RankingModel, new: RankingModel, dataset: Dataset, reset: set[str], origin: Origin
 ) -> Iterator[tuple[str, str]]:
-    """Features with which the model cannot go on, and why, in words that follow the name."""
+    """Yield the features with which the model cannot go on, and why, in words that follow the name."""
     before, now = ({feature.name: feature for feature in model.schema.features} for model in (old, new))
     for name in before:
         if name not in now and name not in reset:
@@ -124,7 +124,7 @@ def _require_same_moments(before: TrainConfig, now: TrainConfig, origin: Origin)
 
 
 def _moments(train: TrainConfig) -> dict[str, str]:
-    """What decides which state the optimizers keep, by fields of `train`."""
+    """Return what decides which state the optimizers keep, by fields of `train`."""
     found: dict[str, str] = {}
     for name, part in train.by_part.items():
         field = "" if name == MAIN_PART else f"parts.{name}."

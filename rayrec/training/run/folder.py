@@ -40,7 +40,7 @@ _RESUMABLE_INGEST = {"in_memory": False, "prefetch_batches": 1, "task_cpus": Non
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is: the order of the data depends on this and the seed alone."""
+    """Progress of a run: the order of the data depends on this and the seed alone."""
 
     step: int = 0
     """Optimizer steps done; global batches consumed."""
@@ -58,7 +58,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was warm-started from."""
+    """Origin of a warm start."""
 
     run: str
     """The path or URI of a run folder."""
@@ -88,7 +88,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """The folder of a run that was begun. Raises UserError where `path` is not one."""
+        """Return the folder of a run that was begun. Raises UserError where `path` is not one."""
         folder = cls(Path(path).absolute())
         if not (folder.path / RUN_FILE).is_file():
             raise UserError(f"{folder.path}: not a run folder (no {RUN_FILE}); give the output of `rayrec train`")
@@ -168,16 +168,16 @@ class RunFolder:
         return None if content is None else Execution.model_validate(content)
 
     def was_trained_on(self, dataset_folder: Path) -> bool:
-        """True if the dataset in a folder is the one that the run was begun with."""
+        """Return True if the dataset in a folder is the one that the run was begun with."""
         return bool(self._content()["manifest"] == _fingerprint(dataset_folder))
 
     def progress(self) -> RunProgress | None:
-        """The progress of the newest whole checkpoint; None if there is no checkpoint, or no run."""
+        """Return the progress of the newest whole checkpoint; None if there is no checkpoint, or no run."""
         steps = checkpoint_steps(self.checkpoints)
         return read_progress(self.checkpoints / checkpoint_name(steps[-1])) if steps else None
 
     def checkpoint(self, which: str) -> Path:
-        """The folder of the checkpoint `latest`, `best` or of a step; UserError if there is no such checkpoint.
+        """Return the folder of the checkpoint `latest`, `best` or of a step; UserError if there is no such checkpoint.
 
         If nothing was evaluated, the latest is the best.
         """
@@ -198,28 +198,28 @@ class RunFolder:
 
     @property
     def schema(self) -> Schema:
-        """The schema of the model, with embedding dimensions."""
+        """Schema of the model, with embedding dimensions."""
         return Schema.load(self.path)
 
     @property
     def dataset_folder(self) -> Path:
-        """The dataset that the run was begun with; if it is a URI, its local copy may be old."""
+        """Dataset that the run was begun with; if it is a URI, its local copy may be old."""
         return resolve(self._content()["dataset"], self.path)
 
     @property
     def refit_of(self) -> "RunFolder | None":
-        """The run on fewer rows whose metrics stand for this one's model, as all rows of this one were trained on."""
+        """Run on fewer rows whose metrics stand for this one's model, as all rows of this one were trained on."""
         content = self._content().get("refit_of")
         return None if content is None else RunFolder.open(resolve(content, self.path))
 
     @property
     def origin(self) -> Origin | None:
-        """What the run was warm-started from, if there is a run and it was."""
+        """Return what the run was warm-started from, if there is a run and it was."""
         content = self._content().get("warm_start") if (self.path / RUN_FILE).exists() else None
         return None if content is None else Origin(**{**content, "reset": tuple(content["reset"])})
 
     def as_origin(self, reset: Sequence[str] = ()) -> Origin:
-        """This run as one that another goes on from: from the checkpoint that is exported and served, `best`.
+        """Return this run as one that another goes on from: from the checkpoint that is exported and served, `best`.
 
         So training and serving stay in line, and what a day does not touch is to the bit what is served.
         """
@@ -243,17 +243,17 @@ class RunFolder:
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the folder of a checkpoint."""
+    """Return the name of the folder of a checkpoint."""
     return f"step-{step:08d}"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the whole checkpoints in `folder`, ascending."""
+    """Return the steps of the whole checkpoints in `folder`, ascending."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob(f"step-*/{PROGRESS_FILE}"))
 
 
 def read_progress(checkpoint: Path) -> RunProgress:
-    """The progress of a checkpoint, by its folder."""
+    """Return the progress of a checkpoint, by its folder."""
     return RunProgress(**json.loads((checkpoint / PROGRESS_FILE).read_text()))
 
 

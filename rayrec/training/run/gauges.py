@@ -20,7 +20,7 @@ class RunGauges:
     """The newest figures of a run's history; names as Ray exports them begin with `ray_`. Needs a Ray session."""
 
     def __init__(self, recipe: str, run: Path) -> None:
-        """Runs are told apart by the name of the recipe and the last two of the run folder's path, as `trial-3/run`."""
+        """Tell runs apart by the name of the recipe and the last two of the run folder's path, as `trial-3/run`."""
         # Only now: Ray is imported when its environment is set.
         from ray.util.metrics import Gauge
 

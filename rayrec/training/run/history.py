@@ -49,7 +49,7 @@ def cut_history(path: Path, step: int) -> None:
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a history file, whole lines only; nothing if the file is absent."""
+    """Yield the records of a history file, whole lines only; nothing if the file is absent."""
     if not path.exists():
         return
     with path.open() as file:
@@ -66,7 +66,7 @@ def main_metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def open_trackers(run: Path, recipe: Recipe, first_step: int) -> Iterator[list[Tracker]]:
-    """The trackers that the recipe asks for, open within the block; on rank 0 alone."""
+    """Yield the trackers that the recipe asks for, open within the block; on rank 0 alone."""
     tracking, trackers = recipe.train.tracking, list[Tracker]()
     with ExitStack() as stack:
         if tracking.tensorboard:
@@ -109,7 +109,7 @@ def _mlflow(run: Path, recipe: Recipe, config: MLflowConfig) -> Iterator[Tracker
 
 
 def mlflow_run_of(run: Path) -> str | None:
-    """The MLflow run that a run folder is logged to; None if there is none."""
+    """Return the MLflow run that a run folder is logged to; None if there is none."""
     path = run / MLFLOW_FILE
     return str(json.loads(path.read_text())["run_id"]) if path.exists() else None
 

@@ -1,4 +1,4 @@
-"""What is known to be wrong before any worker starts: checked on the driver, so that the answer comes at once."""
+"""Checks on the driver before any worker starts, so that mistakes show at once."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -128,7 +128,7 @@ def _require_interactions(dataset: Dataset) -> None:
 
 
 def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
-    """The split that training evaluates on: the recipe's, else `test`, else none.
+    """Return the split that training evaluates on: the recipe's, else `test`, else none.
 
     Raises ConfigError where the recipe stops at a target and there is no split to measure it on.
     """

@@ -28,7 +28,7 @@ _CONTENTS = {
 
 
 def infer_request(message: Any, predictor: Predictor, max_rows: int) -> InferRequest:
-    """The rows of a `ModelInferRequest`. Raises RequestError: 413 too many rows, 422 wrong content."""
+    """Return the rows of a `ModelInferRequest`. Raises RequestError: 413 too many rows, 422 wrong content."""
     if not message.inputs:
         raise RequestError(422, "inputs: empty; send at least one tensor")
     raw = message.raw_input_contents
@@ -41,7 +41,7 @@ def infer_request(message: Any, predictor: Predictor, max_rows: int) -> InferReq
 
 
 def infer_response(name: str, version: str, request: InferRequest, scores: NDArray[np.float32]) -> Any:
-    """The `ModelInferResponse` with the (n,) scores of the request's rows."""
+    """Return the `ModelInferResponse` with the (n,) scores of the request's rows."""
     answer = ModelInferResponse(model_name=name, model_version=version, id=request.id or "")
     output = answer.outputs.add(name=OUTPUT, datatype="FP32", shape=[len(scores)])
     if request.binary:

@@ -28,7 +28,7 @@ def _load_service() -> Any:
 
 
 def _call(name: str) -> tuple[Any, Any]:
-    """The classes of a call's request and response."""
+    """Return the classes of a call's request and response."""
     method = _service.FindMethodByName(name)
     return message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type)
 

@@ -114,7 +114,7 @@ async def _receive(
 
 
 async def _read(context: Any) -> bytes:
-    """The message of a call. Raises RequestError if there is none."""
+    """Return the message of a call. Raises RequestError if there is none."""
     reading = asyncio.ensure_future(context.read())
     # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
     reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -139,7 +139,8 @@ def _call(name: str, context: Any, size: int = 0) -> Call:
 
 
 def _admitted(answer: Callable[["GrpcMethods", bytes, Call], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The method that Serve calls, from the coroutine that answers the bytes of a request once the call is admitted.
+    """Return the method that Serve calls, from the coroutine that answers the bytes of a request once the call is
+    admitted.
 
     A refused call gets an empty message, and the context a code and one line: an exception would make Serve log a stack
     trace for each mistake of a client.
@@ -164,7 +165,7 @@ def _admitted(answer: Callable[["GrpcMethods", bytes, Call], Awaitable[Any]]) ->
 
 
 def _parsed(kind: Any, request: bytes) -> Any:
-    """The message of a class. Raises RequestError 400 if the bytes are not one."""
+    """Return the message of a class. Raises RequestError 400 if the bytes are not one."""
     try:
         return kind.FromString(request)
     except DecodeError:

@@ -14,7 +14,7 @@ _SMALLEST_NUMBER = 4
 
 
 def require_few_values(message: bytes) -> None:
-    """Raises RequestError 413 for more values than a request may have; of a damaged message the start counts."""
+    """Raise RequestError 413 for more values than a request may have; of a damaged message the start counts."""
     with suppress(IndexError):  # it ends within a field, or a number does not end: the parser says it better
         _require_few(_count(memoryview(message), 0, 0))
 
@@ -47,7 +47,7 @@ def _count(data: memoryview, level: int, count: int) -> int:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """The number at a position, and where it ends. Raises IndexError if it has more than 10 bytes, or no end."""
+    """Return the number at a position, and where it ends. Raises IndexError if it has more than 10 bytes, or no end."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

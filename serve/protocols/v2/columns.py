@@ -20,7 +20,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
-    """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
+    """Return the rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows, predictor.raw_rows)
     known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
     known += [weights_input(feature.name) for feature in predictor.schema.weighted] if encoded else []
@@ -35,12 +35,12 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
 
 
 def weights_input(feature: str) -> str:
-    """The name of the input of the weights of an encoded list."""
+    """Return the name of the input of the weights of an encoded list."""
     return f"{feature} (weights)"
 
 
 def _by_name(tensors: list[Tensor], max_rows: int, raw_rows: RawRows) -> dict[str, Tensor]:
-    """Tensors by the column's name; each must be given once, and all must have the same number of rows."""
+    """Return the tensors by the column's name; each must be given once, and all must have the same number of rows."""
     by_name: dict[str, Tensor] = {}
     for tensor, name in zip(tensors, raw_rows.named(tensor.name for tensor in tensors), strict=True):
         if name in by_name:
@@ -82,7 +82,8 @@ def _is_padding(value: Any) -> bool:
 
 
 def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
-    """Columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is there.
+    """Return the columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is
+    there.
 
     The weights of a list of ids are an input of their own, without which they are 1.
     """
@@ -123,7 +124,7 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType, weight
 
 
 def _weights(tensor: Tensor | None, ids: Tensor) -> NDArray[np.float32]:
-    """The weight of each value of the tensor `ids`."""
+    """Return the weight of each value of the tensor `ids`."""
     if tensor is None:
         return np.ones(ids.rows * ids.width, np.float32)
     _require_fitting(tensor, is_list=True, is_id=False)

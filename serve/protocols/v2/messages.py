@@ -39,7 +39,7 @@ class InferRequest:
 
 
 def metadata(name: str, versions: list[str], predictor: Predictor) -> dict[str, Any]:
-    """The answer to `GET /v2/models/NAME`: name, data type and shape of each input and of the output."""
+    """Return the answer to `GET /v2/models/NAME`: name, data type and shape of each input and of the output."""
     inputs = []
     for field in predictor.raw_rows.columns:
         is_list = pa.types.is_list(field.type)
@@ -51,13 +51,13 @@ def metadata(name: str, versions: list[str], predictor: Predictor) -> dict[str, 
 
 
 def require_known_outputs(names: Iterable[Any]) -> None:
-    """Raises RequestError 422 for an output that is not the score."""
+    """Raise RequestError 422 for an output that is not the score."""
     if any(name != OUTPUT for name in names):
         raise RequestError(422, f"outputs: the model has one, '{OUTPUT}'")
 
 
 def parse_infer(body: bytes, json_length: str | None, predictor: Predictor, max_rows: int) -> InferRequest:
-    """The checked content of a request. Raises RequestError: 400 not JSON, 413 too many rows, 422 wrong content.
+    """Return the checked content of a request. Raises RequestError: 400 not JSON, 413 too many rows, 422 wrong content.
 
     `json_length` is the header `Inference-Header-Content-Length`: the length of the JSON before binary tensors.
     """
@@ -82,7 +82,7 @@ def parse_infer(body: bytes, json_length: str | None, predictor: Predictor, max_
 
 
 def answer(name: str, version: str, request: InferRequest, scores: NDArray[np.float32]) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON if bytes follow it."""
+    """Return the body of an answer, and the length of its JSON if bytes follow it."""
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [len(scores)]}
     head: dict[str, Any] = {"model_name": name, "model_version": version}
     if request.id is not None:

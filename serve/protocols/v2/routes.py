@@ -18,7 +18,7 @@ _JSON_LENGTH = "Inference-Header-Content-Length"
 
 
 def routes(models: ServedModels, admission: Admission) -> list[Route]:
-    """The routes over `models`."""
+    """Return the routes over `models`."""
 
     async def server(_: Request) -> Response:
         about = {"name": "rayrec", "version": installed_version("rayrec"), "extensions": EXTENSIONS}
@@ -36,7 +36,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         return JSONResponse(metadata(name, sorted(model.versions, key=int), version.predictor))
 
     async def model_ready(request: Request) -> Response:
-        """A model is listed as soon as a version of it answers; 404 says that none does."""
+        """Answer 200 as soon as a version of the model answers, else 404."""
         name, _, version = asked(request)
         return JSONResponse({"name": name, "version": version.version, "ready": True})
 
@@ -55,7 +55,10 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         return Response(content, media_type="application/octet-stream", headers={_JSON_LENGTH: str(json_length)})
 
     def asked(request: Request) -> tuple[str, ServedModel, ServedVersion]:
-        """The model that a path names, and the version that answers. Raises RequestError 404 if there is none."""
+        """Return the model that a path names, and the version that answers.
+
+        Raises RequestError 404 if there is none.
+        """
         name = request.path_params["name"]
         model = models.model(name)
         return name, model, model.version(request.path_params.get("version"))

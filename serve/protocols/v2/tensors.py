@@ -33,12 +33,12 @@ class Tensor:
 
     @property
     def where(self) -> str:
-        """The input, for messages."""
+        """Input, for messages."""
         return _where(self.name)
 
 
 def make_tensor(index: int, name: Any, datatype: Any, shape: Any, values: Any, data: bytes | None = None) -> Tensor:
-    """The checked tensor of the input at position `index`. Raises RequestError 422.
+    """Return the checked tensor of the input at position `index`. Raises RequestError 422.
 
     Its values are `data`, the binary form of the protocol, or else `values`: flat, or nested as the shape says.
     """
@@ -66,7 +66,7 @@ def make_tensor(index: int, name: Any, datatype: Any, shape: Any, values: Any, d
 
 
 def read_tensor(entry: Any, index: int, binary: bytes) -> tuple[Tensor, int]:
-    """The tensor of one entry of `inputs`, and how many bytes of `binary` it took. Raises RequestError 422."""
+    """Return the tensor of one entry of `inputs`, and how many bytes of `binary` it took. Raises RequestError 422."""
     if not isinstance(entry, dict):
         raise RequestError(422, f"inputs[{index}]: must be an object with name, shape, datatype and data")
     head = index, entry.get("name"), entry.get("datatype"), entry.get("shape")
@@ -94,7 +94,7 @@ def _from_bytes(where: str, datatype: str, data: bytes, count: int) -> NDArray[A
 
 
 def _strings(where: str, data: bytes, count: int) -> pa.Array:
-    """The strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
+    """Return the strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
     texts = _equally_long(data, count)
     if texts is None:
         values, position = [], 0
@@ -112,7 +112,7 @@ def _strings(where: str, data: bytes, count: int) -> pa.Array:
 
 
 def _equally_long(data: bytes, count: int) -> pa.Array | None:
-    """The strings as bytes if all have one length, as hashed categories have: they are read without a loop."""
+    """Return the strings as bytes if all have one length, as hashed categories have: they are read without a loop."""
     if count == 0 or len(data) % count or len(data) < 4 * count:
         return None
     table = np.frombuffer(data, np.uint8).reshape(count, -1)

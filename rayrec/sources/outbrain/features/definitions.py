@@ -93,17 +93,17 @@ Definition = Numeric | OneHot | MultiHot
 
 
 def id_feature(name: str, numbers: Callable[[Rows], Numbers], cardinality: int) -> OneHot:
-    """An id, hashed into a table of `cardinality` rows."""
+    """Return an id, hashed into a table of `cardinality` rows."""
     return OneHot(name, lambda rows: _ids(numbers(rows)), cardinality)
 
 
 def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> OneHot:
-    """A part of the place of the event, hashed into a table of `cardinality` rows."""
+    """Return a part of the place of the event, hashed into a table of `cardinality` rows."""
     return OneHot(name, lambda rows: part(rows.place), cardinality, "strings")
 
 
 def code_feature(name: str, values: Callable[[Rows], Numbers], first: int, size: int) -> OneHot:
-    """One of `size` values from `first` on; they count from 1, and 0 is missing."""
+    """Return one of `size` values from `first` on; they count from 1, and 0 is missing."""
 
     def compute(rows: Rows) -> pa.Array:
         found = values(rows)
@@ -115,7 +115,7 @@ def code_feature(name: str, values: Callable[[Rows], Numbers], first: int, size:
 def list_feature(
     name: str, aspect: Aspect, document: Literal["landing", "ad"], length: int, pooling: Literal["sum", "mean"]
 ) -> MultiHot:
-    """The first `length` values of the landing or the ad document's list of an aspect; empty without values."""
+    """Return the first `length` values of the landing or the ad document's list of an aspect; empty without values."""
 
     def compute(rows: Rows) -> pa.Array:
         found = rows.landing if document == "landing" else rows.ad_document

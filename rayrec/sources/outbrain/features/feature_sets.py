@@ -142,7 +142,7 @@ def _lean_features() -> tuple[Definition, ...]:
 
 
 def _has_viewed_ad_document(rows: Rows) -> Numbers:
-    """1 if the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
+    """Return 1 if the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
     document = rows.ad_document_id
     has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values)
     return Numbers(has_viewed.astype(np.int64), (rows.user != UNKNOWN) & document.valid)

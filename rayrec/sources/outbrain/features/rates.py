@@ -27,7 +27,7 @@ class Keys:
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Whether no part is missing."""
+        """Return whether no part is missing."""
         return np.logical_and.reduce([part.valid for part in self.parts])
 
 
@@ -108,7 +108,9 @@ def _rate(rows: Rows, key: RateKey) -> Estimate:
 
 
 def _count(rows: Rows, key: RateKey, keys: Keys, left_out: Numbers | None) -> dict[str, NDArray]:
-    """Rows, clicks, distinct ads and mean confidence of k keys, zeros if unknown; `left_out`: see `Rows.fold`."""
+    """Return the rows, clicks, distinct ads and mean confidence of k keys, zeros if unknown; `left_out`: see
+    `Rows.fold`.
+    """
     table = rows.statistics.rates(key)
     found = table.find(dict(zip(key.columns, (part.values for part in keys.parts), strict=True)), keys.valid)
     folds = None if left_out is None else np.where(left_out.valid, left_out.values, -1)

@@ -24,7 +24,7 @@ FOLD = "fold"
 
 @dataclass(frozen=True)
 class Estimate:
-    """What n rows have for a feature, and how far to trust it; (n,) each."""
+    """Values of a feature for n rows, and their confidences; (n,) each."""
 
     value: NDArray[np.float64]
     confidence: NDArray[np.float64]
@@ -51,7 +51,7 @@ class Rows:
 
     @cached_property
     def country(self) -> Numbers:
-        """The country as an integer."""
+        """Country as an integer."""
         return country_keys(self.place)
 
     @cached_property
@@ -68,7 +68,7 @@ class Rows:
 
     @cached_property
     def fold(self) -> Numbers | None:
-        """The fold that the rates of a row leave out; None if the rates of no row leave anything out."""
+        """Fold that the rates of a row leave out; None if the rates of no row leave anything out."""
         return self.numbers(FOLD) if FOLD in self._batch.schema.names else None
 
     @cached_property

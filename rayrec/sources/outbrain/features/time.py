@@ -22,14 +22,14 @@ _SATURDAY = 5
 
 
 def hour_bin(rows: Rows) -> Numbers:
-    """0 ... 5 by the local hour of the event."""
+    """Return 0 ... 5 by the local hour of the event."""
     hour = _local_milliseconds(rows) // _HOUR % 24
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
     return Numbers(np.where(found < 0, _LAST_BIN, found), rows.timestamp.valid)
 
 
 def is_weekend(rows: Rows) -> Numbers:
-    """1 if the event is on a local Saturday or Sunday, else 0."""
+    """Return 1 if the event is on a local Saturday or Sunday, else 0."""
     weekday = (_local_milliseconds(rows) // DAY_MILLISECONDS + _FIRST_WEEKDAY) % 7
     return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.timestamp.valid)
 

@@ -69,7 +69,7 @@ def write_click_rows(
 
 
 def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
-    """One event for each display."""
+    """Return one event for each display."""
     from pyspark.sql import functions as f
 
     schema = Table.EVENTS.layout.schema
@@ -93,7 +93,7 @@ def _read_clicks(segment: Segment, is_test: bool) -> Iterator[pa.RecordBatch]:
 
 
 def _deal(batch: pa.RecordBatch, config: DisplayPreprocessConfig) -> tuple[NDArray[np.integer], pa.RecordBatch]:
-    """The split of each row, and the rows with their folds."""
+    """Return the split of each row, and the rows with their folds."""
     display = batch[DISPLAY].to_numpy()
     is_timed = batch["timestamp"].is_valid().to_numpy(zero_copy_only=False)
     day = batch["timestamp"].fill_null(0).to_numpy() // DAY_MILLISECONDS

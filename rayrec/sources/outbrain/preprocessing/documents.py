@@ -125,7 +125,7 @@ def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, i
 
 
 def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> dict[int, int]:
-    """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; returns their sizes."""
+    """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; return their sizes."""
     from pyspark.sql import functions as f
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -169,7 +169,7 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
-    """Sorted rows of whole documents as rows of the table."""
+    """Return the sorted rows of whole documents as rows of the table."""
     starts = group_starts(rows["document_id"])
     count = len(starts)
     owner = np.repeat(np.arange(count), np.diff(np.append(starts, rows.num_rows)))
@@ -189,7 +189,7 @@ def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
 
 
 def _publishers(documents: pa.RecordBatch, found: DocumentRows) -> pa.Array:
-    """Publishers; sources without any get numbers that follow the largest publisher."""
+    """Return the publishers; sources without any get numbers that follow the largest publisher."""
     lacking = pa.array(found.sources_without_publisher, pa.int64())
     number = pc.index_in(documents["source_id"], value_set=lacking, skip_nulls=True)
     return pc.coalesce(documents["publisher_id"], pc.add(number.cast(pa.int64()), found.largest_publisher + 1))

@@ -75,7 +75,7 @@ class RateJob:
 
     @property
     def keyed_schema(self) -> pa.Schema:
-        """The schema of counts by key and ad."""
+        """Schema of counts by key and ad."""
         numbers = (HASH, "first", "second", "confidence", *self.sums)
         return pa.schema([("kind", pa.int8()), *((name, pa.int64()) for name in numbers)])
 
@@ -130,7 +130,7 @@ def _counted_by(key: RateKey) -> int:
 
 
 def _count_rows(segment: Segment, counted_by: set[int]) -> Iterator[pa.RecordBatch]:
-    """Rows and clicks of a segment by what they are counted by, ad and fold."""
+    """Yield the rows and clicks of a segment by what they are counted by, ad and fold."""
     for batch in read_piece(segment.piece, ("ad_id", "document_id", "geo_location", FOLD, CLICKED), ()):
         others = {_BY_AD: pa.nulls(len(batch), pa.int64())}
         if _BY_COUNTRY in counted_by:
@@ -158,7 +158,7 @@ class _CountedRows(Rows):
 
 
 def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordBatch]:
-    """Counts by ad, and perhaps another part -> counts by key and ad."""
+    """Yield the counts by ad, and perhaps another part -> counts by key and ad."""
     columns = {"ad_id": batch["ad"], "country": batch["other"], "document_id": batch["other"]}
     rows = _CountedRows(Statistics.cached(job.statistics), pa.RecordBatch.from_pydict(columns))
     for key in job.keys:

@@ -41,7 +41,7 @@ def _schema(feature_set: str, others: tuple[pa.Field, ...]) -> pa.Schema:
 
 
 def _dictionaries(schema: pa.Schema) -> list[str]:
-    """Columns whose values repeat."""
+    """Return the columns whose values repeat."""
     return [field.name for field in schema if not pa.types.is_floating(field.type) and field.name != POSITION]
 
 
@@ -98,7 +98,9 @@ def write_in_user_order(
 
 
 def _read_with_user(segment: Segment, split: int, traffic: Path) -> Iterator[pa.RecordBatch]:
-    """Rows with the hash of their user, or if they have none, one that spreads them; and with traffic sources."""
+    """Yield the rows with the hash of their user, or if they have none, one that spreads them; and with traffic
+    sources.
+    """
     first, table = segment.first, KeyedTable.cached(traffic)
     for batch in read_piece(segment.piece, CLICK_SCHEMA.names, ()):
         position = np.arange(first, first + len(batch))

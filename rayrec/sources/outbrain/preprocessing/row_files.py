@@ -29,7 +29,7 @@ class RowFiles(Config):
         return sum(piece.rows for piece in self.pieces)
 
     def segments(self) -> list[Segment]:
-        """The rows in pieces for tasks."""
+        """Return the rows in pieces for tasks."""
         return make_segments(self.pieces)
 
 

@@ -58,7 +58,7 @@ class Visits(NamedTuple):
 
     @classmethod
     def by_user_and_time(cls, *parts: "Visits") -> "Visits":
-        """All of them, sorted."""
+        """Return all of them, sorted."""
         visits = cls(*map(np.concatenate, zip(*parts, strict=True)))
         return visits.take(np.lexsort((visits.timestamp, visits.user)))
 
@@ -83,7 +83,7 @@ class Users:
         self._views_after = np.minimum(rng.exponential(6.0, n), 60).astype(np.int64)
 
     def landings(self) -> Visits:
-        """One or more of every user, in any order of time, so that few of them, too, are of all days."""
+        """Return one or more of every user, in any order of time, so that few of them, too, are of all days."""
         rng = self.rng
         user = rng.permutation(np.repeat(np.arange(BLOCK_USERS), 1 + self._returns))
         n = len(user)
@@ -101,7 +101,7 @@ class Users:
         )
 
     def browsing(self, first: NDArray[np.int64]) -> Visits:
-        """The views of users before and after their first displays, whose times are `first` (users,)."""
+        """Return the views of users before and after their first displays, whose times are `first` (users,)."""
         rng, counts = self.rng, np.concatenate([self._views_before, self._views_after])
         user = np.repeat(np.tile(np.arange(BLOCK_USERS), 2), counts)
         is_before = np.arange(len(user)) < self._views_before.sum()
@@ -113,7 +113,7 @@ class Users:
         return Visits(user, document, timestamp, self._platforms(user), self._place[user], traffic)
 
     def echoes(self, landings: Visits, document: NDArray[np.int64], share: float, delay: tuple[int, int]) -> Visits:
-        """Views of documents (n,) some milliseconds after (or before) a share of the n landings."""
+        """Return the views of documents (n,) some milliseconds after (or before) a share of the n landings."""
         chosen = np.flatnonzero(self.rng.random(len(document)) < share)
         time = landings.timestamp[chosen] + self.rng.integers(*delay, len(chosen))
         return landings.take(chosen)._replace(
@@ -132,25 +132,25 @@ class Users:
         return world.draw_ad(np.where(kind < 0.3, related, popular), rng.random(shape))
 
     def _interest(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One of the two topics that a user cares for, mostly the first."""
+        """Return one of the two topics that a user cares for, mostly the first."""
         return self._topics[user, (self.rng.random(len(user)) < 0.35).astype(np.int64)]
 
     def _of_interest(
         self, draw: Callable[[int, NDArray[np.float64], NDArray[np.int64]], NDArray[np.int64]], user: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Documents of a topic that each user cares for, as `draw` of the world gives them."""
+        """Return the documents of a topic that each user cares for, as `draw` of the world gives them."""
         topic = self._interest(user)
         return draw(self._promoted, self.rng.random(len(user)), topic)
 
     def _pages(self, user: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-        """Pages that users read: a share of the users' interests, the others popular ones."""
+        """Return the pages that users read: a share of the users' interests, the others popular ones."""
         n, rng = len(user), self.rng
         of_interest = self._of_interest(self._world.draw_page, user)
         popular = self._world.draw_page(self._promoted, rng.random(n))
         return np.where(rng.random(n) < share, of_interest, popular)
 
     def _platforms(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Mostly the user's own."""
+        """Draw platforms, mostly the user's own."""
         other = self.rng.choice(3, len(user), p=_PLATFORM_SHARES) + 1
         return np.where(self.rng.random(len(user)) < 0.8, self._platform[user], other)
 
@@ -184,7 +184,7 @@ class Displays:
         return np.where(self.is_shown, self.utility.sum(axis=0) + self.noise, -np.inf).argmax(axis=1)
 
     def first(self, count: int, size: NDArray[np.int64]) -> "Displays":
-        """The first ones, with other sizes (n,)."""
+        """Return the first ones, with other sizes (n,)."""
         kept = slice(count)
         return Displays(
             self.landings.take(kept),
@@ -197,7 +197,7 @@ class Displays:
 
 
 def draw_block(world: World, preferences: Preferences, seed: int, number: int) -> tuple[Displays, Visits]:
-    """The displays and page views of block `number` (from 0) of a seed, its users numbered over all blocks."""
+    """Return the displays and page views of block `number` (from 0) of a seed, its users numbered over all blocks."""
     rng = np.random.default_rng([seed, number])
     users = Users(world, rng, number)
     landings = users.landings()
@@ -233,7 +233,7 @@ def draw_block(world: World, preferences: Preferences, seed: int, number: int) -
 def _shown(
     world: World, landings: Visits, is_logged: NDArray[np.bool_], ads: NDArray[np.int64], viewed: Visits
 ) -> ShownAds:
-    """The ads (n, k) of landings (n,), a row each."""
+    """Return the ads (n, k) of landings (n,), a row each."""
     place = landings.place
     minute = (landings.timestamp + FIRST_MILLISECOND) // 60_000
     minute += np.where(place < 0, DEFAULT_OFFSET, world.place_offsets[place])

@@ -52,7 +52,9 @@ class Profiles:
 
     @classmethod
     def of(cls, users: int, owner: NDArray[np.int64], viewed: Slots) -> "Profiles":
-        """The profiles of users 0 ... users - 1; `owner`: the user (n,) of each document viewed, none of them twice."""
+        """Return the profiles of users 0 ... users - 1; `owner`: the user (n,) of each document viewed, none of them
+        twice.
+        """
         present = viewed.confidence > 0.0
         keys = (owner[:, None] * _VALUES + viewed.values)[present]
         unique, inverse = np.unique(keys, return_inverse=True)
@@ -143,7 +145,7 @@ class Preferences:
 
 
 def _liking(cosine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The match, from 0 to 1, which is reached at a cosine of _ENOUGH."""
+    """Return the match, from 0 to 1, which is reached at a cosine of _ENOUGH."""
     return np.minimum(cosine / _ENOUGH, 1.0)
 
 

@@ -22,7 +22,7 @@ _FIRST_CATEGORY = 1_000
 
 
 def event_rows(world: World, landings: Visits, first: int) -> pa.RecordBatch:
-    """Events of the displays of landings, the first of which is number `first`."""
+    """Return the events of the displays of landings, the first of which is number `first`."""
     display = np.arange(first, first + len(landings.user)) + 1
     return _batch(Table.EVENTS, [display, *_visits(world, landings)])
 
@@ -30,7 +30,7 @@ def event_rows(world: World, landings: Visits, first: int) -> pa.RecordBatch:
 def click_rows(
     displays: Displays, clicked: NDArray[np.int64], chosen: NDArray[np.bool_], first: int, table: Table
 ) -> pa.RecordBatch:
-    """The ads of the chosen ones of n displays, the first of which is number `first`; clicked positions (n,)."""
+    """Return the ads of the chosen ones of n displays, the first of which is number `first`; clicked positions (n,)."""
     is_row = displays.is_shown & chosen[:, None]
     display, position = np.nonzero(is_row)
     columns = [display + first + 1, displays.ads[is_row] + 1, (position == clicked[display]).astype(np.int8)]
@@ -42,7 +42,7 @@ def page_view_rows(world: World, views: Visits) -> pa.RecordBatch:
 
 
 def _visits(world: World, visits: Visits) -> list[NDArray[np.int64] | pa.Array]:
-    """The columns that events and page views share."""
+    """Return the columns that events and page views share."""
     place = np.where(visits.place < 0, len(world.places), visits.place)
     return [
         _uuids(visits.user),
@@ -82,7 +82,9 @@ def _batch(table: Table, columns: Sequence[NDArray[np.int64] | pa.Array]) -> pa.
 
 
 def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
-    """Fourteen hexadecimal digits, others for every user: products with odd numbers and shifts are bijections."""
+    """Return fourteen hexadecimal digits, others for every user: products with odd numbers and shifts are
+    bijections.
+    """
     mask = np.uint64(2**_UUID_BITS - 1)
     x = (user.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7D) & mask
     x = ((x ^ (x >> np.uint64(28))) * np.uint64(0x58476D1CE4E5B9)) & mask
@@ -91,6 +93,6 @@ def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
 
 
 def _entities(entity: NDArray[np.int64]) -> pa.StringArray:
-    """Thirty-two hexadecimal digits."""
+    """Return thirty-two hexadecimal digits."""
     first = mix(entity.astype(np.uint64))
     return pc.binary_join_element_wise(to_hexadecimal(first), to_hexadecimal(mix(first)), "")

@@ -80,7 +80,7 @@ class RankingAccumulator:
         self._sums += [expected.sum(), random.sum(), *(p.sum() for p in precisions)]
 
     def result(self) -> RankingTruth | None:
-        """The truth of the displays so far; None if there are none."""
+        """Return the truth of the displays so far; None if there are none."""
         if not self._displays:
             return None
         expected, random, best, quality, *without = (self._sums / self._displays).tolist()

@@ -64,7 +64,7 @@ class World:
         self.places, self.place_offsets = _places(self.random)
 
     def promoted_documents(self, users: int) -> int:
-        """How many promoted documents there are when so many users have come; grows slower than they do."""
+        """Return how many promoted documents there are when so many users have come; grows slower than they do."""
         return _LEAST_PROMOTED + int(_PROMOTED_GROWTH * users**_PROMOTED_EXPONENT)
 
     # Drawing: `uniform` in [0, 1); the result has its shape. With `topic`, things with this main topic alone.
@@ -72,13 +72,13 @@ class World:
     def draw_promoted(
         self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Popular promoted documents, as documents."""
+        """Draw popular promoted documents, as documents."""
         return _popular(promoted, uniform, topic) * PROMOTED_EVERY
 
     def draw_page(
         self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Popular pages, as documents."""
+        """Draw popular pages, as documents."""
         group, place = np.divmod(_popular(promoted * (PROMOTED_EVERY - 1), uniform, topic), PROMOTED_EVERY - 1)
         return group * PROMOTED_EVERY + 1 + place
 
@@ -89,7 +89,7 @@ class World:
         return np.where(place == 0, group, group * (PROMOTED_EVERY - 1) + place - 1) % TOPICS
 
     def aspect(self, name: str, document: NDArray[np.int64]) -> Slots:
-        """The values of an aspect of documents (n,)."""
+        """Return the values of an aspect of documents (n,)."""
         u = self.random.uniform(name, document, 16)
         topic = self.main_topic(document)
         match name:
@@ -131,11 +131,11 @@ class World:
         return ad // ADS_A_DOCUMENT * PROMOTED_EVERY
 
     def draw_ad(self, document: NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """One of the ads that lead to promoted documents, mostly the first."""
+        """Return one of the ads that lead to promoted documents, mostly the first."""
         return document // PROMOTED_EVERY * ADS_A_DOCUMENT + (uniform > 0.6)
 
     def campaign(self, ad: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A campaign promotes documents of one topic."""
+        """Return the campaign of each ad, which promotes documents of one topic."""
         turn, topic = np.divmod(ad // ADS_A_DOCUMENT, TOPICS)
         return turn // _DOCUMENTS_A_CAMPAIGN * TOPICS + topic
 
@@ -146,14 +146,14 @@ class World:
     # Topics.
 
     def related_topic(self, topic: NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The topic itself (6 of 10 times) or another of its category."""
+        """Return the topic itself (6 of 10 times) or another of its category."""
         others = TOPICS // CATEGORIES - 1
         step = np.where(uniform < 0.6, 0, 1 + (uniform - 0.6) / 0.4 * others).astype(np.int64)
         return (topic + CATEGORIES * np.minimum(step, others)) % TOPICS
 
 
 def _popular(size: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Popular ones of `size` things, or of those among them with a topic."""
+    """Draw popular ones of `size` things, or of those among them with a topic."""
     if topic is None:
         return (size * uniform**_POPULARITY_POWER).astype(np.int64)
     of_topic = (size - topic - 1) // TOPICS + 1
@@ -168,7 +168,7 @@ def repeated(values: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _places(random: StatelessRandom) -> tuple[list[str], NDArray[np.int64]]:
-    """Places from the most frequent one on, and their offsets from UTC in minutes."""
+    """Return the places from the most frequent one on, and their offsets from UTC in minutes."""
     states = sorted(state for state in OFFSET_BY_STATE if state.startswith("US>"))
     provinces = sorted(state for state in OFFSET_BY_STATE if state.startswith("CA>"))
     u = random.uniform("place", np.arange(_NUM_PLACES), 3)

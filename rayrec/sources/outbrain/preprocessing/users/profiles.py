@@ -55,7 +55,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
 
 
 def profiles(batches: Iterator[pa.RecordBatch], job: ProfileJob) -> Iterator[pa.RecordBatch]:
-    """Profiles of users, from (user, document_id, views) sorted by the first two."""
+    """Yield the profiles of users, from (user, document_id, views) sorted by the first two."""
     for viewed in whole_groups(batches, "user", _VIEWED_AT_A_TIME):
         yield _profiles(viewed, job)
 

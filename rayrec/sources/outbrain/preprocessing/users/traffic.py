@@ -55,7 +55,7 @@ def write_traffic(workspace: Workspace, rows: SplitRows, views: RowFiles, users:
 
 
 def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:
-    """The event of each display, if it has all that a page view is matched by."""
+    """Yield the event of each display, if it has all that a page view is matched by."""
     columns = [DISPLAY, "uuid", "document_id", "timestamp", "platform", "geo_location"]
     for batch in read_piece(segment.piece, columns, ()):
         events = batch.take(pa.array(group_starts(batch[DISPLAY]))).drop_null()
@@ -75,7 +75,7 @@ def _with_day(rows: pa.RecordBatch, others: dict[str, NDArray[np.int64] | pa.Arr
 
 
 def _matched(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The sources of the events among the rows of whole users; events without one are left out."""
+    """Return the sources of the events among the rows of whole users; events without one are left out."""
     group, timestamp = _groups(rows), rows["timestamp"].to_numpy()
     is_event = rows["source"].is_null().to_numpy(zero_copy_only=False)
     views, events = np.flatnonzero(~is_event), np.flatnonzero(is_event)

@@ -73,14 +73,14 @@ def write_users(workspace: Workspace, rows: SplitRows, tables: ParsedTables, fol
 
 
 def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Events that count for their times alone."""
+    """Yield the events that count for their times alone."""
     for batch in batches:
         known = batch.filter(batch["uuid"].is_valid())
         yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"])}, known)
 
 
 def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
-    """The events of rows that have a user, once for each display."""
+    """Yield the events of rows that have a user, once for each display."""
     for batch in read_piece(segment.piece, (DISPLAY, "uuid", "timestamp", "document_id"), ()):
         events = batch.take(pa.array(group_starts(batch[DISPLAY])))
         known = events.filter(events["uuid"].is_valid())
@@ -101,7 +101,7 @@ class ViewReader:
     dictionaries: tuple[str, ...] = ("platform", "geo_location", "traffic_source", "purpose")
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; lines that are not kept count as good."""
+        """Yield the blocks of a chunk; lines that are not kept count as good."""
         users, documents = KeyedTable.cached(self.users), KeyedTable.cached(self.documents)
         for block in self.reader.read(chunk):
             user = users.find_texts("uuid", block.rows["uuid"])
@@ -129,7 +129,7 @@ def _purposes(
 
 
 def read_views(segment: Segment, purpose: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The page views of a segment that are kept for a purpose."""
+    """Yield the page views of a segment that are kept for a purpose."""
     for batch in read_piece(segment.piece, [*columns, "purpose"], ()):
         is_kept = batch["purpose"].to_numpy() & purpose != 0
         yield batch.select(list(columns)).filter(pa.array(is_kept))
