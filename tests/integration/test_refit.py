@@ -16,8 +16,10 @@ from jobs.train import run as train
 from rayrec import load_recommender
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.folder.examples import load_held_out_rows
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.held_out_rows import read_held_out_rows
 from rayrec.training.run.folder import RunFolder, read_progress
 
 ROWS, TRAINED = 400, 280
@@ -77,6 +79,9 @@ def test_the_model_knows_all_rows_and_shows_what_was_measured_without_some(outpu
     assert new > 0.7, "a shop of held-out rows alone has an embedding of its own"
     judged = json.loads((output / "run" / "metrics.json").read_text())
     assert json.loads((output / "model" / "metrics.json").read_text()) == judged != {}
+    held_out = load_held_out_rows(output / "model")
+    assert held_out is not None and held_out.rows and held_out.trained_on
+    assert not read_held_out_rows(output / "dataset")[held_out.split].trained_on
     card = (output / "model" / "MODEL_CARD.md").read_text()
     assert f"trained on {TRAINED} rows" in card and f"anew on all {ROWS} rows" in card
 
@@ -125,8 +130,8 @@ def test_when_it_is_done(
     ("data", "settings", "message"),
     [
         ("dataset", (), "'train' of .* has 280 rows, and all splits of .* have 400"),
-        ("refit/dataset", ("train.seed=3",), "train.seed is another one"),
-        ("refit/dataset", ("model.mlp=[4]",), "model is another one"),
+        ("refit/dataset", ("train.seed=3",), "train.seed differs"),
+        ("refit/dataset", ("model.mlp=[4]",), "model differs"),
     ],
 )
 def test_only_the_same_recipe_on_all_rows(

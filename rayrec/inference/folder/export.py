@@ -50,6 +50,7 @@ def export_checkpoint(
     judged: str | None = None,
     baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
+    refit_of: Dataset | None = None,
     origin: Origin | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
@@ -64,6 +65,8 @@ def export_checkpoint(
         judged: Which model the metrics are of, if not of this checkpoint; for the model card.
         baselines: Metrics of simpler models by split, for the model card.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
+        refit_of: The dataset that the metrics are of, if the model was then trained on all of its rows; some of its
+            held-out rows go into the model folder.
         origin: What the model was made from, as far as it is to be known of it.
 
     Returns that comparison: the split and its rows, the metrics of both, their changes and the differences of the
@@ -103,6 +106,11 @@ def export_checkpoint(
             write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
             if split != "train":
                 _write_held_out_rows(dataset, split, predictor)
+        if refit_of is not None:
+            kept = read_held_out_rows(refit_of.folder).get(preferred)
+            if kept is not None and kept.rows:
+                kept = kept.model_copy(update={"trained_on": True})
+                write_json(folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
     return loss
 
 
