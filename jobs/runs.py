@@ -119,15 +119,16 @@ def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
 
 def describe(result: Result) -> str:
     """Return a table of the runs, and a line for each that cannot be read."""
+    from rayrec.recipes import value_texts
     from rayrec.training.run.history import main_metrics
 
     rows, lines = [], []
     runs = result.details["runs"]
     settings = [run["settings"] for run in runs if "settings" in run]
-    common = {key: _common_items([one[key] for one in settings]) for key in (settings[0] if settings else ())}
+    texts = {key: iter(value_texts([one[key] for one in settings])) for key in (settings[0] if settings else ())}
     for run in runs:
         row = {"run": run["name"], "status": run["status"]}
-        row |= {key: _text(value, common[key]) for key, value in run.get("settings", {}).items()}
+        row |= {key: next(texts[key]) for key in run.get("settings", {})}
         for split, metrics in run.get("metrics", {}).items():
             row |= {f"{split} {name}": value for name, value in main_metrics(metrics).items()}
         row |= {name: run.get(name) for name in ("rows", "seconds", "recipe")}
@@ -135,28 +136,6 @@ def describe(result: Result) -> str:
         if "error" in run:
             lines.append(f"{run['name']}: {run['error']}")
     return "\n".join([text_table(rows), *([""] if lines else []), *lines])
-
-
-def _common_items(values: Sequence[Any]) -> list[Any]:
-    """Return the items that all values have, if all are lists."""
-    if not all(isinstance(value, list) for value in values):
-        return []
-    return [item for item in values[0] if all(item in value for value in values)]
-
-
-def _text(value: Any, common: Sequence[Any] = ()) -> str:
-    """Return a value of a recipe as a person would write it: of a list, the number of `common` items and the others.
-
-    A mapping, such as a rule of source.features, is written without the keys that are null.
-    """
-    if isinstance(value, float):
-        return f"{value:g}"
-    if common:
-        own = [_text(item) for item in value if item not in common]
-        return " + ".join([f"{len(common)} shared", *own])
-    if isinstance(value, dict):
-        value = {key: inner for key, inner in value.items() if inner is not None}
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 COMMAND = Command("runs", RunsRequest, run, describe)
