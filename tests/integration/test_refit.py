@@ -103,6 +103,15 @@ def test_metrics_are_those_of_the_exported_checkpoint(output: Path, tmp_path: Pa
         assert metrics == (expected or {"validation": read_progress(latest).metrics})
 
 
+def test_rows_of_another_split_are_shown_where_the_evaluation_split_is_missing(output: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(output, tmp_path / "out"))
+    config = again / "refit" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("evaluation_split: validation", "evaluation_split: later"))
+    export(ExportRequest(run=again / "refit" / "run", output=tmp_path / "model"), SilentProgress())
+    held_out = load_held_out_rows(tmp_path / "model")
+    assert held_out is not None and held_out.split == "test"
+
+
 def test_a_run_that_died_goes_on(files: tuple[Path, Path], output: Path, tmp_path: Path) -> None:
     again = Path(shutil.copytree(output, tmp_path / "out"))
     for name in ("model", "refit/run/metrics.json"):
