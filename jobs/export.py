@@ -89,6 +89,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             dataset=dataset,
             metrics=metrics,
             judged=_judged(trained),
+            refit_of=None if trained.refit_of is None else Dataset.open(trained.refit_of.dataset_folder),
             baselines=_baselines(trained, dataset, metrics),
             tables=tables,
             origin=_origin(trained, dataset, checkpoint),

@@ -119,12 +119,16 @@ def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
 
 def describe(result: Result) -> str:
     """Return a table of the runs, and a line for each that cannot be read."""
+    from rayrec.recipes import value_texts
     from rayrec.training.run.history import main_metrics
 
     rows, lines = [], []
-    for run in result.details["runs"]:
+    runs = result.details["runs"]
+    settings = [run["settings"] for run in runs if "settings" in run]
+    texts = {key: iter(value_texts([one[key] for one in settings])) for key in (settings[0] if settings else ())}
+    for run in runs:
         row = {"run": run["name"], "status": run["status"]}
-        row |= {key: _text(value) for key, value in run.get("settings", {}).items()}
+        row |= {key: next(texts[key]) for key in run.get("settings", {})}
         for split, metrics in run.get("metrics", {}).items():
             row |= {f"{split} {name}": value for name, value in main_metrics(metrics).items()}
         row |= {name: run.get(name) for name in ("rows", "seconds", "recipe")}
@@ -132,13 +136,6 @@ def describe(result: Result) -> str:
         if "error" in run:
             lines.append(f"{run['name']}: {run['error']}")
     return "\n".join([text_table(rows), *([""] if lines else []), *lines])
-
-
-def _text(value: Any) -> str:
-    """Return a value of a recipe as a person would write it."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 COMMAND = Command("runs", RunsRequest, run, describe)

@@ -6,8 +6,9 @@ Precedence: the models' defaults, then the recipe's file, then `section.key=valu
 import contextlib
 import copy
 import functools
+import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -214,6 +215,33 @@ def differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tu
             yield from differences(before.get(name), now.get(name), (*key, name))
     elif before != now:
         yield key, before, now
+
+
+def value_texts(values: Sequence[Any]) -> list[str]:
+    """Return JSON values that a key has in several recipes, as a person would write them.
+
+    Of lists, such as source.features, the items that all have are counted, and the others are written.
+    """
+    if not all(isinstance(value, list) for value in values):
+        return [_value_text(value) for value in values]
+    shared = [item for item in values[0] if all(item in value for value in values)]
+    if not shared:
+        return [_value_text(value) for value in values]
+    others = [[_value_text(item) for item in value if item not in shared] for value in values]
+    return [" + ".join([f"{len(shared)} shared", *texts]) for texts in others]
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(_without_nulls(value))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a JSON value without the keys that are null, as a recipe leaves them out."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:

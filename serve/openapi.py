@@ -166,7 +166,13 @@ def _row(version: ServedVersion) -> JsonSchema:
     if held_out is None:
         return row
     described = f"The examples are rows of the split '{held_out.split}', x-labels their labels."
-    return {**row, "description": described, "x-split": held_out.split, "x-labels": list(held_out.labels)}
+    return {
+        **row,
+        "description": described,
+        "x-split": held_out.split,
+        "x-labels": list(held_out.labels),
+        "x-trained-on": held_out.trained_on,
+    }
 
 
 def _known(column: str, version: ServedVersion) -> JsonSchema:

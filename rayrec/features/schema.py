@@ -478,7 +478,8 @@ class Schema(Config):
             if feature.model_dump(exclude={"embedding_dim"}) != other.model_dump(exclude={"embedding_dim"}):
                 raise UserError(
                     f"{source}: feature '{feature.name}' was not encoded as the model needs it; preprocess with "
-                    "the model's vocabulary, or score the raw rows with --raw"
+                    "the model's vocabulary, or give the dataset that the model was trained on; predict takes raw rows "
+                    "(--raw)"
                 )
         names = [f.name for f in self.features]
         if list(encoded) != names:

@@ -36,6 +36,8 @@ class HeldOutRows(Config):
     """Rows that `ranges` are those of."""
     ranges: dict[str, tuple[float, float]]
     """The least and the largest value of each column of numbers that has one."""
+    trained_on: bool = False
+    """Whether the model was trained on these rows, after its recipe was measured on them."""
 
 
 def held_out_rows(split: str, rows: pa.Table, columns: Sequence[RawColumn], label: str) -> HeldOutRows:

@@ -1,6 +1,5 @@
 """The page that compares runs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ from rayrec.pages.charts import intervals
 from rayrec.pages.held_out import METRIC_NAMES
 from rayrec.pages.page import Chart, Figures, Page, Section, Table, signed, text_of
 from rayrec.pages.training import metrics_rows, training_charts
+from rayrec.recipes import value_texts
 
 _CHANCE = (
     "Chance acts twice. The held-out rows are a sample: the same resamples of them are drawn for all runs (a paired "
@@ -115,7 +115,7 @@ def _seeds(figures: Figures) -> Section:
 
 def _config(figures: Figures, recipes: list[str]) -> Section:
     rows = [
-        {"key": key, **{name: json.dumps(values[name]) for name in recipes}}
+        {"key": key, **dict(zip(recipes, value_texts([values[name] for name in recipes]), strict=True))}
         for key, values in figures["config"].items()
     ]
     text = "" if rows else "There are none, apart from the seed."

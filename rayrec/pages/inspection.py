@@ -28,9 +28,9 @@ def inspection_page(figures: Figures) -> Page:
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (
-        f"all {rows:,} rows"
+        f"all {rows:,} rows show"
         if rows == total
-        else f"{rows:,} of {'' if figures['is_whole'] else 'about '}{total:,} rows"
+        else f"a sample of {rows:,} of {'' if figures['is_whole'] else 'about '}{total:,} rows shows"
     )
     facts = {
         "rows": text_of(total),
@@ -58,7 +58,7 @@ def inspection_page(figures: Figures) -> Page:
     ]
     return Page(
         title=f"Table {figures['subject']}",
-        summary=f"Before training: what a sample of {which} shows.",
+        summary=f"Before training: what {which}.",
         facts=facts,
         sections=[section for section in sections if section.blocks or section.title == "Alerts"],
     )

@@ -17,8 +17,10 @@ from jobs.train import run as train
 from rayrec import load_recommender
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.folder.examples import load_held_out_rows
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.held_out_rows import read_held_out_rows
 from rayrec.training.run.folder import RunFolder, read_progress
 
 ROWS, TRAINED = 400, 280
@@ -79,6 +81,9 @@ def test_the_model_knows_all_rows_and_shows_what_was_measured_without_some(outpu
     assert new > 0.7, "a shop of held-out rows alone has an embedding of its own"
     judged = json.loads((output / "run" / "metrics.json").read_text())
     assert json.loads((output / "model" / "metrics.json").read_text()) == judged != {}
+    held_out = load_held_out_rows(output / "model")
+    assert held_out is not None and held_out.rows and held_out.trained_on
+    assert not read_held_out_rows(output / "dataset")[held_out.split].trained_on
     card = (output / "model" / "MODEL_CARD.md").read_text()
     assert f"trained on {TRAINED} rows" in card and f"anew on all {ROWS} rows" in card
 
@@ -98,6 +103,15 @@ def test_metrics_are_those_of_the_exported_checkpoint(output: Path, tmp_path: Pa
         request = ExportRequest(run=output / "run", checkpoint=checkpoint, output=tmp_path / checkpoint)
         metrics = export(request, SilentProgress()).metrics
         assert metrics == (expected or {"validation": read_progress(latest).metrics})
+
+
+def test_rows_of_another_split_are_shown_where_the_evaluation_split_is_missing(output: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(output, tmp_path / "out"))
+    config = again / "refit" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("evaluation_split: validation", "evaluation_split: later"))
+    export(ExportRequest(run=again / "refit" / "run", output=tmp_path / "model"), SilentProgress())
+    held_out = load_held_out_rows(tmp_path / "model")
+    assert held_out is not None and held_out.split == "test"
 
 
 def test_a_run_that_died_goes_on(files: tuple[Path, Path], output: Path, tmp_path: Path) -> None:

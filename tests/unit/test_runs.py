@@ -8,7 +8,7 @@ import pytest
 
 from jobs.command.result import Result
 from jobs.command.runner import run_command
-from jobs.runs import COMMAND
+from jobs.runs import COMMAND, describe
 from rayrec.recipes import dump_recipe
 from tests.training_runs import recipe
 
@@ -111,3 +111,15 @@ def test_no_run_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert run_command(COMMAND, {"folder": folder}) == 1
         assert capfd.readouterr().err.startswith(f"error: {folder}: no run")
+
+
+def test_lists_show_what_only_some_runs_have(tmp_path: Path) -> None:
+    shared = [{"kind": "numeric", "columns": [f"I{number}"], "name": None} for number in range(30)]
+    more = [*shared, {"kind": "cross", "of": ["x", "y"], "name": None}]
+    runs = [
+        {"name": name, "when": "", "status": "done", "settings": {"features": features}}
+        for name, features in (("a", shared), ("b", more))
+    ]
+    text = " ".join(describe(Result(command="runs", details={"runs": runs})).split())
+    assert "30 shared" in text and "numeric" not in text and "null" not in text
+    assert '30 shared + {"kind": "cross", "of": ["x", "y"]}' in text

@@ -50,6 +50,7 @@ def export_checkpoint(
     judged: str | None = None,
     baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
+    refit_of: Dataset | None = None,
     origin: Origin | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
@@ -64,6 +65,8 @@ def export_checkpoint(
         judged: Which model the metrics are of, if not of this checkpoint; for the model card.
         baselines: Metrics of simpler models by split, for the model card.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
+        refit_of: The dataset that the metrics are of, if the model was then trained on all of its rows; some of its
+            held-out rows go into the model folder.
         origin: What the model was made from, as far as it is to be known of it.
 
     Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
@@ -97,12 +100,17 @@ def export_checkpoint(
             write_atomically(folder / CARD_FILE, f"{card}\n{tables_section(tables, loss)}")
         predictor = load_model(folder)
         write_examples(predictor)
-        split = next((name for name in (preferred, "test", "train") if _has_rows(dataset, name)), None)
+        split = _split(dataset, preferred)
         if split is not None:
             ReferenceTraffic.measure(dataset, split, predictor).save(folder)
             write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
             if split != "train":
                 _write_held_out_rows(dataset, split, predictor)
+        if refit_of is not None:
+            kept = read_held_out_rows(refit_of.folder).get(_split(refit_of, preferred) or "")
+            if kept is not None and kept.rows:
+                kept = kept.model_copy(update={"trained_on": True})
+                write_json(folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
     return loss
 
 
@@ -130,9 +138,10 @@ def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldO
     return held_out_rows(split, pa.table({**values, schema.label: label}), schema.raw_columns, schema.label)
 
 
-def _has_rows(dataset: Dataset, name: str) -> bool:
-    split = dataset.manifest.splits.get(name)
-    return split is not None and split.rows > 0
+def _split(dataset: Dataset, preferred: str) -> str | None:
+    """Return the split to look at: `preferred`, or else another one that has rows."""
+    splits = dataset.manifest.splits
+    return next((name for name in (preferred, "test", "train") if name in splits and splits[name].rows > 0), None)
 
 
 def _with_smaller_tables(
