@@ -20,7 +20,7 @@ def read(path: Path) -> Any:
 
 
 def executed(path: Path) -> Any:
-    """Return the notebook with fresh outputs, without what libraries say on stderr; raises CellExecutionError if a cell
+    """Return the notebook with fresh outputs, without stderr, where libraries write. Raises CellExecutionError if a cell
     fails."""
     notebook = read(path)
     about = copy.deepcopy(notebook.metadata)
@@ -29,8 +29,19 @@ def executed(path: Path) -> Any:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = _whole([output for output in cell.outputs if output.get("name") != "stderr"])
     return notebook
+
+
+def _whole(outputs: list[Any]) -> list[Any]:
+    """Return the outputs with what a cell prints in one piece: the kernel cuts it wherever it sends a message."""
+    whole: list[Any] = []
+    for output in outputs:
+        if whole and output.output_type == whole[-1].output_type == "stream":
+            whole[-1].text += output.text
+        else:
+            whole.append(output)
+    return whole
 
 
 def outline(notebook: Any) -> list[list[str]]:
