@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import model_validator
 
-from jobs.command import Command, Result, main
+from jobs.command import Command, Result, describe_result, main
 from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
@@ -76,7 +76,7 @@ class RunRequest(PipelineRequest):
 def run(request: RunRequest, progress: Progress) -> Result:
     """Run the unfinished phases; `rows` are those of the dataset, `metrics` those of every held-out split.
 
-    With `continue_` a day is taken in; of one that is over the result is given again, and nothing changes.
+    With `continue_`, add a day; for a day that was already processed, return its result again and change nothing.
     `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
     phase was made from another recipe or other raw files.
     """
@@ -136,7 +136,24 @@ def _remove_leftovers(folder: Path) -> None:
             pass
 
 
-COMMAND = Command("run", RunRequest, run)
+def describe(result: Result) -> str:
+    """Return the outcome with its metrics, and the commands to go on with if there is a model to serve."""
+    text = describe_result(result)
+    if result.status != "done" or result.output is None:
+        return text
+    if "version" in result.details:
+        from jobs.pipeline.days import MODELS_FOLDER
+
+        return f"{text}\n\nNext: rayrec serve {location(result.output / MODELS_FOLDER)}"
+    return "\n".join([
+        text,
+        "",
+        f"Next: rayrec serve {location(result.output / 'model')}",
+        f"      rayrec report {location(result.output / 'run')} --output report",
+    ])  # fmt: skip
+
+
+COMMAND = Command("run", RunRequest, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

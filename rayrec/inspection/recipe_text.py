@@ -56,7 +56,7 @@ def write_recipe(
     lines = [
         f"# Written by `{command}`, which read {read}.",
         "# Comments give the evidence. AUC: how well a column alone ranks held-out rows by their label; 0.5 is chance.",
-        "# Change what you know better; docs/recipe.md lists all keys.",
+        "# Change what you know better; `rayrec recipes --schema` lists all keys.",
         "",
         "source:",
         "  kind: table",

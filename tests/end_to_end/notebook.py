@@ -20,8 +20,10 @@ def read(path: Path) -> Any:
 
 
 def executed(path: Path) -> Any:
-    """Return the notebook with fresh outputs, without stderr, where libraries write. Raises CellExecutionError if a cell
-    fails."""
+    """Return the notebook with fresh outputs, without stderr, where libraries write.
+
+    Raises CellExecutionError if a cell fails.
+    """
     notebook = read(path)
     about = copy.deepcopy(notebook.metadata)
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(path.parent)}}).execute()
