@@ -63,7 +63,7 @@ OBJECTS = {
     "in the middle": (["data/a/../../out.json"], r"'a/\.\./\.\./out\.json' lies outside the folder"),
     "absolute": (["data//out.json"], "'/out.json' lies outside the folder"),
     "an empty part": (["data/a//out.json"], "'a//out.json' lies outside the folder, or names no file"),
-    "a file and a folder": (["data/a.json", "data/a.json/b.json"], "'a.json' is a file and a folder; remove one"),
+    "a file and a folder": (["data/a.json", "data/a.json/b.json"], "'a.json' is both a file and a folder; remove one"),
     "too long for a disk": ([f"data/{'o' * 251}.json"], r"o{251}\.json: file name too long"),
 }
 
