@@ -87,6 +87,8 @@ BEFORE = {
         rayrec export RUN --output model-2
         rayrec export RUN --output models/model
         rayrec export RUN --output models/ctr/7
+        mkdir ctr
+        cp -r models/ctr ctr/models
         rayrec train dlrm-criteo-debug --data $MADE/dataset --warm-start RUN --output RUN_8
         rayrec generate interactions --rows 20000 --output drawn
         rayrec run neumf-ml-1m-debug --input drawn/ratings.csv --output recommender
