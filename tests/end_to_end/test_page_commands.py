@@ -85,6 +85,9 @@ BEFORE = {
         mkdir raw
         cp $MADE/raw/criteo.tsv raw/day_3.tsv
         rayrec export RUN --output model-2
+        mkdir -p out days/2024-06-01
+        cp -r model-2 out/model
+        cp $MADE/raw/criteo.tsv days/2024-06-01/noon.csv
         rayrec export RUN --output models/model
         rayrec export RUN --output models/ctr/7
         mkdir ctr
