@@ -79,6 +79,6 @@ def test_its_cpus_are_free_again(moment: str, tmp_path: Path) -> None:
         command = [sys.executable, "-c", SESSION, str(tmp_path / "data"), str(tmp_path / "run"), moment]
         environment = {**own, "RAY_ADDRESS": head.address}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=Path.cwd()
+            command, env=environment, capture_output=True, text=True, timeout=600, check=False, cwd=Path.cwd()
         )
     assert done.returncode == 0, done.stderr
