@@ -24,7 +24,7 @@ class RequestField:
     is_by_position: bool
     """Whether Python takes it by position."""
     is_shared: bool
-    """Whether several commands have it from a request in `jobs.command`."""
+    """True if several commands share it, from a request in `jobs.command`."""
     default: Any
     """The default, or None if the field is required."""
 

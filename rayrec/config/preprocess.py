@@ -204,7 +204,7 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
 
     kind: Literal["rows"] = "rows"
     split: SplitConfig = HashSplitConfig()
-    """How rows are split."""
+    """Split of the rows."""
     frequency_limit: int = 15
     """Times that a value must occur in `train` to be listed, unless its rule has a `min_count`."""
     max_table_size: PositiveInt | None = Field(None, ge=2)

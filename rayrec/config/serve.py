@@ -7,7 +7,7 @@ from rayrec.config.evaluate import InferencePrecision
 
 
 class ServeConfig(Config):
-    """How a model answers requests: processes, batches and limits."""
+    """Settings of a server: processes, batches and limits."""
 
     replicas: PositiveInt = 1
     """Number of processes, each with the whole model."""

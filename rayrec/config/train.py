@@ -159,7 +159,7 @@ class LearningRates(NamedTuple):
 
 
 class PartConfig(Config):
-    """How a part of the model is trained."""
+    """Training of a part of the model."""
 
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     """Optimizer of the embedding tables."""
@@ -191,7 +191,7 @@ class ShardingConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """When training is saved, and which checkpoints are kept."""
+    """Times at which training is saved, and the checkpoints that are kept."""
 
     every_steps: PositiveInt | None = None
     """Steps between checkpoints."""
@@ -269,7 +269,7 @@ class MLflowConfig(Config):
 
 
 class TrackingConfig(Config):
-    """Where metrics go besides the run folder's `history.jsonl`."""
+    """Places for metrics besides the run folder's `history.jsonl`."""
 
     tensorboard: bool = True
     """Write event files of TensorBoard into the run folder."""
@@ -278,7 +278,7 @@ class TrackingConfig(Config):
 
 
 class InitialWeightsConfig(Config):
-    """Where a new run's weights come from; the model's README lists sources and options."""
+    """Source of a new run's weights; the model's README lists sources and options."""
 
     sources: dict[str, Folder] = Field(min_length=1)
     """Run or model folders, by the names that the model has for them."""
@@ -296,7 +296,7 @@ class WarmStartConfig(Config):
 
 
 class TrainConfig(PartConfig):
-    """How a model is trained: order of the data, optimizers, precision, sharding, checkpoints."""
+    """Training of a model: order of the data, optimizers, precision, sharding, checkpoints."""
 
     global_batch_size: PositiveInt = 65_536
     """Rows of an optimizer step over all workers."""

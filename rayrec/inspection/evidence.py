@@ -140,10 +140,6 @@ class Evidence:
             found.append(auc(every[test] @ weights, self._label[test]))
         return float(np.mean(found))
 
-    def as_presence(self, is_present: NDArray[np.bool_]) -> Reading:
-        """Return the scores by whether there is a value."""
-        return self.as_category(is_present.astype(np.int64))
-
     def _rates(self, places: NDArray[np.int64], size: int, train: NDArray[np.bool_]) -> NDArray[np.float64]:
         label = self._label[train]
         rows = np.bincount(places[train], minlength=size)
