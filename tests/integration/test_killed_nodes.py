@@ -165,7 +165,7 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
     with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 3) as nodes, log.open("wb") as out:
         attached = {**environment, "RAY_ADDRESS": head.address}
         process = subprocess.Popen(command, env=attached, stdout=out, stderr=out)
-        _until(lambda: b"try\n" in log.read_bytes(), process, log)
+        _until(lambda: b"serving dlrm at " in log.read_bytes(), process, log)
         _until(lambda: _places(nodes) == 2, process, log)
         load = threading.Thread(target=lambda: samples.extend(at_rate(json_post(url, b"{}"), RATE, SECONDS)))
         load.start()
