@@ -17,7 +17,7 @@ from rayrec.features.schema import (
     NumericFeature,
     Schema,
 )
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
+from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.folder.examples import Examples, write_examples
 from rayrec.inference.folder.model_folder import copy, new_model_folder
 from rayrec.inference.folder.reference_rows import write_reference_rows

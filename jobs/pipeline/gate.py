@@ -71,7 +71,7 @@ def judge(
 
 def _compare(candidate: Path, serving: Path, dataset: "Dataset", parent: "Dataset", split: str) -> "Comparison":
     from rayrec.evaluation.gate import Comparison
-    from rayrec.features.vocabularies.earlier_ids import EarlierIds
+    from rayrec.features.id_meanings import EarlierIds
     from rayrec.inference.predictor import load_model
     from rayrec.ingest.reader import first_rows
 

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
-from rayrec.features.keyed_table import hash_key
+from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.features.string_hash import by_distinct_text, hash_strings
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 
 

@@ -12,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, fold_ids, id_dtype
 from rayrec.features.few_rows import EncodedRows, PlainColumns, PlainRows
-from rayrec.features.lists import weighted_type
+from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import as_float64, encode_numeric, finite_float32, transformed_numbers
 from rayrec.features.raw_values import read_column
@@ -25,11 +25,8 @@ from rayrec.features.schema import (
     Schema,
     VectorFeature,
 )
-from rayrec.features.vector import encode_vector
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 
-_FEWEST_ROWS = 8
-"""Most rows whose ids are listed before there is an array of them."""
 _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""
 
@@ -217,10 +214,8 @@ class FeatureEncoder:
             return np.empty((0, rows), np.int32)
         lookups = (self.vocabularies[feature.name] for _, feature in self._one_listed)
         given = zip(lookups, self._read_texts, strict=True)
-        if rows <= _FEWEST_ROWS:
-            ids = np.array([lookup.ids_of_few(texts(column)) for lookup, column in given], np.int64)
-        else:
-            ids = np.stack([lookup.ids_of_request(texts(column)) for lookup, column in given])
+        # The row of a value is its id less one.
+        ids = np.array([lookup.find_few(texts(column)) for lookup, column in given], np.int64) + 1
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
         return np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""Lists of raw rows and of encoded ones, over Arrow and NumPy: how long they must be, and ids with a weight each."""
+"""Lists of raw rows and of encoded ones, over Arrow and NumPy: their lengths, vectors, and ids with a weight each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.schema import ListLength
+from rayrec.common.errors import UserError
+from rayrec.features.numeric import as_float64, finite_float32
+from rayrec.features.schema import ListLength, VectorFeature
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -34,6 +36,31 @@ def wrong_weights(weights: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
     is_weight = (numbers >= 0) & (numbers <= _FLOAT32_MAX)
     wrong[np.repeat(np.arange(len(weights)), own)[~is_weight]] = True
     return wrong
+
+
+def encode_vector(feature: VectorFeature, column: pa.Array) -> pa.Array:
+    """fixed_size_list<float32>[size] from a column of lists of numbers; all 0 of a null.
+
+    Numbers that are missing or not finite are 0. The arithmetic is float64, rounded once at the end. Raises UserError
+    naming the feature if a list has another length, or the column is of another type.
+    """
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.list_(pa.float64()))
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise UserError(f"feature '{feature.name}': needs a list of numbers in each row, got {column.type}")
+    wrong = wrong_lengths(column, feature.size)
+    if wrong.any():
+        length = pc.list_value_length(column)[int(wrong.argmax())].as_py()
+        raise UserError(f"feature '{feature.name}': a list of {length} numbers; needs {feature.size}")
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    numbers = finite_float32(as_float64(feature.name, column.flatten()))
+    rows = np.zeros((len(column), feature.size), np.float32)
+    rows[present] = numbers.reshape(-1, feature.size)
+    if feature.normalize:
+        exact = rows.astype(np.float64)  # squares of float32 neither overflow nor vanish in float64
+        length = np.sqrt((exact * exact).sum(axis=1, keepdims=True))
+        rows = (exact / np.where(length > 0, length, 1.0)).astype(np.float32)
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), feature.size)
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int32]:

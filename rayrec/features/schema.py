@@ -212,7 +212,7 @@ class SideTable(Config):
 
     kind: Literal["table"] = "table"
     name: str
-    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.keyed_table`)."""
+    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.lookup_table`)."""
     key: str
     """The raw column (text) whose value is looked up."""
     columns: tuple[str, ...]
@@ -233,7 +233,7 @@ class Rate(Config):
 
     kind: Literal["rate"] = "rate"
     name: str
-    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.keyed_table`)."""
+    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.lookup_table`)."""
     keys: tuple[str, ...]
     """Raw columns of text."""
     smoothing: float
@@ -304,7 +304,7 @@ def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional columns beside them."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     label: str
     """Column of 0/1 labels (float32 in a dataset)."""
     group: str | None = None
@@ -505,7 +505,7 @@ class Schema(Config):
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
             if any(found["loc"] == ("version",) for found in error.errors()):
-                reason = "written by a version of rayrec that spells values differently; preprocess and train again"
+                reason = "written by another version of rayrec; preprocess and train again"
                 raise UserError(f"{path}: {reason}") from None
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
         for feature in schema.categorical:

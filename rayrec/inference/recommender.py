@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup, write_vocabulary
+from rayrec.features.vocabulary import VocabularyLookup, write_vocabulary
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (
     MappedTable,

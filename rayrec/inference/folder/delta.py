@@ -11,8 +11,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, sha256_of
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, STATISTICS_FOLDER, CategoricalFeature, Schema
-from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary, new_changes, write_whole_vocabulary
-from rayrec.features.vocabularies.vocabulary import index_file
+from rayrec.features.vocabulary import GrownVocabulary, index_file, new_changes, write_whole_vocabulary
 from rayrec.inference.folder.chain import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth, VocabularyGrowth
 from rayrec.inference.folder.changed_rows import StoredTable, new_changed_rows, stored_blocks
 from rayrec.inference.folder.model_folder import CARD_FILE, DENSE_FILE, EXAMPLES_FILE, METRICS_FILE, ModelFolder, copy
@@ -158,7 +157,7 @@ def _write_values(model: ModelFolder, parent: ModelFolder, path: Path) -> dict[s
     with new_changes(path, list(now)) as add:
         for name, (_, vocabulary) in now.items():
             feature, vocabulary_before = before[name]
-            if vocabulary.fingerprint is not None and vocabulary == vocabulary_before:
+            if vocabulary.content_hash is not None and vocabulary == vocabulary_before:
                 continue
             growth = add(name, model.folder / vocabulary.file, parent.vocabulary(feature))
             if any(growth):

@@ -30,8 +30,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
-from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup, index_file
+from rayrec.features.vocabulary import GrownVocabulary, VocabularyLookup, index_file
 from rayrec.inference.folder.chain import (
     ROWS_FILE,
     Delta,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.features.keyed_table import write_file
+from rayrec.features.lookup_table import write_file
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import files_in, mappable
 

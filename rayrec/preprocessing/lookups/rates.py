@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.files import file_name
-from rayrec.features.keyed_table import HASH, hash_texts
+from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import HASH
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.schema import Rate
 from rayrec.preprocessing.lookups.counts import count_columns, write_totals

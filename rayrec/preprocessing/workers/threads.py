@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.cpus import available_cpus
-from rayrec.features.keyed_table import HASH
+from rayrec.features.lookup_table import HASH
 from rayrec.preprocessing.workers.contract import Counter, Item, Result, Work
 
 ROWS_PER_BATCH = 32_768

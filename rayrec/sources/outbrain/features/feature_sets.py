@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import UNKNOWN
-from rayrec.features.mapped_columns import Numbers
+from rayrec.features.lookup_table import UNKNOWN, Numbers
 from rayrec.sources.outbrain.features.definitions import (
     COUNT,
     DAYS,

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.keyed_table import HASH, hash_key
-from rayrec.features.mapped_columns import Numbers
+from rayrec.features.hashes import hash_key
+from rayrec.features.lookup_table import HASH, Numbers
 from rayrec.preprocessing.lookups.counts import count_columns
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
