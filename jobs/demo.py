@@ -316,7 +316,7 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
 def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
     """Return the method that suits a model, and a body for it."""
     from rayrec.features.schema import Schema
-    from rayrec.inference.folder.examples import example_row
+    from rayrec.inference.export.examples import example_row
 
     schema, example = Schema.load(model), example_row(model)
     if schema.interactions is not None:

@@ -197,7 +197,8 @@ class LookupTable:
             found = [self._find_one(text) for text in new]
         else:
             found = self._find_distinct(pa.array(new, pa.large_string())).tolist()
-        answers = {**dict.fromkeys(self._NO_KEYS, UNKNOWN), **dict(zip(new, found, strict=True))}
+        answers: dict[str | None, int] = dict.fromkeys(self._NO_KEYS, UNKNOWN)
+        answers.update(zip(new, found, strict=True))
         rows = [answers[text] if text in answers else remembered[text] for text in texts]
         if len(remembered) + len(answers) > _REMEMBERED:
             self._remembered = answers

@@ -285,9 +285,10 @@ class VocabularyChanges:
         added, removed = self.of(feature, size)
         for batch in read_vocabulary(base, _ROW):
             is_removed = pa.array(np.isin(batch["id"].to_numpy(), removed))
-            kept = batch.select(_ROW)
-            yield kept.set_column(1, "value", pc.if_else(is_removed, _EMPTY, kept["value"]))
-        yield from (batch.select(_ROW) for batch in added)
+            values = pc.if_else(is_removed, _EMPTY, batch["value"])
+            yield pa.RecordBatch.from_arrays([batch["id"], values, batch["count"]], names=_ROW)
+        for batch in added:
+            yield pa.RecordBatch.from_arrays([batch[name] for name in _ROW], names=_ROW)
 
 
 def write_changes(path: Path, vocabularies: Mapping[str, tuple[Path, VocabularyLookup]]) -> dict[str, VocabularyGrowth]:

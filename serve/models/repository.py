@@ -21,8 +21,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_atomically
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
-from rayrec.inference.folder.chain import chain_of, versions_in
 from rayrec.inference.folder.table_files import is_model_folder
+from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.storage.files import delete_remote_files, new_remote_file
 from rayrec.storage.location import uri_of
 from rayrec.storage.staged import fetch
@@ -125,10 +125,10 @@ def fingerprint(folder: Path) -> int:
     """Return a number that changes when a file below a model folder does: its name, size or time of change. Raises
     OSError.
 
-    The files of a delta are also those of the versions that it needs.
+    The files of a delta are also those of its base.
     """
     files = []
-    for needed in chain_of(folder):
+    for needed in folders_of(folder):
         for root, _, names in os.walk(needed):
             for path in sorted(os.path.join(root, name) for name in names if name != TRAFFIC_FILE):
                 status = os.stat(path)

@@ -19,7 +19,7 @@ from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
 from rayrec.features.vocabulary import write_vocabulary
-from rayrec.inference.folder.reference_traffic import unknown_counts
+from rayrec.inference.export.references import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
 from rayrec.sources.table.config import CONFIG as TABLE
