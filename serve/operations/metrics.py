@@ -15,7 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rayrec.common.names import ascii_name, with_names
+from rayrec.common.text import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.facts import ModelOrigin
