@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config.validation import is_yaml_file
 from rayrec.storage.location import Folder, LocalPath
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
-from rayrec.common.memory import available_memory
+from rayrec.common.machine import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
