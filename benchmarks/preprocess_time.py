@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks.preprocess_kills import files_of
 from rayrec.common.cpus import available_cpus
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import MANIFEST_FILE
+from rayrec.store.files import write_json
 from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]

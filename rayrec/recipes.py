@@ -17,7 +17,6 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.files import write_atomically, write_json
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import (
     Config,
@@ -33,6 +32,7 @@ from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.json_schema import JsonSchema, chosen_by, json_schema
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
+from rayrec.store.files import write_atomically, write_json
 
 CONFIG_FILE = "config.yaml"
 """The file of a run folder and of a model folder that has the recipe with every default filled in."""

@@ -56,12 +56,12 @@ from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
 from rayrec.common.cpus import available_cpus
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import load_model
+from rayrec.store.files import write_json
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
 from serve.operations.load import Post

@@ -15,7 +15,7 @@ from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workers.contract import Rows
 from rayrec.preprocessing.workers.spark import SparkRows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.parquet import new_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

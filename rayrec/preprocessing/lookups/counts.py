@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from rayrec.features.keyed_table import write_file
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.files import files_in, mappable
+from rayrec.store.files import files_in, mappable
 
 
 def count_columns(names: Sequence[str], folds: int) -> list[str]:

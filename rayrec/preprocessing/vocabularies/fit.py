@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.files import file_name
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabularies.vocabulary import (
     VALUES_PER_FILE,
@@ -33,9 +32,10 @@ from rayrec.preprocessing.tasks import run_brief_tasks
 from rayrec.preprocessing.vocabularies.counts import Counts, Growth, Listing, count_values, read_counts, read_expired
 from rayrec.preprocessing.workspace import Stages, Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
-from rayrec.storage.files import make_folder, open_parquet
-from rayrec.storage.parquet_files import new_parquet
-from rayrec.storage.staged import fetch
+from rayrec.store.files import make_folder
+from rayrec.store.parquet import new_parquet, open_parquet
+from rayrec.store.paths import file_name
+from rayrec.store.staged import fetch
 
 _GIVEN = 0
 """The partition that given values are written as."""

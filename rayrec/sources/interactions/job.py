@@ -53,8 +53,7 @@ from rayrec.sources.interactions.histories import (
 from rayrec.sources.interactions.inputs import resolve_interactions
 from rayrec.sources.interactions.layout import IDS, ITEM, LABEL, TIMESTAMP, USER
 from rayrec.sources.interactions.ranking_lists import HeldOut, Rows, encode_lists, read_rows, write_rows
-from rayrec.storage.files import open_parquet
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.parquet import new_parquet, open_parquet
 
 GROUP = "group"
 _RAW_ITEM = pa.field(ITEM, pa.string(), False)
