@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rayrec.inspection.columns import DRESSED, MOST_MISFITS, Column, name_words
 from rayrec.inspection.evidence import Evidence, Reading
 from rayrec.inspection.label import LABEL_NAMES, Label, squeezed
-from rayrec.preprocessing.rows.columns import can_name_a_table
+from rayrec.preprocessing.rows.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 

@@ -17,9 +17,9 @@ from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
 from rayrec.inspection.label import Label
 from rayrec.inspection.recipe_text import starting_point
-from rayrec.raw.files import InputFile
+from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
-from rayrec.raw.table import format_of
+from rayrec.raw.table_reader import format_of
 
 _USER_WORDS = {
     "user", "person", "people", "customer", "client", "member", "reviewer", "visitor", "buyer", "player", "reader",

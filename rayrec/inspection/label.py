@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.columns import MOST_MISFITS, NULL_WORDS, Column
-from rayrec.raw.tables.cells import read_labels
+from rayrec.raw.formats.row_types import read_labels
 
 LABEL_NAMES = frozenset({
     "click", "clicked", "isclick", "isclicked", "clk", "label", "target", "y", "converted", "conversion",

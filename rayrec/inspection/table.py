@@ -17,11 +17,11 @@ from rayrec.inspection.file_form import FileForm, recognize
 from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
-from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
-from rayrec.raw.files import list_inputs
+from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
-from rayrec.raw.table import open_table
+from rayrec.raw.table_reader import open_table
 from rayrec.recipes import RecipeContent
 
 _FEW_OF_A_KIND = 10

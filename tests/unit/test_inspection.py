@@ -21,8 +21,8 @@ from rayrec.inspection.decisions import Decision
 from rayrec.inspection.evidence import Evidence, auc
 from rayrec.inspection.file_form import recognize
 from rayrec.inspection.table import InspectedTable, inspect_table
-from rayrec.preprocessing.rows.columns import plan_columns
-from rayrec.raw.files import list_inputs
+from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 
 ROWS = 4_000

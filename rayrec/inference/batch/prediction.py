@@ -41,7 +41,7 @@ from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.models.common.precision import AmpError, resolve_precision
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
-from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.store.parquet import WrittenFile, new_parquet_files, open_parquet
 from rayrec.store.staged import fetch
 
