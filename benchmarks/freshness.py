@@ -20,7 +20,7 @@ import requests
 
 from benchmarks.killable import attempt, started
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"

@@ -41,7 +41,7 @@ from safetensors.numpy import load_file
 
 from cluster.local_cluster import ray_head
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.store.files import write_json
 from tests.environments import environment_of_open_cluster
 

@@ -12,7 +12,7 @@ from jobs.command import Command, Metavar, PathTexts, Positional, Request, Resul
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config.validation import is_yaml_file
 from rayrec.store.files import require_absent
 from rayrec.store.paths import Folder, LocalPath

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
-from rayrec.config.times import TimeFormat, Zone
+from rayrec.config.base import TimeFormat, Zone
 from rayrec.config.transforms import (
     Buckets,
     CategoricalTransform,

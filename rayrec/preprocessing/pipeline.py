@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from rayrec.common.memory import available_memory
+from rayrec.common.machine import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rayrec.common import errors
-from rayrec.common.background import in_background
 from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import UserError
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, TaskRunner
 

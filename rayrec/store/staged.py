@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from rayrec.common.background import in_background
 from rayrec.common.errors import UserError
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.files import locked
 from rayrec.store.journal import Journal, LocalFile

@@ -18,7 +18,7 @@ import requests
 import rayrec
 from cluster.java import provide_java
 from cluster.local_cluster import kill_node, ray_head, ray_nodes
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import dump_recipe, load_recipe

@@ -20,8 +20,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import profile as profile_module
-from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.drift import drift_between
+from rayrec.inspection.feature_cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.profile import DatasetProfile, FeatureProfile, profile
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
 from rayrec.store.files import delete_remote_files, new_folder, new_remote_file
 from rayrec.store.parquet import new_parquet, open_parquet

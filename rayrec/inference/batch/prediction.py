@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.memory import keep_freed_memory
+from rayrec.common.machine import keep_freed_memory
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.batch.pool import (

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.cpus import available_cpus
+from rayrec.common.machine import available_cpus
 from rayrec.features.keyed_table import HASH
 from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, Work
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config import SourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.errors import UserError
-from rayrec.config.train import MAIN_PART
+from rayrec.config.optimizers import MAIN_PART
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.ingest.loader import EpochLoader

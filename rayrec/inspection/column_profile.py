@@ -69,7 +69,7 @@ def name_words(name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnProfile:
     """A column of the sample: the distinct values, and which of them each row has."""
 
     name: str
@@ -101,7 +101,7 @@ class Column:
     def rows(self) -> int:
         return len(self.codes)
 
-    def without(self, words: Sequence[str]) -> "Column":
+    def without(self, words: Sequence[str]) -> "ColumnProfile":
         """Return the column with `words` for missing values."""
         if not words:
             return self
@@ -184,7 +184,7 @@ class Column:
         return not _TIME_WORDS.isdisjoint(name_words(self.name))
 
 
-def describe_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> Column:
+def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> ColumnProfile:
     """Return the facts about a column of the sample; `delimited` columns are texts, others have Arrow's types.
 
     `named`: the name comes from the files, so that it can say what the values are.
@@ -224,8 +224,8 @@ def _as_texts(array: pa.Array) -> pa.Array | None:
 
 def _column(
     name: str, type_: str, form: Form, codes: NDArray[np.int64], texts: Sequence[str], **facts: object
-) -> Column:
-    return Column(name, type_, form, codes.astype(np.int64), texts, **facts)  # type: ignore[arg-type]
+) -> ColumnProfile:
+    return ColumnProfile(name, type_, form, codes.astype(np.int64), texts, **facts)  # type: ignore[arg-type]
 
 
 def _encoded(array: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
@@ -239,7 +239,7 @@ def _recoded(codes: NDArray[np.int64], spelled: pa.Array) -> tuple[NDArray[np.in
     return np.append(new, -1)[codes], distinct
 
 
-def _typed_numbers(name: str, array: pa.Array, shown: str) -> Column:
+def _typed_numbers(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
     codes, distinct = _encoded(array)
@@ -251,7 +251,7 @@ def _typed_numbers(name: str, array: pa.Array, shown: str) -> Column:
     return _column(name, shown, "integer" if is_whole else "number", codes, texts, numbers=numbers)
 
 
-def _typed_times(name: str, array: pa.Array, shown: str) -> Column:
+def _typed_times(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     times, _ = read_column(array, RawColumn(name=name, type="time"))
     codes, distinct = _encoded(times.cast(pa.timestamp("us")))
     seconds = distinct.cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
@@ -259,7 +259,7 @@ def _typed_times(name: str, array: pa.Array, shown: str) -> Column:
     return _column(name, shown, "time", codes, texts, time_format="iso", seconds=seconds)
 
 
-def _lists(name: str, array: pa.Array, shown: str) -> Column:
+def _lists(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     array = array.cast(pa.list_(array.type.value_type))
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     is_null = array.is_null().to_numpy(zero_copy_only=False)
@@ -280,7 +280,7 @@ def _lists(name: str, array: pa.Array, shown: str) -> Column:
 
 def _list_column(
     name: str, shown: str, flat: pa.Array, lengths: NDArray[np.int64], is_null: NDArray[np.bool_], separator: str | None
-) -> Column:
+) -> ColumnProfile:
     """Return a column of lists; its codes are those of the first item, so that a row without one counts as missing."""
     item_codes, items = _encoded(flat)
     starts = np.cumsum(lengths) - lengths
@@ -297,7 +297,7 @@ def _list_column(
     )  # fmt: skip
 
 
-def _texts(name: str, array: pa.Array, shown: str) -> Column:
+def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     codes, distinct = _encoded(array)
     is_boolean = pc.is_in(distinct, pa.array(list(BOOLEANS), distinct.type)).to_numpy(zero_copy_only=False)
     if len(distinct) and is_boolean.all():
@@ -372,7 +372,7 @@ def _number_texts(
     codes: NDArray[np.int64],
     distinct: pa.Array,
     null_words: tuple[str, ...],
-) -> Column:
+) -> ColumnProfile:
     counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
     for pattern, note in (
         (_LEADING_ZERO, "digits with leading zeros, which are texts"),
@@ -403,7 +403,7 @@ def _dress(distinct: pa.Array, counts: NDArray[np.int64], is_plain: NDArray[np.b
     return None
 
 
-def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> Column:
+def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile:
     notes = []
     if all(re.fullmatch(r"[0-9a-f]{6,}|[0-9A-F]{6,}", t) for t in texts[:_TRIED]):
         notes.append("hexadecimal")
@@ -412,7 +412,7 @@ def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]
     return _column(name, shown, "text", codes, texts, notes=tuple(notes))
 
 
-def _with_time(column: Column, named: bool) -> Column:
+def _with_time(column: ColumnProfile, named: bool) -> ColumnProfile:
     """Return a column of numbers as one of times, if nearly all are times of a known format within plausible years."""
     if column.numbers is None or not len(column.texts):
         return column
@@ -457,7 +457,7 @@ def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray
     return np.where(is_time, seconds, np.nan), is_time
 
 
-def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> Column | None:
+def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile | None:
     """Return the column as vectors, if every text has the same number, at least 3, of decimals in it."""
     tried = texts[:_TRIED]
     for separator in _SEPARATORS:
@@ -473,7 +473,7 @@ def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str
 
 def _list(
     name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str], counts: NDArray[np.int64]
-) -> Column | None:
+) -> ColumnProfile | None:
     """Return the column as lists, if a separator stands inside of many values and few items make up many different
     values.
     """

@@ -1,4 +1,4 @@
-"""What goes to this machine passes by the proxies that the environment names."""
+"""Ports for servers that are about to start; what goes to this machine passes by the proxies that are named."""
 
 import socket
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
@@ -9,8 +9,17 @@ from requests.utils import should_bypass_proxies
 
 from cluster.job_client import JobClient
 from rayrec.common.errors import UserError
-from rayrec.common.ports import free_port
-from rayrec.common.proxies import proxy_variables, reach_this_machine_directly
+from rayrec.common.network import free_port, free_ports, proxy_variables, reach_this_machine_directly
+
+
+def test_as_many_as_are_asked_for() -> None:
+    assert free_ports(0) == []
+    found = free_ports(3)
+    assert len(set(found)) == 3
+    for port in found:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+
 
 PROXY = "http://user:secret@proxy.invalid:3128"
 

@@ -1,7 +1,8 @@
-"""Numbers and amounts of memory as people write and read them."""
+"""Numbers, amounts of memory and users' names as people write and read them."""
 
 import math
 import re
+from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import ByteSize
 
@@ -31,3 +32,20 @@ def format_number(value: float) -> str:
     # Rounding first: 9.996 becomes 10.0, which has a digit less behind the point.
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
+
+
+_KEPT = "".join(map(chr, range(128))).replace("%", "")
+
+
+def ascii_name(name: str) -> str:
+    """Return a name in ASCII: `%` and other characters as in a URL, `größe` as `gr%C3%B6%C3%9Fe`.
+
+    Names that differ stay different, and `with_names` gives them back.
+    """
+    # A name of a file that is not UTF-8 has lone surrogates.
+    return quote(name, safe=_KEPT, errors="backslashreplace")
+
+
+def with_names(text: bytes) -> bytes:
+    """Return UTF-8 text in which names stand again that `ascii_name` has replaced."""
+    return unquote_to_bytes(text)

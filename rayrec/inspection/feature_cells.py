@@ -29,7 +29,7 @@ Places = Callable[[NDArray[Any]], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Cells:
+class FeatureCells:
     """The cells of a feature's values, by place."""
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ def list_lengths(column: pa.ListArray) -> NDArray[np.int64]:
     return np.diff(column.offsets.to_numpy()).astype(np.int64)
 
 
-def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cells:
+def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> FeatureCells:
     """Return the cells for the distribution of `values_of`: frequent values, or ranges of the same width as the model
     sees it.
 
@@ -74,7 +74,7 @@ def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cel
     return _of_numbers(values, "width", _as_raw(feature))
 
 
-def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells:
+def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> FeatureCells:
     """Return the cells that divide rows by `values_of_rows`: frequent values, or ranges with as many rows each."""
     if isinstance(feature, MultiHotFeature):
         return _of_numbers(values, "rows", _as_raw(feature), unit="value")
@@ -83,7 +83,7 @@ def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells
     return _of_numbers(values, "rows", _as_raw(feature))
 
 
-def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | None:
+def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> FeatureCells | None:
     """Return the cells of ids by how often their values occurred in `train`; None if the feature lists few values, or
     none.
     """
@@ -106,10 +106,10 @@ def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | Non
     tens[of_id > 0] = 1 + np.log10(of_id[of_id > 0]).astype(np.int64)
     names = [ValueNames.load(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"]
     names += [f"{10**n:,} to {10 ** (n + 1) - 1:,} times" for n in range(int(tens.max()))]
-    return Cells(tuple(names), lambda values: tens[values])
+    return FeatureCells(tuple(names), lambda values: tens[values])
 
 
-def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -> Cells:
+def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -> FeatureCells:
     counts = np.bincount(ids, minlength=feature.cardinality)
     first = 1 + feature.unlisted_buckets
     listed = np.arange(first, feature.cardinality)
@@ -122,12 +122,14 @@ def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -
     cell = np.full(feature.cardinality, len(shown) + 2)
     cell[0], cell[1:first] = 0, 1
     cell[shown] = np.arange(2, len(shown) + 2)
-    return Cells((names.missing, "not listed", *names(shown.tolist()), "other values"), lambda values: cell[values])
+    return FeatureCells(
+        (names.missing, "not listed", *names(shown.tolist()), "other values"), lambda values: cell[values]
+    )
 
 
 def _of_numbers(
     values: NDArray[Any], even: Literal["rows", "width"], raw: Callable[[NDArray[Any]], NDArray[Any]], unit: str = ""
-) -> Cells:
+) -> FeatureCells:
     """Return the cells of numbers, named by the raw numbers (`raw`) of the lowest and the highest value in each."""
     distinct = np.unique(values)
     if len(distinct) <= MOST_VALUES:
@@ -150,7 +152,7 @@ def _of_numbers(
     for low_text, high_text, count in zip(texts[: len(cells)], texts[len(cells) :], ends - firsts, strict=True):
         name = "nothing" if not count else low_text if low_text == high_text else f"{low_text} to {high_text}"
         names.append(f"{name} {unit}{'' if name == '1' else 's'}" if unit else name)
-    return Cells(tuple(names), places)
+    return FeatureCells(tuple(names), places)
 
 
 def _as_raw(feature: Feature) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
