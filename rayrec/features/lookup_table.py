@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_text, hash_texts
-from rayrec.storage.files import files_in, mappable, new_file
+from rayrec.store.files import files_in, mappable, new_file
 
 HASH, ENTRY = "hash", "entry"
 UNKNOWN = -1

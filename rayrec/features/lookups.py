@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.files import file_name
 from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
+from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
 COUNTS = (ROWS, POSITIVES)

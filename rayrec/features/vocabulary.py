@@ -24,8 +24,8 @@ from rayrec.config import Config
 from rayrec.features.hashes import hash_strings, hash_texts
 from rayrec.features.lookup_table import ENTRY, HASH, LookupTable, read_arrow
 from rayrec.random.splitmix64 import mix
-from rayrec.storage.files import files_in, mappable, new_file, open_parquet
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.parquet import new_parquet, open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]

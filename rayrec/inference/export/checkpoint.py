@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.common.files import write_atomically, write_json
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.features.schema import STATISTICS_FOLDER, Schema
@@ -34,7 +33,8 @@ from rayrec.ingest.reader import first_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.files import write_atomically, write_json
+from rayrec.store.tensors import StoredTensors
 
 _MOST_COMPARED_ROWS = 1_000_000
 """Both precisions score the same rows, so that their difference is far more exact than each metric."""

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file, shortened
 from rayrec.common.mapped_file import MappedFile
 from rayrec.inference.folder.tensor_files import MappedTensors, new_tensors
+from rayrec.store.files import new_file
+from rayrec.store.paths import shortened
 
 if TYPE_CHECKING:
     from rayrec.models.common.tables import EmbeddingTable

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import confined, sha256_of, write_json
 from rayrec.config import Config
 from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
 from rayrec.inference.folder.table_files import DELTA_FILE, is_delta, is_model_folder
 from rayrec.inference.folder.tensor_files import MappedTensors
 from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
+from rayrec.store.files import sha256_of, write_json
+from rayrec.store.paths import confined
 
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`table_files.new_changed_rows`)."""
