@@ -208,8 +208,10 @@ class LookupTable:
 
     def _find_one(self, text: str) -> int:
         hashed = hash_text(text)
-        for number in np.flatnonzero((self._lowest <= hashed) & (hashed <= self._highest)).tolist():
-            part = self._parts[number]
+        parts = self._parts
+        if len(parts) > 1:
+            parts = [parts[n] for n in np.flatnonzero((self._lowest <= hashed) & (hashed <= self._highest))]
+        for part in parts:
             assert part.texts is not None
             entry = int(part.hashes.searchsorted(hashed))
             while entry < len(part.hashes) and part.hashes[entry] == hashed:
@@ -237,12 +239,13 @@ class LookupTable:
         """
         rows = np.full(len(hashes), UNKNOWN, np.int64)
         # In the order of hashes the search walks through a part once, instead of missing the cache at every step.
-        wanted = wanted[np.argsort(hashes[wanted], kind="stable")]
+        wanted = wanted[np.argsort(hashes[wanted])]
         ascending = hashes[wanted]
         begins, ends = ascending.searchsorted(self._lowest), ascending.searchsorted(self._highest, side="right")
         for number in np.flatnonzero(ends > begins):
             part, pending = self._parts[number], wanted[begins[number] : ends[number]]
-            pending = pending[rows[pending] == UNKNOWN]
+            if number:  # a part before it may have some of them
+                pending = pending[rows[pending] == UNKNOWN]
             entry = part.hashes.searchsorted(hashes[pending])
             while len(pending):
                 inside = entry < len(part.hashes)
