@@ -16,8 +16,6 @@ from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
-    from rayrec.inference.export.model_card import Baselines
-    from rayrec.inference.folder.facts import ModelOrigin
     from rayrec.inference.folder.model_folder import Metrics, ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.recipes import Recipe
@@ -48,7 +46,7 @@ class ExportRequest(Request):
 def run(request: ExportRequest, progress: Progress) -> Result:
     """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables.
 
-    Of a delta, `details` has what differs from the version before.
+    Of a delta, `details` has what differs from its base.
     """
     from rayrec.inference.folder.table_files import is_model_folder
 
@@ -57,6 +55,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
+    # What can be wrong is looked at first: a mistake is answered at once, not when torch has been loaded.
     require_absent(request.output)
     trained = RunFolder.open(request.run)
     dataset = Dataset.open(trained.dataset_folder)
@@ -72,13 +71,19 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         from rayrec.store.mlflow_server import require_registry
 
         require_registry(server)
-    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    base = _base(request, trained)
+
     from rayrec.inference.export.checkpoint import export_checkpoint
+    from rayrec.inference.folder.facts import ModelOrigin
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import drawn_negatives
 
-    metrics, base = _metrics(trained, dataset, checkpoint), _base(request, trained)
-    tables = base.precision if base else request.tables or "fp32"
+    # A run on all rows has none left to be measured on: its metrics are those of the run that it repeats.
+    judged = trained.refit_of
+    judged_dataset = None if judged is None else Dataset.open(judged.dataset_folder)
+    metrics = _metrics(trained, dataset, checkpoint)
+    times, tables = dataset.manifest.times, base.precision if base else request.tables or "fp32"
     details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables, **drawn_negatives(dataset.schema)}
     progress.stage(f"export {checkpoint.name}")
     with _whole_folder(request) as folder:
@@ -89,14 +94,20 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             dataset=dataset,
             metrics=metrics,
             judged=_judged(trained),
-            refit_of=None if trained.refit_of is None else Dataset.open(trained.refit_of.dataset_folder),
-            baselines=_baselines(trained, dataset, metrics),
+            refit_of=judged_dataset,
+            baselines=baselines(trained.recipe, judged_dataset or dataset, metrics),
             tables=tables,
-            origin=_origin(trained, dataset, checkpoint),
+            origin=ModelOrigin(
+                run=location(trained.path),
+                checkpoint=checkpoint.name,
+                dataset=dataset.fingerprint,
+                data_time=None if times is None else times.last,
+            ),
         )
         model = ModelFolder.open(folder)
         details["table_bytes"] = model.table_bytes()
         if base is not None:
+            # The whole model goes when the block ends; what differs from the base stays.
             from rayrec.inference.folder.delta import write_delta
 
             progress.stage(f"compare with {location(base.folder)}")
@@ -170,27 +181,6 @@ def _judged(run: "RunFolder") -> str | None:
         f"These are the metrics of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
         f"{read_progress(checkpoint).step:,} steps. The model in this folder was then trained anew on all {rows[1]:,} "
         f"rows for as many epochs ({run.recipe.train.max_steps:,} steps), so no rows are left to measure it on."
-    )
-
-
-def _baselines(run: "RunFolder", dataset: "Dataset", metrics: "Metrics") -> "Baselines":
-    """Return what simpler models reach on the rows that the metrics are of."""
-    from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
-
-    judged = run.refit_of
-    return baselines(run.recipe, dataset if judged is None else Dataset.open(judged.dataset_folder), metrics)
-
-
-def _origin(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "ModelOrigin":
-    from rayrec.inference.folder.facts import ModelOrigin
-
-    times = dataset.manifest.times
-    return ModelOrigin(
-        run=location(run.path),
-        checkpoint=checkpoint.name,
-        dataset=dataset.fingerprint,
-        data_time=None if times is None else times.last,
     )
 
 
