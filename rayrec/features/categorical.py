@@ -129,7 +129,7 @@ def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
 
 
 def _text_ids(texts: pa.Array, first: int, buckets: int) -> NDArray[np.int64]:
-    """`first` + h mod `buckets`; 0 for missing texts."""
+    """Return `first` + h mod `buckets`; 0 for missing texts."""
 
     def ids_of(values: pa.Array) -> NDArray[np.int64]:
         is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)

@@ -209,7 +209,7 @@ class FeatureEncoder:
         return EncodedRows(self.encoded_schema, rows, self.number_places, numbers, self.id_places, ids, others)
 
     def _listed_ids(self, rows: int, texts: Callable[[int], list[str | None]]) -> NDArray[np.int32]:
-        """(features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
+        """Return (features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
         if not self._one_listed:
             return np.empty((0, rows), np.int32)
         lookups = (self.vocabularies[feature.name] for _, feature in self._one_listed)
@@ -246,7 +246,7 @@ class FeatureEncoder:
 
 
 def _numbers(columns: Mapping[str, pa.Array], names: Sequence[str], rows: int) -> NDArray[np.float64]:
-    """(columns, n) the numbers of some columns of n rows, as `PlainRows` has them."""
+    """Return (columns, n) the numbers of some columns of n rows, as `PlainRows` has them."""
     if not names:
         return np.empty((0, rows))
     return as_float64(names[0], pa.concat_arrays([columns[name] for name in names])).reshape(len(names), rows)

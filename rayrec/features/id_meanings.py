@@ -81,11 +81,11 @@ class RowOrigins:
 
     @cached_property
     def new(self) -> NDArray[np.int64]:
-        """(n,) the new rows, ascending."""
+        """Return (n,) the new rows, ascending."""
         return np.flatnonzero(self.rows == NEW)
 
     def keys(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(n,) words for n new rows, by what each stands for: the hash of its value, else its id."""
+        """Return (n,) words for n new rows, by what each stands for: the hash of its value, else its id."""
         keys, places = rows.astype(np.uint64), rows - self.first_value_row
         is_value = (places >= 0) & (places < len(self.values))
         keys[is_value] = hash_strings(self.values.take(pa.array(places[is_value])))
@@ -138,7 +138,7 @@ def keeps_ids(old: CategoricalFeature, new: CategoricalFeature, new_folder: Path
 
 
 def difference(old: Feature, new: Feature) -> str | None:
-    """Why a model cannot read `new` as it read `old`, in words that follow the feature's name; None if it can.
+    """Say why a model cannot read `new` as it read `old`, in words that follow the feature's name; None if it can.
 
     What is fitted to rows (vocabularies, means, the cap of a table) may differ.
     """
@@ -219,7 +219,7 @@ class EarlierIds:
 def _ids_before(
     feature: CategoricalFeature, folder: Path, earlier: CategoricalFeature, folder_before: Path
 ) -> NDArray[np.int64]:
-    """(cardinality of `feature`,) the id before of each id."""
+    """Return (cardinality of `feature`,) the id before of each id."""
     origins = row_origins(earlier, feature, folder, lambda: folder_before)
     ids = origins.rows.copy()
     ids[origins.new] = 0

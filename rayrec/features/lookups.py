@@ -120,7 +120,7 @@ class Lookups:
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
-    """(n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
+    """Return (n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
     if len(columns) == 1 and not pa.types.is_integer(columns[0].type):
         return columns[0]
     if len(columns[0]) <= REQUEST_VALUES:  # three calls of Arrow take longer

@@ -182,7 +182,7 @@ def _split(dataset: Dataset, preferred: str) -> str | None:
 def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
-    """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
+    """Quantise a folder's tables; return what that changed on `preferred`, or else another labelled split, if any."""
     split = dataset.split_to_judge(preferred)
     if split is None:
         quantise_tables(folder, tables, precision)

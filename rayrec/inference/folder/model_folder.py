@@ -200,7 +200,7 @@ class ModelFolder:
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """Embedding tables of the model."""
+        """Return the embedding tables of the model."""
         return distinct_tables(self.pooled)
 
     @property
@@ -254,7 +254,7 @@ class ModelFolder:
         return sum(path.stat().st_size for path in (*whole, *changed))
 
     def dense(self) -> dict[str, Tensor]:
-        """State dict of the model's `dense_network`."""
+        """Return the state dict of the model's `dense_network`."""
         with open_tensors(self.folder / DENSE_FILE) as tensors:
             names = tensors.keys()
             return {name: tensors.get_tensor(name) for name in names}

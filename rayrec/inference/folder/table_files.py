@@ -65,7 +65,7 @@ class MappedTable:
     """Rows of a table over the tensors of a mapped file; only the pages of those that were looked up are in memory."""
 
     def __init__(self, file: MappedFile, stored: dict[str, NDArray[Any]], dim: int) -> None:
-        """`stored`: the weights (rows, columns), of which the first `dim` columns are read; of int8 also the scales."""
+        """Take the weights (rows, columns), of which the first `dim` columns are read, and of int8 the scales."""
         self.dim = dim
         self.stored = stored
         """The tensors of the rows, as the file has them."""
@@ -102,7 +102,7 @@ class ChangedTable:
     """
 
     def __init__(self, base: MappedTable, changes: MappedTensors, name: str) -> None:
-        """`changes`: a file that `new_changed_rows` wrote, with all rows of the table `name` beyond those of `base`."""
+        """Take a file that `new_changed_rows` wrote, with all rows of the table `name` beyond those of `base`."""
         stored = {t: changes.tensors[key] for t in _TENSORS if (key := f"{name}/{t}") in changes.tensors}
         self.dim = base.dim
         self._base = base
@@ -209,7 +209,7 @@ class TableMemory:
         self._total_bytes = sum(len(one.content) for one in self._mapped)
 
     def note(self, rows: int) -> None:
-        """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
+        """Count `rows` rows that were looked up; give pages back if the limit is exceeded."""
         self._rows += rows
         # Files that fit as a whole need no look, which takes about 45 microseconds, several times a request.
         if self._rows < _ROWS_BETWEEN_LOOKS or self._total_bytes <= self._limit:

@@ -111,12 +111,12 @@ class Delta:
 
     @cached_property
     def rows(self) -> MappedTensors:
-        """Rows of tables that it changes or appends, if it does."""
+        """Map the rows of tables that it changes or appends, if it does."""
         return MappedTensors(self.folder / ROWS_FILE)
 
     @cached_property
     def values(self) -> VocabularyChanges:
-        """Values that it adds to vocabularies and removes, if it does."""
+        """Map the values that it adds to vocabularies and removes, if it does."""
         return VocabularyChanges(self.folder / VALUES_FILE)
 
 
