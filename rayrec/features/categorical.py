@@ -72,10 +72,10 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
     """Return one id per row, from the encoded ids (n,) of the features that are crossed."""
     (cross,) = feature.transforms
     assert isinstance(cross, Cross)
-    together = [ids.astype(np.int64) for ids in inputs]
-    hashes = hash_key(*together).view(np.uint64)
+    wide = [ids.astype(np.int64) for ids in inputs]
+    hashes = hash_key(*wide).view(np.uint64)
     ids = 1 + (hashes % np.uint64(cross.buckets - 1)).astype(np.int64)
-    return np.where(np.logical_or.reduce(together), ids, 0).astype(id_dtype(feature))
+    return np.where(np.logical_or.reduce(wide), ids, 0).astype(id_dtype(feature))
 
 
 def encode_multi_hot(

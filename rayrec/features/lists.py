@@ -16,7 +16,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def wrong_lists(needed: ListLength, columns: Mapping[str, pa.Array]) -> NDArray[np.bool_]:
-    """Tell (n,) whether a list is there that is not as long as it must be, or has a weight that is no number from 0 on."""
+    """Tell (n,) whether a list is there that is not as long as it must be, or has a weight that is no number >= 0."""
     lists = columns[needed.column]
     if isinstance(needed.length, int):
         return wrong_lengths(lists, needed.length)
