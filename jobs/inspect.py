@@ -77,7 +77,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
-    from rayrec.inspection.table import inspect_table
+    from rayrec.inspection.inspected_table import inspect_table
     from rayrec.recipes import write_recipe_file
 
     for written in (request.output, request.page, request.page and request.page.with_suffix(".json")):
@@ -109,11 +109,11 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "next": _next_command(request) if found.can_run else None,
     }
     if request.page is not None:
-        from rayrec.inspection.raw_profile import raw_figures
-        from rayrec.pages.inspection import inspection_page
+        from rayrec.inspection.table_profile import table_figures
         from rayrec.pages.page import write_page
+        from rayrec.pages.profiles import inspection_page
 
-        figures = raw_figures(found, ", ".join(request.path))
+        figures = table_figures(found, ", ".join(request.path))
         write_page(request.page.parent, inspection_page(figures), figures, request.page.name)
         progress.message(f"{request.page} is written")
     if request.output is not None:

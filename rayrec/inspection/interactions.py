@@ -15,8 +15,8 @@ from rayrec.config.table import LabelCondition
 from rayrec.inspection.column_profile import ColumnProfile, name_words
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.label import Label
 from rayrec.inspection.recipe_text import starting_point
+from rayrec.inspection.roles import Label
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
 from rayrec.raw.table_reader import format_of

@@ -12,9 +12,9 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.decisions import Decision, Roles
+from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.label import Label
+from rayrec.inspection.roles import Label, Roles
 from rayrec.raw.sample import Sample
 
 STARTING_POINTS = "starting_points"
