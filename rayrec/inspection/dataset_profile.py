@@ -24,7 +24,7 @@ from rayrec.inspection.cells import (
     values_of,
 )
 from rayrec.inspection.drift import FeatureDrift, drift_of_counts
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 MOST_ROWS = 2_000_000
 """Rows of a split that are read; of a larger one, row groups that are spread evenly over it."""
