@@ -53,11 +53,10 @@ def label_rates(
     `places` (n,) are the cells of the rows, by their places in `names`; `label` (n,) is 0 or 1, NaN where not known.
     """
     counts = np.bincount(places, minlength=len(names))
-    labelled, positives = np.zeros(len(names), np.int64), np.zeros(len(names))
-    if label is not None:
-        known = np.isfinite(label)
-        labelled = np.bincount(places[known], minlength=len(names))
-        positives = np.bincount(places[known], weights=label[known], minlength=len(names))
+    label = np.full(len(places), np.nan) if label is None else label
+    known = np.isfinite(label)
+    labelled = np.bincount(places[known], minlength=len(names))
+    positives = np.bincount(places[known], weights=label[known], minlength=len(names))
     found, total = [], int(counts.sum())
     for place in np.flatnonzero(counts).tolist():
         rate = low = high = None

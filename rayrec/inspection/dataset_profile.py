@@ -107,9 +107,10 @@ def profile_dataset(dataset: Dataset, progress: Progress) -> DatasetProfile:
         for name, of_split in columns.items():
             info = dataset.split(name)
             # Rows that were left in the order of the input are often in that of time.
-            is_rows = isinstance(preprocess, RowsPreprocessConfig)
-            keeps_order = is_rows and (name != "train" or preprocess.order == "input")
-            along = label_rates_along(_labels(of_split, dataset)) if info.labelled and keeps_order else ()
+            is_ordered = isinstance(preprocess, RowsPreprocessConfig) and (
+                name != "train" or preprocess.order == "input"
+            )
+            along = label_rates_along(_labels(of_split, dataset)) if info.labelled and is_ordered else ()
             rate = info.positives / info.rows if info.labelled else None
             splits[name] = SplitProfile(info.rows, of_split.rows, rate, tuple(along))
         if "train" in columns:
