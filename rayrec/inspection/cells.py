@@ -12,13 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Buckets, HashIds, TimePart
-from rayrec.evaluation.statistics.estimates import wilson
 from rayrec.features.categorical import fold_ids
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.vocabularies.value_names import ValueNames
 from rayrec.features.vocabularies.vocabulary import vocabulary_files
+from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet
 
 MOST_VALUES = 20

@@ -10,12 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.text import format_number
-from rayrec.evaluation.statistics.estimates import NORMAL_95
 from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
 from rayrec.inspection.column_profile import ColumnProfile
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.inspected_table import InspectedTable
+from rayrec.metrics.estimates import NORMAL_95
 
 _BINS, _MOST_VALUES = 12, 15
 _ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
