@@ -88,7 +88,7 @@ class FeatureCells:
 
 
 def values_of(feature: Feature, column: pa.Array) -> NDArray[Any]:
-    """(n,) the values of an encoded column: numbers, ids (of lists one after the other), the lengths of vectors."""
+    """Return (n,) the values of an encoded column: numbers, ids (of lists in a row), the lengths of vectors."""
     if isinstance(feature, MultiHotFeature):
         return ids_of(column.flatten()).to_numpy()
     if isinstance(feature, CategoricalFeature):
@@ -100,12 +100,12 @@ def values_of(feature: Feature, column: pa.Array) -> NDArray[Any]:
 
 
 def values_of_rows(feature: Feature, column: pa.Array) -> NDArray[Any]:
-    """(rows,) one value for each row: as `values_of`, but the number of ids of a list."""
+    """Return (rows,) one value for each row: as `values_of`, but the number of ids of a list."""
     return list_lengths(column) if isinstance(feature, MultiHotFeature) else values_of(feature, column)
 
 
 def list_lengths(column: pa.ListArray) -> NDArray[np.int64]:
-    """(rows,) the number of values of each list."""
+    """Return (rows,) the number of values of each list."""
     return np.diff(column.offsets.to_numpy()).astype(np.int64)
 
 

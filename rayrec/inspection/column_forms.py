@@ -221,7 +221,7 @@ def _has_digit(text: str) -> bool:
 def _read(
     values: pa.Array, kind: Literal["number", "time"], time_format: str = "iso"
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n,) numbers, or microseconds since 1970, as preprocessing reads them, NaN for others; and which can be read."""
+    """Return (n,) numbers, or microseconds since 1970, as preprocessing reads them, else NaN; and which can be read."""
     read, unreadable = read_column(values, RawColumn(name="", type=kind, time_format=time_format))
     if kind == "time":
         read = read.cast(pa.int64())

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, format_share
 from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
 from rayrec.inspection.column_profile import ColumnProfile
 from rayrec.inspection.decisions import Decision
@@ -209,7 +209,7 @@ def _associations(used: Sequence[Decision], cells: dict[str, _RowCells], rows: i
 
 
 def _ranks(decision: Decision, taken: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """(n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
+    """Return (n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
     column = decision.column
     if column.form == "time" and column.seconds is not None:
         numbers = column.row_seconds[taken]
@@ -299,11 +299,11 @@ def _alerts(found: InspectedTable, figures: dict[str, Any]) -> list[dict[str, st
     leaks = {decision.warning for decision in found.decisions}
     alerts += [("warning", "", warning) for warning in found.warnings if warning not in leaks]
     if duplicates := figures["duplicates"]:
-        repeated = f"{duplicates:,} rows of the sample ({_percent(duplicates / figures['rows'])})"
+        repeated = f"{duplicates:,} rows of the sample ({format_share(duplicates / figures['rows'])})"
         alerts.append(("duplicates", "", f"{repeated} repeat another one in every column"))
     label = figures["label"]
     if label is not None and min(label["rate"], 1 - label["rate"]) < _RARE_LABEL:
-        rare = f"{_percent(label['rate'])} of the rows have label 1"
+        rare = f"{format_share(label['rate'])} of the rows have label 1"
         alerts.append(("skewed label", label["name"], f"{rare}; metrics need many rows"))
     alerts += [
         ("drift", one["name"], f"the second half of the file differs: stability index {format_number(one['index'])}")
@@ -322,14 +322,10 @@ def _column_alerts(decision: Decision) -> list[Alert]:
         kind = next((kind for start, kind in kinds.items() if decision.reason.startswith(start)), "ignored")
         found.append((kind, column.name, decision.reason))
     if column.missing_share >= _MUCH_MISSING:
-        found.append(("missing", column.name, f"{_percent(column.missing_share)} of the rows have no value"))
+        found.append(("missing", column.name, f"{format_share(column.missing_share)} of the rows have no value"))
     if decision.role == "time" and column.seconds is not None:
         steps = np.diff(column.row_seconds[np.isfinite(column.row_seconds)])
         if (steps < 0).any():
-            early = f"{_percent(float((steps < 0).mean()))} of the rows are earlier than the row before"
+            early = f"{format_share(float((steps < 0).mean()))} of the rows are earlier than the row before"
             found.append(("order of time", column.name, f"{early}; a split by place in the file would mix times"))
     return found
-
-
-def _percent(share: float) -> str:
-    return f"{format_number(100 * share)}%"
