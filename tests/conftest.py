@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,13 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 # Ray looks for new log files ten times a second, which takes 4 % of a core where tests have left many.
 os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
 os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "5")
+
+
+@pytest.hookimpl(trylast=True)  # when `-m` has left out what it leaves out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of few tests, which are the longest tests: processes that take whole files end together."""
+    tests_of = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests_of[item.path])
 
 
 @pytest.fixture(scope="session")

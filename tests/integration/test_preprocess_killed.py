@@ -25,7 +25,10 @@ STAGES = {
 """The stages of each kind in which Spark's command is killed: half-way through the first, at the end of the second."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ROWS if kind != "displays"])  # which threads do not preprocess
+# Threads do not preprocess displays; tables have the most stages.
+@pytest.mark.parametrize(
+    "kind", ["table", *(pytest.param(kind, marks=pytest.mark.minutes) for kind in ("criteo", "interactions"))]
+)
 def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> None:
     environment = environment_without_cluster()
     output, arguments = tmp_path / "dataset", write_raw(tmp_path, kind, ROWS[kind] // 4)
