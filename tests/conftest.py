@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of small real data sets, which lies beside the checkout and is no part of it."""
+    """Return the folder of small real data sets, which lies beside the checkout and is no part of it."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data beside the checkout) are not there")
@@ -54,7 +54,7 @@ class SharedSpark:
         self._session: Any = None
 
     def start(self) -> Any:
-        """The session."""
+        """Return the session."""
         from cluster.spark_session import spark_session
         from rayrec.config.preprocess import SparkConfig
 
@@ -70,7 +70,7 @@ class SharedSpark:
 
 @pytest.fixture(scope="session")
 def shared_spark(ray_cluster: str) -> Iterator[SharedSpark]:
-    """What starts and stops the Spark session of the tests."""
+    """Yield what starts and stops the Spark session of the tests."""
     shared = SharedSpark()
     yield shared
     shared.stop()
@@ -78,7 +78,7 @@ def shared_spark(ray_cluster: str) -> Iterator[SharedSpark]:
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SharedSpark) -> Any:
-    """A Spark session that files of tests share."""
+    """Return a Spark session that files of tests share."""
     return shared_spark.start()
 
 

@@ -89,10 +89,10 @@ def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None,
 
 
 def _scratch(output: Path, pattern: str) -> list[Path]:
-    """What lies in the scratch folder of an unfinished dataset."""
+    """Return what lies in the scratch folder of an unfinished dataset."""
     return list(output.parent.glob(f".{output.name}.unfinished-*/.scratch/{pattern}"))
 
 
 def _finished(output: Path) -> dict[str, int]:
-    """The stages that are done, each with the time when it was marked, which changes if it is done again."""
+    """Return the stages that are done, each with the time when it was marked, which changes if it is done again."""
     return {mark.stem: mark.stat().st_mtime_ns for mark in _scratch(output, "[!.]*.json")}
