@@ -1,14 +1,15 @@
-"""Private parts of Ray: the head at an address, the session of this process, what is said in it, reserved resources."""
+"""Private parts of Ray: its head and tokens, notes in a session, the session's end, its messages, and its free room."""
 
 import logging
 import os
 import secrets
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ JAVA_DRIVERS = Path("/tmp/ray")
 """Java processes that Ray did not start, as Spark's first one, put their copies into folders of this one."""
 _MOST_HELD = 1_000
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+Resources = tuple[tuple[str, float], ...]
+"""Amounts by name, in the order of the names."""
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -72,16 +76,6 @@ def new_token() -> Iterator[None]:
             os.environ.pop(name, None)
         os.environ |= before
         read_variables()
-
-
-def own_session_environment() -> dict[str, str] | None:
-    """Return the variables that the processes of the Ray session inherit; None if another process has started the
-    session.
-    """
-    import psutil
-
-    node = _own_head()
-    return None if node is None else psutil.Process(node.all_processes["raylet"][0].process.pid).environ()
 
 
 def note(key: str, value: bytes, *, overwrite: bool = False) -> None:
@@ -187,29 +181,69 @@ def _own_head() -> Any:
     return node if node is not None and node.is_head() else None
 
 
-class Reservations:
-    """The placement groups of a run, as a detached actor, with which Ray removes them; it ends when the run does.
+@dataclass(frozen=True)
+class Room:
+    """The state of a cluster."""
 
-    It is here because the workers wait for its process, which need not import Ray Train.
-    """
+    nodes: Mapping[str, str]
+    """Address by id, of the nodes that live."""
+    free: Mapping[str, float]
+    """What nobody has taken, over all nodes, by resource."""
+    total: Mapping[str, float]
+    waiting: tuple[tuple[int, Resources], ...] = ()
+    """Workers (actors, and bundles of placement groups) of this process's job that have no place: how many, and the
+    resources of each."""
 
-    def __init__(self, controller: str) -> None:
-        """`controller`: the id of the run's controller, in hexadecimal."""
-        threading.Thread(target=self._end_with, args=(controller,), daemon=True).start()
 
-    def reserve(self, bundles: list[dict[str, float]], strategy: str) -> Any:
-        """Return a new placement group of these resources."""
-        from ray.util.placement_group import placement_group
+def look_for_room(timeout: float) -> Room:
+    """Ask the head of the Ray session, which may take `timeout` seconds. Raises errors of Ray."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
 
-        return placement_group(bundles, strategy)
+    reply = GetClusterResourceStateReply()
+    reply.ParseFromString(ray._private.worker.global_worker.gcs_client.get_cluster_resource_state(timeout_s=timeout))
+    state = reply.cluster_resource_state
+    alive = [node for node in state.node_states if node.status != NodeStatus.DEAD]
+    job = ray.get_runtime_context().get_job_id()
+    waiting: Counter[Resources] = Counter()
+    for gang in state.pending_gang_resource_requests:
+        # The id of the placement group, which ends with that of its job, its strategy and its state.
+        if gang.details.partition(":")[0].endswith(job):
+            waiting.update(_resources(request.resources_bundle) for request in gang.requests)
+    # Ray does not say whose other requests are. Some fit a node: their processes are just being started.
+    others: Counter[Resources] = Counter()
+    for pending in state.pending_resource_requests:
+        wanted = _resources(pending.request.resources_bundle)
+        if not any(_fits(wanted, node.available_resources) for node in alive):
+            others[wanted] += pending.count
+    if others and _has_actors_without_a_place(job):
+        waiting += others
+    return Room(
+        nodes={node.node_id.hex(): node.node_ip_address for node in alive},
+        free=_sum(node.available_resources for node in alive),
+        total=_sum(node.total_resources for node in alive),
+        waiting=tuple((count, wanted) for wanted, count in waiting.items()),
+    )
 
-    def _end_with(self, controller: str) -> None:
-        import ray
-        from ray._private.state import actors
 
-        is_dead = False
-        while not is_dead:
-            time.sleep(1)
-            with suppress(Exception):  # the cluster's head does not answer for a while
-                is_dead = actors(controller).get("State") == "DEAD"
-        ray.kill(ray.get_runtime_context().current_actor)
+def _resources(bundle: Mapping[str, float]) -> Resources:
+    return tuple(sorted((name, amount) for name, amount in bundle.items() if amount))
+
+
+def _fits(wanted: Resources, available: Mapping[str, float]) -> bool:
+    return all(available.get(name, 0.0) >= amount for name, amount in wanted)
+
+
+def _sum(resources: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for of_node in resources:
+        for name, amount in of_node.items():
+            totals[name] = totals.get(name, 0.0) + amount
+    return totals
+
+
+def _has_actors_without_a_place(job: str) -> bool:
+    from ray import JobID
+    from ray._private.state import state
+
+    return any(state.actor_table(None, JobID.from_hex(job), name) for name in ("PENDING_CREATION", "RESTARTING"))
