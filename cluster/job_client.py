@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cluster.ray_session import ASKS_FOR_TOKEN
-from rayrec.common.environment import environment
 from rayrec.common.errors import UserError
-from rayrec.common.proxies import proxy_variables
+from rayrec.common.network import proxy_variables
+from rayrec.common.process import environment
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from jobs.command.request import Request
 from rayrec.common.errors import ConfigError, SmallClusterError
-from rayrec.common.imports import import_meanwhile
+from rayrec.common.process import import_meanwhile
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.config.execution import DATA, SPARK, TRAIN, Execution, Place
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import DeviceName, TrainConfig

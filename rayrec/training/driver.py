@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rayrec.common.background import in_background
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Execution

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common import errors
-from rayrec.common.environment import environment
 from rayrec.common.errors import DiskError, UserError
-from rayrec.common.imports import quick_imports
-from rayrec.common.interrupts import interrupts_kept
-from rayrec.common.names import ascii_name
+from rayrec.common.process import environment, interrupts_kept, quick_imports
+from rayrec.common.text import ascii_name
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import note, read_note, remove_note

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import UserError
-from rayrec.common.names import ascii_name
 from rayrec.common.progress import Progress
 from rayrec.common.ray_blocks import session_size
-from rayrec.common.units import format_number
+from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
 from rayrec.storage.staged import fetch
