@@ -18,8 +18,8 @@ from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_train import preempted_nodes
 from rayrec.recipes import Recipe
-from rayrec.storage.location import here
-from rayrec.storage.staged import borrowed, lent
+from rayrec.store.paths import here
+from rayrec.store.staged import borrowed, lent
 from rayrec.training.ray_workers import run_workers
 from rayrec.training.run.display import HistoryDisplay, show_history
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder

@@ -17,7 +17,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import note, read_note, remove_note
 from rayrec.internals.ray_train import START_TIMEOUT, lean_trainer
 from rayrec.recipes import Recipe
-from rayrec.storage.location import shown
+from rayrec.store.paths import shown
 
 if TYPE_CHECKING:
     from rayrec.training.placement.parallel_model import RankContext

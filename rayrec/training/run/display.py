@@ -13,7 +13,7 @@ from rayrec.common.ray_blocks import session_size
 from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
-from rayrec.storage.staged import fetch
+from rayrec.store.staged import fetch
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics, read_history
 
