@@ -55,7 +55,6 @@ def _reserving_callback() -> Any:
     import ray
     from ray._common.constants import HEAD_NODE_RESOURCE_NAME
     from ray.train.v2._internal.execution.callback import ControllerCallback
-    from ray.train.v2._internal.execution.controller import TrainController
     from ray.train.v2._internal.execution.worker_group import WorkerGroup
     from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 
@@ -72,13 +71,12 @@ def _reserving_callback() -> Any:
             controller = ray.get_runtime_context().get_actor_id()
             reservations = ray.remote(num_cpus=0, **options)(Reservations).remote(controller)
 
-            class ReservedWorkers(WorkerGroup):
-                def _create_placement_group(self, scaling_config: Any, context: Any) -> DefaultPlacementGroupHandle:
-                    bundles = [context.resources_per_worker] * context.num_workers
-                    group = ray.get(reservations.reserve.remote(bundles, context.placement_strategy))
-                    return DefaultPlacementGroupHandle(group)
+            def reserve(self: Any, scaling_config: Any, context: Any) -> Any:
+                bundles = [context.resources_per_worker] * context.num_workers
+                group = ray.get(reservations.reserve.remote(bundles, context.placement_strategy))
+                return DefaultPlacementGroupHandle(group)
 
-            TrainController.worker_group_cls = ReservedWorkers  # this process has no other controller
+            WorkerGroup._create_placement_group = reserve  # this process has no other controller
 
     return Reserve()
 
