@@ -114,12 +114,9 @@ def shut_down() -> None:
     """Leave the Ray session, and end it if this process has started it; the library for Java goes with it."""
     import ray
 
-    node = _own_head()
-    if node is not None:
-        # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
-        node._kill_process_type("monitor", check_alive=False)
+    node = ray._private.worker._global_node
     ray.shutdown()
-    if node is not None:
+    if node is not None and node.is_head():
         (Path(node.get_session_dir_path()) / JAVA_LIBRARY).unlink(missing_ok=True)
 
 
@@ -169,16 +166,6 @@ def write_messages(held: MemoryHandler) -> Path:
     logger.removeHandler(held)
     logger.addHandler(file)
     return folder
-
-
-def _own_head() -> Any:
-    """Return Ray's record of the processes that this process has started as the head of a session; None if there are
-    none.
-    """
-    import ray
-
-    node = ray._private.worker._global_node
-    return node if node is not None and node.is_head() else None
 
 
 @dataclass(frozen=True)
