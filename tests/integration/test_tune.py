@@ -79,11 +79,11 @@ def _until(step: int, history: Path) -> list[dict[str, Any]]:
 
 
 def _processes_of_trials(head: int) -> list[psutil.Process]:
-    """Of actors: Tune's subclass of `Trial` has this name."""
+    """Of actors: Tune's subclass of `Trial` with resources has this name."""
     found = []
     for child in psutil.Process(head).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # gone, or a zombie, since it was listed
-            if "".join(child.cmdline()).startswith("ray::_Inner"):
+            if "".join(child.cmdline()).startswith("ray::ResourceTrainable"):
                 found.append(child)
     return found
 
