@@ -26,9 +26,9 @@ Resources = tuple[tuple[str, float], ...]
 
 
 def head_address(address: str) -> tuple[str, int]:
-    """Host and port of the head that `address` (HOST:PORT, or auto) stands for.
+    """Return host and port of the head that `address` (HOST:PORT, or auto) stands for.
 
-    Raises ConnectionError if `auto` finds no cluster, ValueError if it is no address.
+    With them a command asks once whether anybody is there; Ray would ask for minutes, and end in a traceback. Raises ConnectionError if `auto` finds no cluster, ValueError if it is no address.
     """
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
@@ -39,7 +39,8 @@ def head_address(address: str) -> tuple[str, int]:
 def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
     """Return whether the head refuses the token of this process's environment, or asks for one where there is none.
 
-    False also if the head gives no answer within `timeout` seconds.
+    Ray itself would go on to ask a head that refuses it. False also if the head gives no answer within `timeout`
+    seconds.
     """
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
@@ -58,7 +59,8 @@ def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
 def new_token() -> Iterator[None]:
     """Have this process, and those that it starts during the block, use and ask for a token that nobody else has.
 
-    Ray reads the variables once, when it is imported or first needs the token.
+    Ray reads the variables once, when it is imported or first needs the token; without the private parts a process
+    could not start a second cluster with a token of its own.
     """
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
@@ -79,7 +81,10 @@ def new_token() -> Iterator[None]:
 
 
 def note(key: str, value: bytes, *, overwrite: bool = False) -> None:
-    """Write a value where all processes of the Ray session find it; if the key has one, only to `overwrite` it."""
+    """Write a value where all processes of the Ray session find it; if the key has one, only to `overwrite` it.
+
+    Ray keeps the notes in its head. An actor that kept them would be one more process, which takes seconds to start.
+    """
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key, value, overwrite=overwrite)
@@ -121,7 +126,7 @@ def shut_down() -> None:
 
 
 def remove_java_libraries() -> None:
-    """Remove the copies of Ray's library that Java processes have left on this machine.
+    """Remove the copies of Ray's library that Java processes have left on this machine: 41 MB of each use of Spark.
 
     A process loads its copy as soon as it is there, and no longer needs the file then. Copies of the last minute stay,
     as they may not have been loaded yet.
@@ -133,9 +138,10 @@ def remove_java_libraries() -> None:
 
 
 def hold_messages() -> MemoryHandler:
-    """Hold what Ray tells this process, as that many workers run or that one died, which it would print.
+    """Hold back what Ray would print in this process: warnings, and messages of tasks and actors that died.
 
-    Errors are raised all the same. What is still held when the process ends goes to stderr.
+    They would stand between the lines of the command's progress, also where Ray starts a process again and all is well;
+    errors are raised all the same. What is still held when the process ends goes to stderr.
     """
     import ray
 
@@ -154,7 +160,7 @@ def hold_messages() -> MemoryHandler:
 
 
 def write_messages(held: MemoryHandler) -> Path:
-    """Write what is held, and what comes from now on, to a file among the logs of the Ray session; their folder."""
+    """Write what is held, and what comes from now on, to a file among the Ray session's logs; return their folder."""
     import ray
 
     folder = Path(ray._private.worker._global_node.get_logs_dir_path())
@@ -183,7 +189,10 @@ class Room:
 
 
 def look_for_room(timeout: float) -> Room:
-    """Ask the head of the Ray session, which may take `timeout` seconds. Raises errors of Ray."""
+    """Ask the head of the Ray session, which may take `timeout` seconds, for what it has no room for.
+
+    Without this a command waits for CPUs without a word. Raises errors of Ray.
+    """
     import ray
     from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
 

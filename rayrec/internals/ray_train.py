@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """Seconds that Ray Train waits for the resources of all workers before it tries again with fewer."""
 POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-"""Seconds between two looks at the workers; so much later than its workers a run may end."""
+"""Seconds between two looks at the workers, 2 by default; so much later than its workers a run may end."""
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 """Whether ("1" or "0") a process of each run asks for nodes that the cluster is about to take away."""
 
@@ -19,7 +19,7 @@ PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 def preempted_nodes() -> int:
     """Return how many nodes with workers of this worker's run are about to be taken away, as far as it was told.
 
-    Ray Train's own `get_preemption_info` waits for all workers each time.
+    Ray Train's own `get_preemption_info` waits for all workers each time, so that each step would wait for the slowest.
     """
     from ray.train.v2._internal.execution.context import get_train_context
 
