@@ -28,7 +28,8 @@ Resources = tuple[tuple[str, float], ...]
 def head_address(address: str) -> tuple[str, int]:
     """Return host and port of the head that `address` (HOST:PORT, or auto) stands for.
 
-    With them a command asks once whether anybody is there; Ray would ask for minutes, and end in a traceback. Raises ConnectionError if `auto` finds no cluster, ValueError if it is no address.
+    With them a command asks once whether anybody is there; Ray would ask for minutes, and end in a traceback. Raises
+    ConnectionError if `auto` finds no cluster, ValueError if it is no address.
     """
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
@@ -182,7 +183,6 @@ class Room:
     """Address by id, of the nodes that live."""
     free: Mapping[str, float]
     """What nobody has taken, over all nodes, by resource."""
-    total: Mapping[str, float]
     waiting: tuple[tuple[int, Resources], ...] = ()
     """Workers (actors, and bundles of placement groups) of this process's job that have no place: how many, and the
     resources of each."""
@@ -217,7 +217,6 @@ def look_for_room(timeout: float) -> Room:
     return Room(
         nodes={node.node_id.hex(): node.node_ip_address for node in alive},
         free=_sum(node.available_resources for node in alive),
-        total=_sum(node.total_resources for node in alive),
         waiting=tuple((count, wanted) for wanted, count in waiting.items()),
     )
 
