@@ -10,8 +10,8 @@ import pytest
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts, write_file
 from rayrec.sources.outbrain.preprocessing.documents import VALUE_SCHEMA
-from rayrec.sources.outbrain.preprocessing.users import profiles as module
-from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, profiles
+from rayrec.sources.outbrain.preprocessing.users import user_profiles as module
+from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, profiles
 from rayrec.sources.outbrain.preprocessing.users.users import USER_SCHEMA
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 from tests.outbrain_statistics import Document, make_constants, make_statistics
