@@ -143,7 +143,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
     Health checks fail first, then the ports close.
     """
     from cluster.ray_serve import asking_replicas
-    from serve.models.served_models import ServedModel, agreed, news
+    from serve.served_models import ServedModel, agreed, news
 
     # Signals are handled until the last request in work is answered.
     with ExitStack() as handlers, serving(request, progress) as url:
@@ -178,8 +178,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     from cluster.ray_session import ray_session
     from rayrec.recipes import CONFIG_FILE, load_recipe
     from serve.arguments import ServeArguments
-    from serve.models.repository import scan
-    from serve.operations.tokens import read_tokens
+    from serve.folders import scan
+    from serve.tokens import read_tokens
 
     request.check()
     _require_free_port(request.host, request.port)
@@ -264,7 +264,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             if request.grpc_port is None
             else gRPCOptions(
                 port=request.grpc_port,
-                grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
+                grpc_servicer_functions=["serve.grpc_app.add_to_server"],
                 request_timeout_s=timeout,
                 # `add_to_server` does it, with the pool of descriptors that the messages are in.
                 enable_reflection=False,

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.serve import ServeRequest, _require_free_port, curl_line, endpoint_of
 from rayrec.common.errors import ConfigError, UserError
-from serve.protocols.http import below
+from serve.http import below
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "gRPC on one address": ({"grpc_port": 8001}, "gRPC listens on all addresses of the machine; add --host"),
