@@ -211,7 +211,7 @@ class Route:
 
 
 class Router:
-    """Answers a request by the first route that has its path and its method."""
+    """Answers a request by the first route that has its path."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = routes
@@ -225,19 +225,16 @@ class Router:
             await send({"type": "websocket.close", "code": 1000})
             return
         method, path = scope["method"], below(scope.get("root_path", ""), scope)["path"]
-        allowed: list[str] = []
         for route in self._routes:
             if (found := route.pattern.fullmatch(path)) is None:
                 continue
-            if method in route.methods:
-                scope["path_params"] = found.groupdict()
-                response = await route.answer(Request(scope, receive))
-                await response(scope, receive, send)
-                return
-            allowed += route.methods
-        if allowed:
-            message = f"{method} {path[:200]}: use {' or '.join(allowed)}"
-            raise RequestError(405, message, {"Allow": ", ".join(allowed)})
+            if method not in route.methods:
+                message = f"{method} {path[:200]}: use {' or '.join(route.methods)}"
+                raise RequestError(405, message, {"Allow": ", ".join(route.methods)})
+            scope["path_params"] = found.groupdict()
+            response = await route.answer(Request(scope, receive))
+            await response(scope, receive, send)
+            return
         paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         raise RequestError(404, f"{method} {path[:200]}: Not Found; there are {paths}")
 
