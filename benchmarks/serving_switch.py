@@ -41,7 +41,7 @@ from jobs.benchmark_serve import BROKEN, REFUSED, Post, answer_to, load_of_clien
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy

@@ -157,7 +157,7 @@ def evaluate_server(
     from rayrec.evaluation.binary import BinaryMetrics
     from rayrec.inference.raw_rows import RawRows
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
-    from rayrec.raw.files import list_inputs, plan_chunks
+    from rayrec.raw.input_files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of
 
     if schema.interactions is not None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rayrec.common.cpus import available_cpus
+from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
 from rayrec.ingest.batch_order import BatchOrder, RowOrder, Units
 from rayrec.ingest.dataset import Dataset
