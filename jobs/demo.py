@@ -259,13 +259,13 @@ def _serve_on_cluster(
     progress.stage("serve on the cluster")
     job = execute(COMMAND, request, _LatestLine(progress)).details["job"]
     client = JobClient(dashboard)
-    while not _is_ready(serve.url):
+    while not _is_ready(serve.listener.url):
         found = client.details(job)
         if found is None or found.status.is_terminal():
             raise UserError(f"serve on the cluster: {client.logs(job).strip().splitlines()[-1]}")
         time.sleep(0.5)
     progress.finish()
-    return _ask(serve.url, model, to_rank, progress), serving(dashboard)
+    return _ask(serve.listener.url, model, to_rank, progress), serving(dashboard)
 
 
 def _is_ready(url: str) -> bool:
