@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
@@ -26,6 +25,7 @@ from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.interactions.sampled_loader import SampledLoader
 from rayrec.ingest.interactions.samples import SampledSplit
+from rayrec.store.files import write_json
 
 _SHAPES = {"ml-1m": (994_169, 6_040, 3_706), "20M x 140k x 27k": (20_000_000, 140_000, 27_000)}
 """Interactions, users, items."""

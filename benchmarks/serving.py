@@ -37,13 +37,13 @@ from benchmarks.http_load import json_post
 from benchmarks.peers.environments import python_of
 from jobs.benchmark_serve import Post, ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.store.files import write_json
 from serve.v1 import parse_instances, predictions
 from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows

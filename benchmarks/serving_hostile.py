@@ -32,11 +32,11 @@ from benchmarks.http_load import at_rate, json_post, percentiles
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
+from rayrec.store.files import write_json
 from serve import arrow
 from serve.grpc_messages import SERVICE
 from tests.model_folders import make_model_folder

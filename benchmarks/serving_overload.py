@@ -28,12 +28,12 @@ from benchmarks.http_load import at_rate, json_post, percentiles, summary
 from benchmarks.repeated import repeated
 from jobs.benchmark_serve import Post, TimedAnswer
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.store.files import write_json
 from tests.model_folders import make_model_folder
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))

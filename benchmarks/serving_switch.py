@@ -39,7 +39,6 @@ from benchmarks.http_load import at_rate, json_post, of_clients, summary
 from benchmarks.killable import started
 from jobs.benchmark_serve import BROKEN, REFUSED, Post, answer_to, load_of_clients
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
@@ -48,6 +47,7 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.store.files import write_json
 from tests.model_days import ModelDays, raw_rows
 from tests.model_folders import make_model_folder, make_raw_rows
 

@@ -20,7 +20,7 @@ from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.storage.location import LocalPath, location
+from rayrec.store.paths import LocalPath, location
 
 if TYPE_CHECKING:
     from serve.server import Listener

@@ -10,7 +10,7 @@ from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main,
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
-from rayrec.storage.location import Folder, location
+from rayrec.store.paths import Folder, location
 from tune.space import (
     Space,
     check_space,

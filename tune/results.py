@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
+from rayrec.store.files import write_atomically
 from tune.search import suggest
 from tune.space import Parameter, Space, default_assignment
 from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, outcome_rows

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import confined, is_vacant, locked, require_absent, write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
+from rayrec.store.files import is_vacant, locked, require_absent, write_json
+from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
 from tune.space import Parameter, Scalar, Scheduler, Search, Space

@@ -16,10 +16,10 @@ from typing import Any
 from ray.tune import PlacementGroupFactory, Trainable
 
 from rayrec.common.errors import PassingError, SmallClusterError, UserError
-from rayrec.common.files import new_folder, write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
+from rayrec.store.files import new_folder, write_json
 from rayrec.training.run.folder import (
     CHECKPOINTS_FOLDER,
     HISTORY_FILE,

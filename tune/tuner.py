@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 
 from rayrec.common.errors import ConfigError, DiskError, UserError
-from rayrec.common.files import confined, write_atomically
 from rayrec.common.machine import available_cpus
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_atomically
+from rayrec.store.paths import confined
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.space import check_space, searchable_space

@@ -21,8 +21,8 @@ from benchmarks.preprocess_kills import ROWS, write_raw
 from cluster.java import provide_java
 from cluster.local_cluster import ray_head, ray_nodes
 from jobs.command import RESULT_FILE
-from rayrec.common.files import sha256_of
 from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
+from rayrec.store.files import sha256_of
 from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Faults, Store, faulty_store
 from tests.holding import run_module
@@ -52,9 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
         yield store, {**own, "RAYREC_STAGING": str(staging), "RAY_ADDRESS": head.address}
 
 
-@pytest.mark.parametrize(
-    "kind", [name if name == "table" else pytest.param(name, marks=pytest.mark.kills) for name in ROWS]
-)
+@pytest.mark.parametrize("kind", ROWS)
 def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, str]], tmp_path: Path) -> None:
     store, environment = cluster
     arguments, memory = write_raw(tmp_path, kind, ROWS[kind] // 20), ["--set", "preprocess.spark.executor_memory=1g"]
