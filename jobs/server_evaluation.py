@@ -154,8 +154,8 @@ def evaluate_server(
     import torch
 
     from jobs.benchmark_serve import percentiles
-    from rayrec.evaluation.binary import BinaryMetrics
     from rayrec.inference.raw_rows import RawRows
+    from rayrec.metrics.binary import BinaryMetrics
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
     from rayrec.raw.input_files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of

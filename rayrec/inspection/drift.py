@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
-from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import encode_numeric, untransformed
@@ -22,6 +21,7 @@ from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, 
 from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import spread_rows
+from rayrec.metrics.estimates import stability_index
 from rayrec.raw.blocks import Cell
 from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
 from rayrec.raw.input_files import list_inputs
@@ -193,7 +193,7 @@ def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift]
 
 
 def _why_unlike(now: Feature, before: Feature) -> str | None:
-    """Why encoded values of two features cannot be compared; None if they can."""
+    """Say why encoded values of two features cannot be compared; None if they can."""
     if now.kind != before.kind:
         return f"it is {before.kind} there, {now.kind} here"
     if not isinstance(now, CategoricalFeature) or not isinstance(before, CategoricalFeature):
