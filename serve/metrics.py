@@ -26,7 +26,7 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
-from serve.history import SECONDS, History, References
+from serve.dashboard import SECONDS, History, References
 
 logger = logging.getLogger("ray.serve.rayrec")
 
