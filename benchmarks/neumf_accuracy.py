@@ -27,7 +27,7 @@ from jobs.command.result import text_table
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.pairs import Positives
 from rayrec.ingest.loader import open_batches
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import read_history

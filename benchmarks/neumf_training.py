@@ -40,7 +40,7 @@ from jobs.command.result import text_table
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.pairs import Positives
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -73,7 +73,6 @@ def _compare(candidate: Path, serving: Path, dataset: "Dataset", parent: "Datase
     from rayrec.evaluation.gate import Comparison
     from rayrec.features.vocabularies.earlier_ids import EarlierIds
     from rayrec.inference.predictor import load_model
-    from rayrec.ingest.reader import first_rows
 
     new, old, schema = load_model(candidate), load_model(serving), dataset.schema
     earlier = EarlierIds(schema, dataset.folder, old.schema, parent.folder)
@@ -81,7 +80,7 @@ def _compare(candidate: Path, serving: Path, dataset: "Dataset", parent: "Datase
     weight = [] if schema.weight is None else [schema.weight]
 
     def parts() -> Iterator[tuple[np.ndarray, ...]]:
-        for rows in first_rows(dataset, split, [*names, schema.label, *weight], _MOST_ROWS):
+        for rows in dataset.rows(split, [*names, schema.label, *weight], _MOST_ROWS):
             features = rows.select(names)
             labels = rows[schema.label].to_numpy()
             weights = rows[schema.weight].to_numpy() if schema.weight is not None else np.ones(len(labels), np.float32)

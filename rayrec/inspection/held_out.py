@@ -16,7 +16,6 @@ from rayrec.evaluation.statistics.slices import Slice, badness, by_score, slices
 from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.cells import Cells, cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.recipes import Recipe
 
@@ -62,7 +61,7 @@ def score_split(
     others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
     progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
     batches, scores = [], []
-    for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
+    for batch in dataset.rows(split, [*names, *others], MOST_ROWS):
         scores.append(predictor.predict_encoded(batch.select(names)))
         batches.append(batch)
         progress.advance(batch.num_rows)

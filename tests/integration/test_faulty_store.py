@@ -18,7 +18,7 @@ from rayrec.common.files import write_json
 from rayrec.common.progress import SilentProgress
 from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.packed_rows import RowPacker
 from rayrec.storage import remote
 from rayrec.storage.files import delete_remote_files
 from rayrec.storage.location import here, local_path
