@@ -107,10 +107,9 @@ def cut_batches(order: BatchOrder, row_groups: Iterator[R]) -> Iterator[list[tup
     for batch in range(order.start_batch, order.num_batches):
         # Take the row groups that this batch is the first to need.
         while needs and needs[0].first_batch == batch:
-            need, rows = needs.popleft(), next(row_groups)
-            bounds = (
-                np.append(group_starts(_present(rows.group)), len(rows)) if order.longest_group is not None else None
-            )
+            need, rows, bounds = needs.popleft(), next(row_groups), None
+            if order.longest_group is not None:
+                bounds = np.append(group_starts(_present(rows.group)), len(rows))
             held[need.row_group] = _HeldRowGroup(rows, bounds, need.last_batch)
         yield [held[row_group].piece(start, stop) for row_group, start, stop in order.slices(batch)]
         # Before waiting for the next ones, forget those that no later batch needs.
