@@ -28,10 +28,10 @@ from rayrec.inference.batch.prediction import row_group_tasks
 from rayrec.ingest.dataset import Manifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
+from rayrec.preprocessing.runners.spark_runner import packed_items
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
-from rayrec.preprocessing.workers.spark import packed_items
 from rayrec.preprocessing.write.shards import rows_of_a_part
-from rayrec.raw.files import Chunk, InputFile, plan_chunks
+from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 
 _DAYS, _BYTES_A_ROW, _CHUNK_BYTES = 24, 245, 2**26
 _GPUS_A_NODE, _BATCH_A_GPU, _BATCHES = 8, 65_536, 100

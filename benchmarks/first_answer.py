@@ -25,7 +25,7 @@ import yaml
 
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.config.validation import parse_yaml
 from tests.environments import environment_without_cluster
 

@@ -22,7 +22,7 @@ import psutil
 from benchmarks.process_tree import MIB, folder_size
 from benchmarks.repeated import repeated
 from benchmarks.result_rows import add_by_rows, parser_by_rows
-from rayrec.raw.files import list_inputs
+from rayrec.raw.input_files import list_inputs
 from rayrec.sources.criteo.generator import generate
 from tests.environments import environment_without_cluster
 

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.preprocess_kills import files_of
-from rayrec.common.cpus import available_cpus
 from rayrec.common.files import write_json
-from rayrec.common.machine import Machine
+from rayrec.common.machine import Machine, available_cpus
 from rayrec.ingest.dataset import MANIFEST_FILE
 from tests.environments import environment_of_a_user
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rayrec.common.background import in_background
+from rayrec.common.process import in_background
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config import TrainConfig
-from rayrec.config.train import EmbeddingOptimizerConfig
+from rayrec.config.optimizers import EmbeddingOptimizerConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig

@@ -38,7 +38,7 @@ from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model

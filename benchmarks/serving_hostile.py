@@ -33,7 +33,7 @@ from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
 from serve.operations.load import at_rate, json_post, percentiles

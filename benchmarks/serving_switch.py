@@ -39,7 +39,7 @@ from benchmarks.killable import started
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy

@@ -27,9 +27,9 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.vocabularies.vocabulary import write_vocabulary
 from rayrec.ingest.packed_rows import RowPacker
-from rayrec.preprocessing.vocabularies.fit import vocabulary_file
+from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
+from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import CriteoGenerator
-from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")

@@ -22,7 +22,7 @@ from typing import Any
 
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]

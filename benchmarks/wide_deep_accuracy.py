@@ -28,7 +28,7 @@ from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
+from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
 
 ROWS = ResultRows(
     Path(__file__).parent / "results" / "wide_deep_accuracy.json",
@@ -83,7 +83,7 @@ def measure(
     if not (output / MANIFEST_FILE).exists():
         rayrec.preprocess(RECIPE, str(raw), output, set=SETTINGS)
     dataset = Dataset.open(output)
-    truth = GeneratedTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
+    truth = OutbrainTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
     assert truth is not None, "too few rows reach day 11"
     popularity = _popularity(dataset)
     settings = {**SETTINGS, "model.embedding_dim": width, **_schedule(dataset.split("train").rows, epochs)}

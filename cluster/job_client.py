@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
-from rayrec.common.proxies import proxy_variables
+from rayrec.common.network import proxy_variables
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rayrec.common.cgroups import cgroups, number_in
 from rayrec.common.errors import UserError
-from rayrec.common.memory import available_memory
-from rayrec.common.units import format_bytes
+from rayrec.common.machine import available_memory, cgroups, number_in
+from rayrec.common.text import format_bytes
 
 logger = logging.getLogger(__name__)
 

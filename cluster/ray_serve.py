@@ -21,8 +21,8 @@ from typing import Any
 
 from cluster import haproxy
 from cluster.machine_limits import connections_of_haproxy
-from rayrec.common.cpus import available_cpus
-from rayrec.common.ports import free_ports
+from rayrec.common.machine import available_cpus
+from rayrec.common.network import free_ports
 from rayrec.config.execution import SERVE, Execution
 
 logger = logging.getLogger(__name__)

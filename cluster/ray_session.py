@@ -13,9 +13,9 @@ from pathlib import Path
 from cluster.java import provide_java
 from cluster.machine_limits import require_room, temporary_folder
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
-from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
-from rayrec.common.interrupts import interrupts_kept
+from rayrec.common.machine import CPUS_OF_COMMAND, available_cpus
+from rayrec.common.process import interrupts_kept
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.common.ray_waits import waits_shown

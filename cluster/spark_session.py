@@ -14,9 +14,9 @@ from uuid import uuid4
 from cluster.java import require_java_on_nodes
 from cluster.nodes import ask_nodes
 from rayrec.common import errors
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
-from rayrec.common.interrupts import interrupts_kept
+from rayrec.common.machine import available_cpus
+from rayrec.common.process import interrupts_kept
 from rayrec.config.preprocess import SparkConfig
 from rayrec.internals.ray_core import remove_java_libraries
 

@@ -100,7 +100,7 @@ def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, 
     import numpy as np
     import torch
 
-    from rayrec.common.memory import keep_freed_memory
+    from rayrec.common.machine import keep_freed_memory
     from rayrec.models.common.precision import resolve_precision
     from rayrec.models.registry import build_model
     from rayrec.training.run.preflight import resolve_device

@@ -15,7 +15,7 @@ from jobs.export import exported
 from jobs.serve import ServeRequest, endpoint_of, serving
 from rayrec.common.errors import UserError
 from rayrec.common.machine import Machine, describe_machine
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.location import Folder
 

@@ -35,15 +35,15 @@ from jobs.command import (
 from jobs.command.execution import PlacedRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import require_absent
+from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
-from rayrec.common.ports import free_port
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.storage.location import LocalPath
 
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
-    from rayrec.inspection.equality import Comparison, Metrics
+    from rayrec.inspection.equality import EqualityCheck, Metrics
     from rayrec.sources.source import Source
 
 WORKERS = 2
@@ -206,7 +206,7 @@ def _where(place: str, step: str, execution: "Execution | None", seconds: float)
     }
 
 
-def _compare(alone: Path, there: Path, metrics: "Metrics", metrics_there: "Metrics") -> "list[Comparison]":
+def _compare(alone: Path, there: Path, metrics: "Metrics", metrics_there: "Metrics") -> "list[EqualityCheck]":
     """Compare what the steps have written on this machine and on the cluster."""
     from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
 

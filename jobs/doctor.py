@@ -15,10 +15,9 @@ from typing import Any
 from cluster.java import provide_java
 from cluster.machine_limits import Status, machine_limits
 from jobs.command import Command, Request, Result, main, text_table
-from rayrec.common.cpus import cpu_limits
-from rayrec.common.memory import available_memory
+from rayrec.common.machine import available_memory, cpu_limits
+from rayrec.common.network import proxy_variables
 from rayrec.common.progress import Progress
-from rayrec.common.proxies import proxy_variables
 from rayrec.config import Config
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config.validation import is_yaml_file
 from rayrec.storage.location import Folder, LocalPath
 
@@ -144,8 +144,8 @@ def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
     from rayrec.common.plugins import SOURCES
     from rayrec.config.validation import parse_yaml
     from rayrec.inspection.file_form import first_lines
-    from rayrec.raw.files import list_inputs
-    from rayrec.raw.table import format_of
+    from rayrec.raw.input_files import list_inputs
+    from rayrec.raw.table_reader import format_of
     from rayrec.recipes import shipped_recipes
     from rayrec.sources.registry import source_of
 

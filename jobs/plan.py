@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from jobs.command import Command, RecipeRequest, Result, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_bytes, parse_bytes
+from rayrec.common.text import format_bytes, parse_bytes
 from rayrec.storage.location import Folder
 from rayrec.training.placement.hardware import AcceleratorName
 

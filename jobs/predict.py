@@ -85,7 +85,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     assert request.input is not None, "the request was checked"
     if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
-    from rayrec.raw.files import list_inputs
+    from rayrec.raw.input_files import list_inputs
 
     recipe, schema = read_schema(request.model)
     if request.dataset is not None:

@@ -65,7 +65,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.preprocessing.workers.threads import Threads
+    from rayrec.preprocessing.runners.thread_runner import ThreadRunner
     from rayrec.sources.registry import preprocessing
     from rayrec.storage.unfinished import has_unfinished_work
 
@@ -77,7 +77,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
         # What was begun at a URI is ended there, though all nodes may see one disk by now.
         was_at_uri = job.reads_uris and has_unfinished_work(request.output)
         if place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=progress) == "process":
-            manifest = job.run(Threads.of_this_machine(), progress, execution=Execution.here())
+            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.here())
         else:
             manifest = _run_on_spark(job, request.output, spark, progress, was_at_uri=was_at_uri)
     return result_of(manifest, request.output)
@@ -106,7 +106,7 @@ def _run_on_spark(
     from cluster.nodes import all_nodes_see
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
-    from rayrec.preprocessing.workers.spark import SparkWorkers
+    from rayrec.preprocessing.runners.spark_runner import SparkRunner
     from rayrec.storage.staged import lent
 
     with ray_session(progress=progress), ExitStack() as stack:
@@ -119,7 +119,7 @@ def _run_on_spark(
         elif not is_shared:
             progress.message(f"not all nodes can read {output.parent}, so Spark runs on this node only")
         with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
-            workers = SparkWorkers(spark)
+            workers = SparkRunner(spark)
             execution = Execution.on_ray(SPARK, workers.parallelism)
             return job.run(workers, progress, at_uri=at_uri, execution=execution)
 

@@ -156,7 +156,7 @@ def evaluate_server(
     from rayrec.evaluation.binary import BinaryMetrics
     from rayrec.inference.raw_rows import RawRows
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
-    from rayrec.raw.files import list_inputs, plan_chunks
+    from rayrec.raw.input_files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of
     from serve.operations.load import Sample, percentiles
 

@@ -13,7 +13,7 @@ from jobs.command.execution import PlacedRequest, place_training
 from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant, owned, require_absent
-from rayrec.common.imports import import_meanwhile
+from rayrec.common.process import import_meanwhile
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder, location

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
 from jobs.command import Command, Positional, Request, Result, main
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.files import sha256_in
+from rayrec.common.machine import available_cpus
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 

@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 from starlette.applications import Starlette
 
 from cluster.ray_serve import receive_little_unread
-from rayrec.common.memory import keep_freed_memory
+from rayrec.common.machine import keep_freed_memory
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.recipes import CONFIG_FILE, load_recipe

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from tests.environments import environment_of_a_user
 from tests.pages import REPOSITORY
 

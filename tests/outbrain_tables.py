@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 
 SAMPLE = "outbrain-10k/sample_train_dat.csv"
 """In the folder of real data: 1,959 complete displays of the first two minutes, clicks joined with events."""
@@ -24,11 +24,11 @@ def write_sample_tables(sample: Path, folder: Path) -> None:
     rows["timestamp"] = (time - _FIRST) // pd.Timedelta(milliseconds=1)
     rows["platform"] = rows["platform"].str.removesuffix(".0")
     frames = {
-        Table.CLICKS_TRAIN: rows[["display_id", "ad_id", "clicked"]],
-        Table.EVENTS: rows[_EVENT].drop_duplicates(),
-        Table.PROMOTED_CONTENT: rows[["ad_id"]].drop_duplicates(),
+        OutbrainTable.CLICKS_TRAIN: rows[["display_id", "ad_id", "clicked"]],
+        OutbrainTable.EVENTS: rows[_EVENT].drop_duplicates(),
+        OutbrainTable.PROMOTED_CONTENT: rows[["ad_id"]].drop_duplicates(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for table in Table:
+    for table in OutbrainTable:
         frame = frames.get(table, pd.DataFrame()).reindex(columns=table.layout.schema.names)
         frame.replace("", None).to_csv(folder / f"{table.value}.csv", index=False, na_rep="\\N")

@@ -7,8 +7,8 @@ from typing import Any
 
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.schema import RawColumn
-from rayrec.raw.files import list_inputs, plan_chunks
-from rayrec.raw.table import open_table
+from rayrec.raw.input_files import list_inputs, plan_chunks
+from rayrec.raw.table_reader import open_table
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rayrec.common.background import in_background
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import ConfigError, DiskError, UserError
+from rayrec.common.machine import available_cpus
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from jobs.command.request import Request
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.config.execution import DATA, SPARK, TRAIN, Place
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig

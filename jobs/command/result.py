@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayrec.common.files import write_atomically
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config import Config
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.execution import Execution

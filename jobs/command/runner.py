@@ -30,9 +30,9 @@ from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.disk_errors import disk_error, naming, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.files import is_vacant
+from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
-from rayrec.common.proxies import reach_this_machine_directly
 from rayrec.config.validation import describe_validation_error
 from rayrec.storage.location import shown, staging_root, uri_of
 

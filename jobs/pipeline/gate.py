@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayrec.config.publish import PublishConfig
+from rayrec.config.evaluate import PublishConfig
 
 if TYPE_CHECKING:
     from rayrec.evaluation.gate import Comparison

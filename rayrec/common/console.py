@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rayrec.common.progress import NO_FACTS, Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 
 _CONSOLE = Console(stderr=True)
 """Shared, so that a log line moves the live display on instead of tearing it."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rayrec.common.errors import DiskError, UserError
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 
 _FULL = {errno.ENOSPC: "no space left on its disk", errno.EDQUOT: "the quota of its disk is used up"}
 _MENDED = {

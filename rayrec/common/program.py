@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from rayrec.common.cpus import limit_libraries
 from rayrec.common.errors import UserError
+from rayrec.common.machine import limit_libraries
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # Importing torch and Ray makes a million objects that stay. By default, after every 700 new ones, Python looks whether

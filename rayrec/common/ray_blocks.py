@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayrec.common import errors
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.machine import available_cpus
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset

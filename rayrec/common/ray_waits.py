@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rayrec.common.background import in_background
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.internals.ray_room import Resources, Room, look_for_room
 
 _LOOK_SECONDS = 2.0

@@ -1,9 +1,8 @@
 """The pydantic models of a recipe that belong to no source and no model."""
 
 from rayrec.config.base import Config, ModelConfig
-from rayrec.config.evaluate import EvaluateConfig, RankingConfig
+from rayrec.config.evaluate import EvaluateConfig, PublishConfig, RankingConfig
 from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig, SourceConfig
-from rayrec.config.publish import PublishConfig
 from rayrec.config.serve import ServeConfig
 from rayrec.config.train import TrainConfig
 

@@ -1,8 +1,9 @@
-"""The base of every config, and what the configs of all models share."""
+"""The base of every config, and types of values that several of them have."""
 
 from typing import Annotated, ClassVar
+from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
@@ -19,3 +20,25 @@ class ModelConfig(Config):
     needs_interactions: ClassVar[bool] = False
     """Whether it reads a user and an item alone, so that only sources that `gives_interactions` suit it."""
     kind: str
+
+
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        raise ValueError("no such time zone; give an IANA name such as Europe/Vienna") from None
+    return name
+
+
+def _known_format(given: str) -> str:
+    if given not in {"iso", "s", "ms", "us"} and "%" not in given:
+        raise ValueError("no such format of times; give iso, s, ms, us, or a pattern such as %Y-%m-%d")
+    if "%f" in given:
+        raise ValueError("times with fractions of a second are read as iso, s, ms or us, not with %f")
+    return given
+
+
+Zone = Annotated[str, AfterValidator(_known_zone)]
+"""An IANA time zone, such as Europe/Vienna."""
+TimeFormat = Annotated[str, AfterValidator(_known_format)]
+"""`iso` (ISO 8601), `s`, `ms` or `us` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""

@@ -1,10 +1,10 @@
-"""The section `evaluate` of a recipe, and the names of metrics."""
+"""The sections `evaluate` and `publish` of a recipe: what is measured, and when a model is good enough to serve."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, PositiveInt, WithJsonSchema
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, WithJsonSchema
 
 from rayrec.config.base import Config
 
@@ -96,3 +96,22 @@ class EvaluateConfig(Config):
     """Metrics of simpler models by name, such as `{logistic regression: {auc: 0.741}}`, to show beside the model's."""
     ranking: RankingConfig | None = None
     """Also measure ranked lists; needs a group column, or `candidates: all`."""
+
+
+class PublishConfig(Config):
+    """Conditions for publishing the model of a new day, measured on held-out rows, and how it is written."""
+
+    max_loss_increase: NonNegativeFloat = 0.01
+    """Largest relative increase of log loss over the serving model's, beyond two standard errors."""
+    max_miscalibration: NonNegativeFloat = 0.25
+    """Largest relative difference between predicted and actual positives, beyond two standard errors. Not for models
+    of interactions.
+    """
+    max_drift: NonNegativeFloat | None = 5.0
+    """Largest stability index of a feature against the day before, beyond chance. Weekdays, days and months are
+    compared in their missing values only. `null`: no check.
+    """
+    full_every: PositiveInt = 20
+    """Interval, in versions, at which one is written in full instead of as a delta."""
+    keep_days: PositiveInt = 30
+    """Number of latest days whose datasets, runs and versions are kept."""

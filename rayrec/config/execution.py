@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from rayrec.common.cpus import available_cpus
+from rayrec.common.machine import available_cpus
 from rayrec.config.base import Config
 
 Place = Literal["process", "ray"]

@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from rayrec.config.base import Config
+from rayrec.config.base import Config, TimeFormat, Zone
 from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
-from rayrec.config.times import TimeFormat, Zone
 from rayrec.config.transforms import Clip, Log, Log2
 
 

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from rayrec.config.base import Config
-from rayrec.config.times import Zone
+from rayrec.config.base import Config, Zone
 
 
 class Log(Config):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.config.publish import PublishConfig
+from rayrec.config.evaluate import PublishConfig
 from rayrec.evaluation.statistics.scored_rows import log_losses
 
 _ERRORS = 2.0

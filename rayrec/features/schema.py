@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.common.files import confined
 from rayrec.config import Config
-from rayrec.config.times import TimeFormat, Zone
+from rayrec.config.base import TimeFormat, Zone
 from rayrec.config.transforms import (
     Buckets,
     CategoricalTransform,

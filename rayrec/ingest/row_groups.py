@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rayrec.common.cpus import available_cpus
+from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder, RowGroup, RowOrder

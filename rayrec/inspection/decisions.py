@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.columns import DRESSED, MOST_MISFITS, Column, name_words
+from rayrec.inspection.column_profile import DRESSED, MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.evidence import Evidence, Reading
 from rayrec.inspection.label import LABEL_NAMES, Label, squeezed
-from rayrec.preprocessing.rows.columns import can_name_a_table
+from rayrec.preprocessing.rows.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
@@ -56,7 +56,7 @@ _DAY = 86_400.0
 class Decision:
     """Decision on a column: its kind or role, and the reason."""
 
-    column: Column
+    column: ColumnProfile
     role: Role
     reason: str
     rules: tuple[dict[str, Any], ...] = ()
@@ -92,7 +92,7 @@ class Roles:
     """How the column of times is written, if not as ISO 8601 has it."""
 
 
-def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
+def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
     """Return the columns of groups, weights, times and candidates, by clear names and by their values."""
     others = [c for c in columns.values() if c.name != label.column]
     reasons = {}
@@ -117,17 +117,17 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
     return Roles(**names, reasons=reasons, time_settings=time_settings(time))
 
 
-def time_settings(column: Column | None) -> dict[str, str]:
+def time_settings(column: ColumnProfile | None) -> dict[str, str]:
     """Return what a recipe must say about how times are written."""
     return {} if column is None or column.time_format in (None, "iso") else {"format": str(column.time_format)}
 
 
-def _group_place(column: Column) -> int:
+def _group_place(column: ColumnProfile) -> int:
     name = squeezed(column.name)
     return _GROUP_NAMES.index(name) if name in _GROUP_NAMES else len(_GROUP_NAMES)
 
 
-def _is_group(column: Column, label: Label) -> bool:
+def _is_group(column: ColumnProfile, label: Label) -> bool:
     """Return whether rows with equal values are a list of which few are positive."""
     is_whole = column.missing_share <= MOST_MISFITS
     if squeezed(column.name) not in _GROUP_NAMES or column.form not in ("integer", "text") or not is_whole:
@@ -137,23 +137,23 @@ def _is_group(column: Column, label: Label) -> bool:
     return bool(rows.mean() >= 1.5 and (positives[rows > 1] <= np.maximum(rows[rows > 1] / 2, 1)).mean() > 0.9)
 
 
-def _is_weight(column: Column) -> bool:
+def _is_weight(column: ColumnProfile) -> bool:
     return column.numbers is not None and bool(np.mean(column.row_numbers >= 0) >= 1 - MOST_MISFITS)
 
 
-def _is_row_time(column: Column) -> bool:
+def _is_row_time(column: ColumnProfile) -> bool:
     """Tell whether a column of times can be when rows were shown, as births and the like cannot."""
     assert column.seconds is not None
     is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
     return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
 
 
-def _has_clock(column: Column) -> bool:
+def _has_clock(column: ColumnProfile) -> bool:
     """Tell whether a column of times has more than days: rows are logged to the minute, memberships begin on a day."""
     return column.seconds is not None and bool((np.nan_to_num(column.seconds) % 86_400 != 0).any())
 
 
-def _is_candidate(column: Column, group: Column) -> bool:
+def _is_candidate(column: ColumnProfile, group: ColumnProfile) -> bool:
     """Return whether it names what a list offers: different in each row of a list, and the same in many lists."""
     words = name_words(column.name)
     if column.form != "integer" or words[-1:] != ["id"] or not _CANDIDATE_WORDS & set(words):
@@ -163,7 +163,7 @@ def _is_candidate(column: Column, group: Column) -> bool:
 
 
 def decide(
-    columns: Mapping[str, Column], label: Label, roles: Roles, *, total_rows: int, seed: int = 0
+    columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, *, total_rows: int, seed: int = 0
 ) -> list[Decision]:
     """Return what each column becomes, in their order."""
     groups = columns[roles.group].codes if roles.group is not None else None
@@ -186,7 +186,7 @@ def decide(
 
 
 def logistic_regression(
-    columns: Mapping[str, Column], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
+    columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
 ) -> float | None:
     """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold.
 
@@ -248,7 +248,7 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def _decide(
-    column: Column,
+    column: ColumnProfile,
     label: Label,
     evidence: Evidence,
     roles: Roles,
@@ -273,7 +273,7 @@ def _decide(
     return _numbers(column, evidence)
 
 
-def _says_nothing(column: Column, total_rows: int) -> str | None:
+def _says_nothing(column: ColumnProfile, total_rows: int) -> str | None:
     """Why a column cannot help a model; None if it can."""
     if column.form == "nested":
         return f"holds {column.type}, which cannot become a feature"
@@ -298,7 +298,7 @@ def _says_nothing(column: Column, total_rows: int) -> str | None:
     return None
 
 
-def _is_running(column: Column) -> bool:
+def _is_running(column: ColumnProfile) -> bool:
     """Tell whether numbers only rise, or only fall, from row to row; but for a few."""
     steps = np.diff(column.row_numbers[np.isfinite(column.row_numbers)])
     return bool(max((steps > 0).mean(), (steps < 0).mean()) > 1 - MOST_MISFITS)
@@ -308,11 +308,11 @@ def _with_auc(reason: str, readings: Mapping[str, Reading]) -> str:
     return f"{reason}; AUC {max(r.auc for r in readings.values()):.3f}" if readings else reason
 
 
-def _separator(column: Column) -> dict[str, Any]:
+def _separator(column: ColumnProfile) -> dict[str, Any]:
     return {} if column.separator is None else {"separator": column.separator}
 
 
-def _lists(column: Column) -> Decision:
+def _lists(column: ColumnProfile) -> Decision:
     assert column.lengths is not None
     filled = column.lengths[column.lengths > 0]
     longest, mean = int(filled.max()), filled.mean()
@@ -323,7 +323,7 @@ def _lists(column: Column) -> Decision:
     return Decision(column, "feature", f"{how}: {column.items:,} different values, {mean:.1f} a row{cut}", (rule,))
 
 
-def _text_reason(column: Column) -> str:
+def _text_reason(column: ColumnProfile) -> str:
     if column.form != "text":
         return f"{column.distinct:,} {column.form}s that identify the candidates of lists"
     note = f" ({'; '.join(column.notes)})" if column.notes else ""
@@ -331,7 +331,7 @@ def _text_reason(column: Column) -> str:
     return f"text{note}, {column.distinct:,} values{once}"
 
 
-def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
+def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
     """Return the parts of a time that differ in rows of one split as they do between splits."""
     assert column.seconds is not None and column.time_format is not None
     seconds = column.row_seconds
@@ -355,7 +355,7 @@ def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[n
     )
 
 
-def _numbers(column: Column, evidence: Evidence) -> Decision:
+def _numbers(column: ColumnProfile, evidence: Evidence) -> Decision:
     """Return a column of numbers: a number, a category or both, by what predicts the label, else by name and values."""
     readings = {}
     if evidence.is_possible:
@@ -380,7 +380,7 @@ def _numbers(column: Column, evidence: Evidence) -> Decision:
     return _number(column, shown, readings)
 
 
-def _as_number(column: Column, readings: Mapping[str, Reading]) -> Reading:
+def _as_number(column: ColumnProfile, readings: Mapping[str, Reading]) -> Reading:
     """Return the best reading of a number that keeps its order; fine ranges of few values would be the values
     themselves.
     """
@@ -388,7 +388,7 @@ def _as_number(column: Column, readings: Mapping[str, Reading]) -> Reading:
     return max((readings[kind] for kind in kinds), key=lambda reading: reading.auc)
 
 
-def _range(column: Column) -> str:
+def _range(column: ColumnProfile) -> str:
     return "" if column.range is None else f", {_shown(column.range[0])} to {_shown(column.range[1])}"
 
 
@@ -396,7 +396,7 @@ def _shown(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) and abs(number) < 1e15 else f"{number:g}"
 
 
-def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple[bool, str]:
+def _reads_as_category(column: ColumnProfile, readings: Mapping[str, Reading]) -> tuple[bool, str]:
     if column.distinct <= 2:
         return True, "two values"
     known = [word for word in name_words(column.name) if word in _CATEGORY_WORDS | _AMOUNT_WORDS]
@@ -418,7 +418,7 @@ def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple
     return False, "many values"
 
 
-def _falls_from_the_first(column: Column) -> bool:
+def _falls_from_the_first(column: ColumnProfile) -> bool:
     """Return whether 1, 2, 3, 4 and 5 (perhaps 0 before them) are the most frequent numbers in this order, as in
     counts.
     """
@@ -428,7 +428,7 @@ def _falls_from_the_first(column: Column) -> bool:
     return bool((np.diff(counts[:5]) < 0).all() and counts[4] >= counts[5:].max())
 
 
-def _looks_like_counts(column: Column) -> bool:
+def _looks_like_counts(column: ColumnProfile) -> bool:
     """Return whether numbers begin at about 0 without gaps, and are the rarer the larger they are."""
     numbers = column.row_numbers[np.isfinite(column.row_numbers)]
     values, counts = np.unique(numbers, return_counts=True)
@@ -441,7 +441,7 @@ def _looks_like_counts(column: Column) -> bool:
     return column.distinct > 3 and bool((np.diff(values) == 1).all() and falls)
 
 
-def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Decision:
+def _number(column: ColumnProfile, reason: str, readings: Mapping[str, Reading]) -> Decision:
     """Return a number, with ranges beside it where a line does not follow it, or where rows have no value or a
     sentinel.
     """
@@ -495,7 +495,7 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
     return Decision(column, "feature", reason, rules, further, dict(readings))
 
 
-def _ranges(column: Column, **limits: Any) -> dict[str, Any]:
+def _ranges(column: ColumnProfile, **limits: Any) -> dict[str, Any]:
     """Return a rule for ranges of a number, beside that for the number itself; `limits`: `quantiles` or
     `boundaries`.
     """

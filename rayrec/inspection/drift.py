@@ -22,9 +22,9 @@ from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, 
 from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
 from rayrec.raw.blocks import Cell
-from rayrec.raw.files import list_inputs
+from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
+from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import sample_rows
-from rayrec.raw.tables.cells import Cells, RowTypes, as_text
 
 LIMIT = 0.25
 """The stability index beyond what chance explains from which a feature has drifted."""
@@ -109,7 +109,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     schema = dataset.schema
     columns = schema.given_columns
     missing = [column.name for column in columns if column.name not in sample.column_names]
-    cells = Cells(
+    cells = RawCells(
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
         np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
     )  # fmt: skip

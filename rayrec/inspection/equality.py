@@ -17,7 +17,7 @@ Metrics = dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EqualityCheck:
     """What was compared, how, and the names of what differs."""
 
     what: str
@@ -25,7 +25,7 @@ class Comparison:
     differences: tuple[str, ...]
 
 
-def compare_datasets(first: Path, second: Path, outcome: str) -> Comparison:
+def compare_datasets(first: Path, second: Path, outcome: str) -> EqualityCheck:
     """Compare the files of two dataset folders byte for byte, but for `outcome`, the file of the command's result.
 
     Of the manifest the record of how it was made is left out.
@@ -39,31 +39,31 @@ def compare_datasets(first: Path, second: Path, outcome: str) -> Comparison:
     one, other = contents(first), contents(second)
     differences = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
     how = f"every byte; of {MANIFEST_FILE} all but `execution`"
-    return Comparison(f"dataset: {len(one)} files", how, tuple(differences))
+    return EqualityCheck(f"dataset: {len(one)} files", how, tuple(differences))
 
 
-def compare_weights(first: Path, second: Path, of: str) -> Comparison:
+def compare_weights(first: Path, second: Path, of: str) -> EqualityCheck:
     """Compare all weights of the last checkpoints of two runs bit for bit; `of` says which model they are of."""
     one, other = (_weights(folder) for folder in (first, second))
     differences = [name for name in sorted({*one, *other}) if not _same_bits(one.get(name), other.get(name))]
     numbers = sum(weights.numel() for weights in one.values())
-    return Comparison(f"{of}: {numbers:,} weights in {len(one)} tensors", "every bit", tuple(differences))
+    return EqualityCheck(f"{of}: {numbers:,} weights in {len(one)} tensors", "every bit", tuple(differences))
 
 
-def compare_scores(first: Path, second: Path, tolerance: float) -> Comparison:
+def compare_scores(first: Path, second: Path, tolerance: float) -> EqualityCheck:
     """Compare the numbers of rows in two folders of scores, and the scores to a tolerance."""
     one, other = (pq.read_table(folder, columns=["row", "score"]) for folder in (first, second))
     how = f"rows; scores to {tolerance:g}"
     if not one["row"].equals(other["row"]):
-        return Comparison(f"{len(one):,} scores", how, ("row",))
+        return EqualityCheck(f"{len(one):,} scores", how, ("row",))
     distance = np.abs(one["score"].to_numpy() - other["score"].to_numpy())
     # Not `distance > tolerance`: NaN, which is no score, differs from everything.
     wrong = np.flatnonzero(~(distance <= tolerance))
     how += f", of which the largest distance is {distance.max(initial=0.0):.1e}"
-    return Comparison(f"{len(one):,} scores", how, tuple(f"row {number}" for number in wrong))
+    return EqualityCheck(f"{len(one):,} scores", how, tuple(f"row {number}" for number in wrong))
 
 
-def compare_metrics(first: Metrics, second: Metrics, tolerance: float) -> Comparison:
+def compare_metrics(first: Metrics, second: Metrics, tolerance: float) -> EqualityCheck:
     """Compare the metrics of all splits to a relative tolerance."""
     one, other = (
         {f"{split} {name}": value for split, values in metrics.items() for name, value in values.items()}
@@ -77,7 +77,7 @@ def compare_metrics(first: Metrics, second: Metrics, tolerance: float) -> Compar
         return math.isclose(value, expected, rel_tol=tolerance)
 
     differences = [name for name in sorted({*one, *other}) if not is_same(name)]
-    return Comparison(f"{len(one)} metrics", f"to a share of {tolerance:g}", tuple(differences))
+    return EqualityCheck(f"{len(one)} metrics", f"to a share of {tolerance:g}", tuple(differences))
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:

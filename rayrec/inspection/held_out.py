@@ -16,7 +16,7 @@ from rayrec.evaluation.statistics.slices import Slice, badness, by_score, slices
 from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.cells import Cells, cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.inspection.feature_cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.recipes import Recipe
 
 MOST_ROWS = 1_000_000
@@ -87,7 +87,7 @@ def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[D
         column = held_out.columns[feature.name].combine_chunks()
         values = values_of_rows(feature, column)
 
-        def divide(by: str, cells: Cells) -> None:
+        def divide(by: str, cells: FeatureCells) -> None:
             found.append((by, slices(scored, cells.places(values), cells.names)))  # noqa: B023 - called at once
 
         divide(feature.name, cells_of_rows(feature, values, dataset.folder))

@@ -12,14 +12,14 @@ import yaml
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import MODELS
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.columns import Column, name_words
+from rayrec.inspection.column_profile import ColumnProfile, name_words
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
 from rayrec.inspection.label import Label
 from rayrec.inspection.recipe_text import starting_point
-from rayrec.raw.files import InputFile
+from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
-from rayrec.raw.table import format_of
+from rayrec.raw.table_reader import format_of
 
 _USER_WORDS = {
     "user", "person", "people", "customer", "client", "member", "reviewer", "visitor", "buyer", "player", "reader",
@@ -40,11 +40,11 @@ _LEAST_HELD_OUT = 50
 class Interactions:
     """The columns of a table of interactions."""
 
-    user: Column
-    item: Column
-    rating: Column | None
-    time: Column | None
-    others: tuple[Column, ...]
+    user: ColumnProfile
+    item: ColumnProfile
+    rating: ColumnProfile | None
+    time: ColumnProfile | None
+    others: tuple[ColumnProfile, ...]
     """What a model of users and items does not read."""
 
 
@@ -53,7 +53,7 @@ def reads_interactions(model: str) -> bool:
     return bool(MODELS.load(model, "config").CONFIG.needs_interactions)
 
 
-def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interactions | None:
+def find_interactions(columns: Mapping[str, ColumnProfile], form: FileForm) -> Interactions | None:
     """Return the columns of user, item, rating and time, by their names; None unless they name one user and one
     item.
     """
@@ -63,7 +63,7 @@ def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interact
         rating, time = left[2:] or (None, None)
         return Interactions(left[0], left[1], rating, time, ())
 
-    def take(words: set[str]) -> Column | None:
+    def take(words: set[str]) -> ColumnProfile | None:
         found = [column for column in left if words & _words(column)]
         if len(found) > 1:  # user_id beside user_name and user_age
             found = [column for column in found if "id" in _words(column)]
@@ -80,13 +80,13 @@ def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interact
     return Interactions(user, item, rating, time, tuple(column for column in left if column is not time))
 
 
-def _is_readable(time: Column) -> bool:
+def _is_readable(time: ColumnProfile) -> bool:
     """Tell whether the source of interactions reads the times of a column."""
     is_number = time.time_format in ("s", "ms", "us") or time.is_integral
     return is_number or (time.time_format == "iso" and not time.type.startswith("date"))
 
 
-def _words(column: Column) -> set[str]:
+def _words(column: ColumnProfile) -> set[str]:
     """Return the words of a column's name; `userid` and `users` have `user` in them."""
     words = {*name_words(column.name)}
     ids = {word.removesuffix("id") for word in words if word.endswith("id")}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.columns import MOST_MISFITS, NULL_WORDS, Column
-from rayrec.raw.tables.cells import read_labels
+from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile
+from rayrec.raw.formats.row_types import read_labels
 
 LABEL_NAMES = frozenset({
     "click", "clicked", "isclick", "isclicked", "clk", "label", "target", "y", "converted", "conversion",
@@ -53,7 +53,7 @@ def column_of_label(given: str, names: Collection[str]) -> str | None:
     return next((n for n in (given, found["column"] if found else given) if n in names), None)
 
 
-def find_label(columns: Mapping[str, Column], given: str | None, missing: int | None = None) -> Label:
+def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing: int | None = None) -> Label:
     """Return the label that was named, or the one column that has the name and the values of one.
 
     `missing`: the label of a row without a value. Raises ConfigError naming the columns that could be meant, or
@@ -72,7 +72,7 @@ def find_label(columns: Mapping[str, Column], given: str | None, missing: int | 
     raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
 
 
-def _given_label(columns: Mapping[str, Column], given: str, missing: int | None) -> Label:
+def _given_label(columns: Mapping[str, ColumnProfile], given: str, missing: int | None) -> Label:
     name = column_of_label(given, columns)
     if name is None:
         found = _CONDITION.fullmatch(given)
@@ -98,7 +98,7 @@ def _given_label(columns: Mapping[str, Column], given: str, missing: int | None)
     return _by_condition(column, LabelCondition(column=name, at_least=least, missing=missing), given)
 
 
-def _by_condition(column: Column, condition: LabelCondition, given: str) -> Label:
+def _by_condition(column: ColumnProfile, condition: LabelCondition, given: str) -> Label:
     values, _ = _labels(column, condition)
     found = np.unique(values[np.isfinite(values)])
     if len(found) < 2:
@@ -107,7 +107,7 @@ def _by_condition(column: Column, condition: LabelCondition, given: str) -> Labe
     return Label(column.name, condition, values, "given")
 
 
-def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
+def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Label:
     """Return the label of a column whose values say 0 or 1, but for a few; or whose two words do."""
     column = column.without([text for text in column.texts if text in NULL_WORDS])
     condition = None if missing is None else LabelCondition(column=column.name, missing=missing)
@@ -140,14 +140,14 @@ def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
     )
 
 
-def _labels(column: Column, label: str | LabelCondition) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _labels(column: ColumnProfile, label: str | LabelCondition) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return (n,) the labels of rows, NaN if missing or wrong; (n,) whether they are wrong."""
     read, wrong, _ = read_labels(pa.array([*column.texts, None], pa.string()), label)
     values = read.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return np.where(wrong, np.nan, values)[column.codes], wrong[column.codes]
 
 
-def _words(column: Column) -> dict[str, list[str]]:
+def _words(column: ColumnProfile) -> dict[str, list[str]]:
     """Return the values of a column in lower case, and the texts of each; at most three of them."""
     words: dict[str, list[str]] = {}
     if column.form in ("list", "vector", "nested"):
@@ -160,12 +160,12 @@ def _words(column: Column) -> dict[str, list[str]]:
     return words
 
 
-def _shown(column: Column) -> str:
+def _shown(column: ColumnProfile) -> str:
     examples = column.examples(_SHOWN)
     return ", ".join(f"'{e}'" for e in examples) + (", ..." if column.distinct > _SHOWN else "") if examples else "none"
 
 
-def _example(column: Column) -> str:
+def _example(column: ColumnProfile) -> str:
     """Return a condition that some rows of the column meet, and others do not."""
     if column.numbers is not None and column.range is not None:
         numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])

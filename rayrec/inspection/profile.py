@@ -18,8 +18,8 @@ from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
-from rayrec.inspection.cells import cells_of_values, list_lengths, values_of
 from rayrec.inspection.drift import FeatureDrift, drift_of_counts
+from rayrec.inspection.feature_cells import cells_of_values, list_lengths, values_of
 from rayrec.storage.files import open_parquet
 
 MOST_ROWS = 2_000_000

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.evaluation.statistics.estimates import NORMAL_95, wilson
-from rayrec.inspection.columns import Column
+from rayrec.inspection.column_profile import ColumnProfile
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.table import InspectedTable
@@ -186,7 +186,7 @@ def _drift(decision: Decision, cells: _Cells) -> dict[str, Any]:
     return drift_of_counts(decision.column.name, decision.kind, before, now).as_json()
 
 
-def _missing(columns: Sequence[Column], label: NDArray[np.float64] | None) -> dict[str, Any]:
+def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None) -> dict[str, Any]:
     """Return the columns that lack values, the emptiest first, and the sets of columns that are missing together."""
     lacking = sorted((c for c in columns if c.present < c.rows), key=lambda c: c.present)
     if not lacking:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.decisions import Decision, Roles
 from rayrec.inspection.file_form import FileForm

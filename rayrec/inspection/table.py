@@ -11,17 +11,17 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
-from rayrec.inspection.columns import NULL_WORDS, Column, describe_column
+from rayrec.inspection.column_profile import NULL_WORDS, ColumnProfile, profile_column
 from rayrec.inspection.decisions import Decision, decide, find_roles, logistic_regression, table_warnings
 from rayrec.inspection.file_form import FileForm, recognize
 from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
-from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
-from rayrec.raw.files import list_inputs
+from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
-from rayrec.raw.table import open_table
+from rayrec.raw.table_reader import open_table
 from rayrec.recipes import RecipeContent
 
 _FEW_OF_A_KIND = 10
@@ -151,7 +151,7 @@ def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:
     return read_again(sample, plan.reader(table, source, split)), recipe.preprocess.max_rejected_fraction
 
 
-def _plainer(column: Column, left_out: LeftOut) -> Column:
+def _plainer(column: ColumnProfile, left_out: LeftOut) -> ColumnProfile:
     """Return a column as text, as too many of its values are not what it seemed to be; or if it is text, as nothing."""
     share = left_out.columns[column.name] / (left_out.rows + left_out.bad)
     seemed = {"integer": "integers", "number": "numbers", "time": "times"}.get(column.form, f"{column.form}s")
@@ -168,9 +168,9 @@ def _bad_rows(left_out: LeftOut) -> str:
     return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {first}"
 
 
-def _describe(sample: Sample, form: FileForm) -> dict[str, Column]:
+def _describe(sample: Sample, form: FileForm) -> dict[str, ColumnProfile]:
     return {
-        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
+        name: profile_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
         for name in sample.rows.column_names
     }
 

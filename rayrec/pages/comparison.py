@@ -5,7 +5,7 @@ from typing import Any
 
 from rayrec.pages.charts import intervals
 from rayrec.pages.held_out import METRIC_NAMES
-from rayrec.pages.page import Chart, Figures, Page, Section, Table, signed, text_of
+from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, signed, text_of
 from rayrec.pages.training import metrics_rows, training_charts
 from rayrec.recipes import value_texts
 
@@ -60,7 +60,7 @@ def verdict_line(found: Mapping[str, Any]) -> str:
 def _verdicts(figures: Figures) -> Section:
     split, rows, scored = figures["split"], figures["rows"], figures["rows_scored"]
     text = f"{scored:,} of {rows:,} rows of {split}, scored by each run's best checkpoint. {_CHANCE}"
-    blocks: list[Chart | Table] = []
+    blocks: list[Chart | HtmlTable] = []
     for metric in ("auc", "log_loss"):
         found = [d for d in figures["differences"] if d["metric"] == metric]
         if found:
@@ -87,7 +87,7 @@ def _verdicts(figures: Figures) -> Section:
         for d in figures["differences"]
     ]
     marked = [number for number, row in enumerate(table) if row["verdict"] != "no difference shown"]
-    return Section("Better, or lucky?", [*blocks, Table(table, marked=marked)] if table else [], text)
+    return Section("Better, or lucky?", [*blocks, HtmlTable(table, marked=marked)] if table else [], text)
 
 
 def _seeds(figures: Figures) -> Section:
@@ -110,7 +110,7 @@ def _seeds(figures: Figures) -> Section:
         if known
         else "Each recipe has one run, so nothing is known of what another seed would change."
     )
-    return Section("Runs", [Table(rows)], text)
+    return Section("Runs", [HtmlTable(rows)], text)
 
 
 def _config(figures: Figures, recipes: list[str]) -> Section:
@@ -119,8 +119,8 @@ def _config(figures: Figures, recipes: list[str]) -> Section:
         for key, values in figures["config"].items()
     ]
     text = "" if rows else "There are none, apart from the seed."
-    return Section("Differences of the recipes", [Table(rows)] if rows else [], text)
+    return Section("Differences of the recipes", [HtmlTable(rows)] if rows else [], text)
 
 
-def _metrics(runs: list[Mapping[str, Any]]) -> Table:
-    return Table([{"run": run["name"], **row} for run in runs for row in metrics_rows(run["metrics"])])
+def _metrics(runs: list[Mapping[str, Any]]) -> HtmlTable:
+    return HtmlTable([{"run": run["name"], **row} for run in runs for row in metrics_rows(run["metrics"])])

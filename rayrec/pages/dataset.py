@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import lines, shares_and_rates
-from rayrec.pages.page import Chart, Check, Figures, Page, Section, Table, percent
+from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, percent
 
 _NO_TIMES = (
     "Encoded rows have no times, so the label rate cannot be shown by day. It is shown along the rows of splits that "
@@ -41,7 +41,7 @@ def dataset_page(figures: Figures) -> Page:
         title=f"Dataset {figures['subject']}",
         summary=f"Made by the recipe {figures['recipe']} from source {figures['source']}.",
         facts={name: value for name, value in facts.items() if value},
-        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        expectations=figures["expectations"],
         sections=sections,
     )
 
@@ -64,7 +64,7 @@ def _overview(figures: Figures) -> Section:
     charts = [
         along(f"Label rate along {name}", split["along"]) for name, split in figures["splits"].items() if split["along"]
     ]
-    return Section("Splits", [Table(rows), *charts], text)
+    return Section("Splits", [HtmlTable(rows), *charts], text)
 
 
 def along(title: str, parts: Sequence[Mapping[str, Any]]) -> Chart:
@@ -102,7 +102,7 @@ def _columns(features: Sequence[Mapping[str, Any]]) -> Section:
         "splits all values that train does not have are not listed, so features of many rare values differ there."
     )
     drifted = [n for n, f in enumerate(features) if any(d["has_drifted"] for d in f["drift"].values())]
-    return Section("Columns", [Table(rows, marked=drifted)], text)
+    return Section("Columns", [HtmlTable(rows, marked=drifted)], text)
 
 
 def _rates(feature: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -146,10 +146,10 @@ def _drift(against: Mapping[str, Any]) -> Section:
         for feature in features
     ]
     marked = [number for number, feature in enumerate(features) if feature["has_drifted"]]
-    blocks = [Table(rows, marked=marked)]
+    blocks = [HtmlTable(rows, marked=marked)]
     if against["not_compared"]:
         unlike = [{"feature": name, "why": reason} for name, reason in against["not_compared"].items()]
-        blocks.append(Table(unlike, title="Not compared"))
+        blocks.append(HtmlTable(unlike, title="Not compared"))
     return Section("Drift", blocks, f"Rows of train against those of {against['dataset']}. {_DRIFT}")
 
 
@@ -164,4 +164,4 @@ def _rejected(figures: Figures, rows: int) -> Section:
     examples = [
         {"reason": reason["reason"], **example} for reason in figures["rejected"] for example in reason["examples"]
     ]
-    return Section("Rejected rows", [Table(reasons), Table(examples, title="Examples")])
+    return Section("Rejected rows", [HtmlTable(reasons), HtmlTable(examples, title="Examples")])

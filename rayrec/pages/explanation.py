@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import distinct_labels, intervals, lines, plain
-from rayrec.pages.page import Chart, Figures, Page, Section, Table, plus_minus, text_of
+from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, plus_minus, text_of
 
 _METRIC_NAMES = {"auc": "AUC", "log_loss": "log loss"}
 _MOST_SHOWN = 40
@@ -41,18 +41,18 @@ def explanation_page(figures: Figures) -> Page:
     )
 
 
-def _importance(figures: Figures) -> list[Chart | Table]:
+def _importance(figures: Figures) -> list[Chart | HtmlTable]:
     metric = figures["most_important_by"]
     alone = [one for one in figures["importance"] if _is_alone(one)]
     groups = [one for one in figures["importance"] if not _is_alone(one)]
-    charts: list[Chart | Table] = [_worse(f"{_name(metric)} worse by, when permuted", alone[:_MOST_SHOWN], metric)]
+    charts: list[Chart | HtmlTable] = [_worse(f"{_name(metric)} worse by, when permuted", alone[:_MOST_SHOWN], metric)]
     if groups:
         charts.append(_worse(f"{_name(metric)} worse by, when permuted together", groups[:_MOST_SHOWN], metric))
     rows = []
     for one in figures["importance"]:
         row = {"permuted": one["name"] if _is_alone(one) else f"{one['name']}: {', '.join(one['features'])}"}
         rows.append(row | {_name(key): _with_interval(found) for key, found in one["worse_by"].items()})
-    return [*charts, Table(rows, title="Worse by", note="With 95 % intervals. Below 0 is better.")]
+    return [*charts, HtmlTable(rows, title="Worse by", note="With 95 % intervals. Below 0 is better.")]
 
 
 def _is_alone(one: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rayrec.evaluation.statistics.estimates import Estimate
 from rayrec.pages.charts import histograms, intervals, lines
-from rayrec.pages.page import Chart, Section, Table, percent, plus_minus, text_of
+from rayrec.pages.page import Chart, HtmlTable, Section, percent, plus_minus, text_of
 
 METRIC_NAMES = {
     "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalized entropy", "calibration": "calibration",
@@ -29,14 +29,14 @@ def _scope(held_out: Mapping[str, Any]) -> str:
     )
 
 
-def _metrics(held_out: Mapping[str, Any]) -> Table:
+def _metrics(held_out: Mapping[str, Any]) -> HtmlTable:
     rows = []
     for name, found in held_out["metrics"].items():
         if found is not None:
             low, high = Estimate(**found).interval
             rows.append({"metric": METRIC_NAMES[name], "value": found["value"], "standard error": found["error"],
                          "95 % from": low, "to": high})  # fmt: skip
-    return Table(rows)
+    return HtmlTable(rows)
 
 
 def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
@@ -87,7 +87,7 @@ def _slices_text(held_out: Mapping[str, Any]) -> str:
     )
 
 
-def _slices(held_out: Mapping[str, Any]) -> list[Chart | Table]:
+def _slices(held_out: Mapping[str, Any]) -> list[Chart | HtmlTable]:
     every, worst = held_out["slices"], held_out["worst"]
     charts = [
         _worst(metric, [every[place] for place in places], held_out["metrics"][metric]["value"])
@@ -118,7 +118,7 @@ def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> C
     )
 
 
-def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> HtmlTable:
     rows = []
     for one in slices:
         row: dict[str, Any] = {"by": one["by"], "value": one["value"], "rows": one["rows"]}
@@ -127,4 +127,4 @@ def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> Table:
             found = one["metrics"][metric]
             row[METRIC_NAMES[metric]] = None if found is None else plus_minus(found["value"], found["error"])
         rows.append(row)
-    return Table(rows, title=title)
+    return HtmlTable(rows, title=title)

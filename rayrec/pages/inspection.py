@@ -5,7 +5,7 @@ from typing import Any
 
 from rayrec.pages.charts import bars, heat_map, intervals, lines
 from rayrec.pages.dataset import CELLS, along, distribution
-from rayrec.pages.page import Chart, Code, Figures, Page, Section, Table, percent, text_of
+from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, percent, text_of
 
 _MOST_CHARTS, _MOST_PAIRS, _MOST_BARS = 60, 20, 30
 _WITH_LABEL = (
@@ -45,7 +45,7 @@ def inspection_page(figures: Figures) -> Page:
     if figures["duplicates"] is not None:
         facts["duplicate rows"] = text_of(figures["duplicates"])
     sections = [
-        Section("Alerts", [Table(alerts)] if alerts else [], "" if alerts else "Nothing to look at was found."),
+        Section("Alerts", [HtmlTable(alerts)] if alerts else [], "" if alerts else "Nothing to look at was found."),
         _columns(columns),
         _interactions(figures["interactions"]),
         Section("Columns and the label", _with_label(figures["with_label"]), _WITH_LABEL),
@@ -81,10 +81,10 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> Section:
         for column in columns
     ]
     text = "Distinct values are estimated for all rows where the sample is a part of them."
-    return Section("Columns", [Table(rows)], text)
+    return Section("Columns", [HtmlTable(rows)], text)
 
 
-def _with_label(found: Sequence[Mapping[str, Any]]) -> list[Chart | Table]:
+def _with_label(found: Sequence[Mapping[str, Any]]) -> list[Chart | HtmlTable]:
     if not found:
         return []
     shown = found[:_MOST_BARS]
@@ -96,7 +96,7 @@ def _with_label(found: Sequence[Mapping[str, Any]]) -> list[Chart | Table]:
 
 def _drift(figures: Figures) -> Section:
     label, found = figures["label"], sorted(figures["drift"], key=lambda one: -one["index"])
-    blocks: list[Chart | Table] = []
+    blocks: list[Chart | HtmlTable] = []
     if figures["along"] and label is not None:
         blocks.append(along(f"Label rate of {label['name']} along the file", figures["along"]))
     if found:
@@ -125,9 +125,9 @@ def _missing(missing: Mapping[str, Any]) -> Section:
         }
         for pattern in missing["patterns"]
     ]
-    blocks: list[Chart | Table] = [
+    blocks: list[Chart | HtmlTable] = [
         bars("Rows without a value", names, shares, x_title="percent"),
-        Table(patterns, title="Patterns"),
+        HtmlTable(patterns, title="Patterns"),
     ]
     text = "Where the label rate differs between patterns, the gap itself predicts the label."
     return Section("Missing values", blocks, text)
@@ -168,7 +168,7 @@ def _interactions(found: Mapping[str, Any] | None) -> Section:
     if found is None:
         return Section("Activity and popularity")
     users, items = found["user"], found["item"]
-    blocks: list[Chart | Table] = []
+    blocks: list[Chart | HtmlTable] = []
     for title, one in (("Rows of a user", users), ("Rows of an item", items)):
         names, shares = ([row[name] for row in one["rows"]] for name in ("rows", "share"))
         note = f"Median {text_of(one['median'])}, at most {one['most']:,}."
@@ -193,4 +193,4 @@ def _interactions(found: Mapping[str, Any] | None) -> Section:
 def _rejected(rejected: Mapping[str, Any]) -> Section:
     reasons = [{"reason": reason, "rows": rows} for reason, rows in rejected["reasons"].items()]
     text = "Rows of the sample's places that preprocessing by this recipe leaves out."
-    return Section("Rows left out", [Table(reasons)] if reasons else [], text)
+    return Section("Rows left out", [HtmlTable(reasons)] if reasons else [], text)

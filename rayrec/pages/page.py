@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from rayrec.common.files import write_atomically, write_json
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
@@ -43,7 +43,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """Rows that have the same keys, which are the header; measures are shown with three digits."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -65,16 +65,8 @@ class Section:
     """A part of a page with a heading."""
 
     title: str
-    blocks: Sequence[Chart | Table | Code] = ()
+    blocks: Sequence[Chart | HtmlTable | Code] = ()
     text: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A statement that holds or does not."""
-
-    text: str
-    is_met: bool
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,8 @@ class Page:
     sections: Sequence[Section]
     facts: Mapping[str, str] = field(default_factory=dict)
     """The most important numbers, by name."""
-    checks: Sequence[Check] = ()
+    expectations: Sequence[Mapping[str, Any]] = ()
+    """What was expected of the figures: `line` says it, `is_met` whether it came true."""
 
 
 def write_page(folder: Path, page: Page, figures: Figures, name: str = PAGE_FILE) -> Path:
@@ -103,14 +96,14 @@ def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
     body = "".join(_section(section, number, charts) for number, section in enumerate(page.sections))
     links = "".join(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(page.sections))
     facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in page.facts.items())
-    checks = "".join(
-        f'<li class="{"met" if check.is_met else "missed"}">{escape(check.text)}</li>' for check in page.checks
+    expectations = "".join(
+        f'<li class="{"met" if one["is_met"] else "missed"}">{escape(one["line"])}</li>' for one in page.expectations
     )
     parts = {
         "title": escape(page.title),
         "summary": escape(page.summary),
         "facts": f"<dl>{facts}</dl>" if facts else "",
-        "checks": f'<ul class="checks">{checks}</ul>' if checks else "",
+        "expectations": f'<ul class="checks">{expectations}</ul>' if expectations else "",
         "links": links,
         "body": body,
         "figures": escape(figures_file),
@@ -124,10 +117,10 @@ def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
 def _section(section: Section, number: int, charts: list[Chart]) -> str:
     """Return the HTML of a section, whose charts are added to `charts`."""
     content: list[str] = []
-    cards: list[Chart | Table] = []
+    cards: list[Chart | HtmlTable] = []
     for block in [*section.blocks, None]:
         is_wide = isinstance(block, Chart) and block.is_wide
-        is_card = isinstance(block, Chart) or (isinstance(block, Table) and _is_small(block))
+        is_card = isinstance(block, Chart) or (isinstance(block, HtmlTable) and _is_small(block))
         # Cards that follow each other share a grid; a wide one has its own.
         if cards and (is_wide or not is_card):
             content.append(_grid(cards, charts))
@@ -137,7 +130,7 @@ def _section(section: Section, number: int, charts: list[Chart]) -> str:
             cards.append(block)
         elif isinstance(block, Chart):
             content.append(_grid([block], charts))
-        elif isinstance(block, Table):
+        elif isinstance(block, HtmlTable):
             content.append(f'<div class="grid">{_table(block, "whole")}</div>')
         elif block is not None:
             content.append(f"<pre>{escape(block.text)}</pre>")
@@ -145,7 +138,7 @@ def _section(section: Section, number: int, charts: list[Chart]) -> str:
     return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{text}{"".join(content)}</section>'
 
 
-def _grid(cards: Sequence[Chart | Table], charts: list[Chart]) -> str:
+def _grid(cards: Sequence[Chart | HtmlTable], charts: list[Chart]) -> str:
     """Return cards in rows of three, without a gap: the last two, or four, are in rows of two."""
     halves = {0: 0, 1: 4 if len(cards) > 1 else 0, 2: 2}[len(cards) % 3]
     widths = ["third"] * (len(cards) - halves) + ["half"] * halves if len(cards) > 1 else ["whole"]
@@ -169,21 +162,21 @@ def _chart(chart: Chart, number: int, width: str) -> str:
     )
 
 
-def _is_small(table: Table) -> bool:
+def _is_small(table: HtmlTable) -> bool:
     """Return whether a table fits into a third of the page."""
     columns = _columns_of(table)
     widths = [max(len(name), *(len(text_of(row.get(name))) for row in table.rows)) + 2 for name in columns]
     return len(table.rows) <= _CARD_ROWS and sum(widths) <= _CARD_CHARACTERS
 
 
-def _columns_of(table: Table) -> dict[str, Any]:
+def _columns_of(table: HtmlTable) -> dict[str, Any]:
     """Return the first value of each column; a column without any is left out."""
     names = dict.fromkeys(name for row in table.rows for name in row)
     first = {name: next((row[name] for row in table.rows if row.get(name) not in (None, "")), None) for name in names}
     return {name: value for name, value in first.items() if value is not None}
 
 
-def _table(table: Table, width: str) -> str:
+def _table(table: HtmlTable, width: str) -> str:
     title = f"<figcaption>{escape(table.title)}</figcaption>" if table.title else ""
     note = f"<small>{escape(table.note)}</small>" if table.note else ""
     columns = _columns_of(table)
@@ -205,12 +198,12 @@ def _cell(value: Any) -> str:
 
 def _of_kind(value: Any) -> str:
     """Return the class of a cell: numbers are aligned at the right, long texts take several lines."""
-    if (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(value, Measure):
+    if (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(value, NumberText):
         return " class=number"
     return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
 
 
-class Measure(str):
+class NumberText(str):
     """A text of a number, which a table aligns at the right."""
 
     __slots__ = ()
@@ -227,19 +220,19 @@ def text_of(value: Any) -> str:
     return format_number(value)
 
 
-def percent(share: float | None) -> Measure:
+def percent(share: float | None) -> NumberText:
     """Return a share as people read it, such as '24.9%'; nothing for None."""
-    return Measure("" if share is None else f"{format_number(100 * share)}%")
+    return NumberText("" if share is None else f"{format_number(100 * share)}%")
 
 
-def signed(difference: float) -> Measure:
+def signed(difference: float) -> NumberText:
     """Return a difference as people read it, such as '+0.00123'."""
-    return Measure(("+" if difference > 0 else "") + format_number(difference))
+    return NumberText(("+" if difference > 0 else "") + format_number(difference))
 
 
-def plus_minus(value: float, error: float) -> Measure:
+def plus_minus(value: float, error: float) -> NumberText:
     """Return a measure and how far it may be off, such as '0.793 ± 0.00432'."""
-    return Measure(f"{format_number(value)} ± {format_number(error)}")
+    return NumberText(f"{format_number(value)} ± {format_number(error)}")
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import Dimension, distinct_labels, intervals, lines, parallel, stacked
-from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
+from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, text_of
 
 _CONFIRMED = (
     "The best trials and the unchanged recipe, trained again with seeds that the search did not use: means over these "
@@ -23,7 +23,7 @@ def sweep_page(figures: Figures) -> Page:
     metric, trials = figures["metric"], figures["trials"]
     best = trials[0]
     importance = figures["importance"]
-    charts: list[Chart | Table] = [
+    charts: list[Chart | HtmlTable] = [
         _history(metric, trials, figures["is_maximized"]),
         _learning_curves(metric, trials),
         _parallel(figures),
@@ -38,7 +38,7 @@ def sweep_page(figures: Figures) -> Page:
          "seconds": t["seconds"], **t["assignment"], "message": t["message"]}
         for t in trials
     ]  # fmt: skip
-    sections.append(Section("Trials", [Table(rows, marked=[0])]))
+    sections.append(Section("Trials", [HtmlTable(rows, marked=[0])]))
     if figures["confirmed"]:
         sections.append(_confirmed(metric, figures["confirmed"]))
     if figures["best_recipe"] is not None:
@@ -49,7 +49,7 @@ def sweep_page(figures: Figures) -> Page:
             f"{len(trials)} trials, search {figures['search']}, scheduler {figures['scheduler']}. "
             f"Trial {best['trial']} is the best: {metric} {text_of(best['value'])}."
         ),
-        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        expectations=figures["expectations"],
         sections=sections,
     )
 
@@ -122,7 +122,7 @@ def _choices(name: str, values: Sequence[Any]) -> Dimension:
 
 def _confirmed(metric: str, confirmed: Sequence[Mapping[str, Any]]) -> Section:
     gains = [row for row in confirmed if row["gain"] is not None and row["standard_error"] is not None]
-    blocks: list[Chart | Table] = [Table(confirmed)]
+    blocks: list[Chart | HtmlTable] = [HtmlTable(confirmed)]
     if gains:
         ends = [(row["gain"] - 2 * row["standard_error"], row["gain"] + 2 * row["standard_error"]) for row in gains]
         blocks.append(

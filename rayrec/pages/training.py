@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.config.evaluate import shown_metrics
 from rayrec.pages.charts import lines, stacked
 from rayrec.pages.held_out import METRIC_NAMES, held_out_sections
-from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
+from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, text_of
 
 _TRAIN_CHARTS = {
     "samples_per_second": "Samples per second",
@@ -30,7 +30,7 @@ def run_page(figures: Figures) -> Page:
         title=f"Run {figures['subject']}",
         summary=figures["description"],
         facts=_facts(figures),
-        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        expectations=figures["expectations"],
         sections=sections,
     )
 
@@ -40,12 +40,12 @@ def model_page(figures: Figures) -> Page:
     sections = [_metrics(figures)]
     if figures["held_out"] is not None:
         sections += held_out_sections(figures["held_out"])
-    sections += [Section("Tables", [Table(figures["tables"])]), Section("Model card", [Code(figures["card"])])]
+    sections += [Section("Tables", [HtmlTable(figures["tables"])]), Section("Model card", [Code(figures["card"])])]
     return Page(
         title=f"Model {figures['subject']}",
         summary=figures["description"],
         facts=_facts(figures),
-        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        expectations=figures["expectations"],
         sections=sections,
     )
 
@@ -121,7 +121,7 @@ def _metrics(figures: Figures) -> Section:
     rows = metrics_rows(_shown(figures, figures["metrics"]), figures.get("baselines"))
     text = "All rows of each split, measured by the training." if rows else "The training has not ended yet."
     text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
-    return Section("Metrics", [Table(rows)] if rows else [], text)
+    return Section("Metrics", [HtmlTable(rows)] if rows else [], text)
 
 
 def _facts(figures: Figures) -> dict[str, str]:
@@ -147,7 +147,7 @@ def _resources(found: Mapping[str, Any]) -> Section:
         *({"what": name, "amount": format_bytes(size)} for name, size in memory.items() if size is not None),
     ]
     chart = stacked("Time", ["run"], parts, x_title="seconds", is_wide=False)
-    return Section("Time and memory", [chart, Table(rows)])
+    return Section("Time and memory", [chart, HtmlTable(rows)])
 
 
 def _plan(plan: Mapping[str, Any] | None) -> list[Section]:
@@ -176,4 +176,4 @@ def _plan(plan: Mapping[str, Any] | None) -> list[Section]:
             "size": format_bytes(sum(sizes[name])),
         })  # fmt: skip
     chart = stacked("Bytes by rank", [f"rank {rank}" for rank in ranks], shown, x_title="bytes")
-    return [Section("Sharding plan", [chart, Table(rows)], "Weights and optimizer state of the embedding tables.")]
+    return [Section("Sharding plan", [chart, HtmlTable(rows)], "Weights and optimizer state of the embedding tables.")]

@@ -8,8 +8,8 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
-from rayrec.preprocessing.vocabularies.counts import Growth
-from rayrec.raw.files import InputFile
+from rayrec.preprocessing.vocabularies.value_counts import GrowthRules
+from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.storage.files import files_below, new_file
 from rayrec.storage.location import location
@@ -44,12 +44,12 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
 
 def growth_of(
     parent: Dataset | None, times: Times | None, expire_after: str | None, *, compact: bool = False
-) -> Growth:
+) -> GrowthRules:
     """Return how the vocabularies of a dataset with these times follow from those of its parent."""
     before = 0 if parent is None else parent.manifest.moment
     # A late file does not make values older than they were.
     moment = max(before, int(times.last)) if times is not None else before + (_DAY_SECONDS if parent is not None else 0)
-    return Growth(moment, parent, expire_after, compact)
+    return GrowthRules(moment, parent, expire_after, compact)
 
 
 def require_same_ids(recipe: Recipe, parent: Dataset) -> None:

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from rayrec.common.errors import UserError
 from rayrec.features.text_forms import TextFacts, TextForm, form_of
 from rayrec.ingest.dataset import REJECTED_FOLDER
+from rayrec.preprocessing.runners.task_runner import Counter
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
-from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import (
     LEFT_OUT,
@@ -29,7 +29,7 @@ from rayrec.raw.blocks import (
     describe_reasons,
     describe_rejected,
 )
-from rayrec.raw.files import Chunk, InputFile, plan_chunks
+from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet, new_parquet_files
 
@@ -130,20 +130,20 @@ def extract_tables(
     a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)
-    share = total // (4 * workspace.workers.parallelism)
+    share = total // (4 * workspace.runner.parallelism)
     size = min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
     planned = {name: plan_chunks(files, size) for name, (_, files) in tables.items()}
     readers = {name: reader for name, (reader, _) in tables.items()}
     every_chunk = [(name, chunk) for name, chunks in planned.items() for chunk in chunks]
     before = _lines_before(workspace, [chunk for _, chunk in every_chunk], division)
-    with counted_rows(workspace.workers, workspace.progress, "parse") as counter:
+    with counted_rows(workspace.runner, workspace.progress, "parse") as counter:
 
         def run(item: tuple[int, tuple[str, Chunk], int]) -> ExtractedChunk:
             number, (name, chunk), lines_before = item
             return _extract_chunk(readers[name], chunk, scratch, f"{number:06d}", division, lines_before, counter)
 
         items = [*zip(range(len(before)), every_chunk, before, strict=True)]
-        extracted = iter(workspace.workers.run(items, run))
+        extracted = iter(workspace.runner.run(items, run))
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
     reasons: Tally[str] = Tally()
     for name, chunks in by_table.items():
@@ -166,7 +166,7 @@ def _lines_before(workspace: Workspace, chunks: Sequence[Chunk], division: Divis
         return [0] * len(chunks)
     workspace.progress.stage("count lines")
     with user_errors():
-        counts = run_brief_tasks(workspace.workers, [chunks[number] for number in counted], count)
+        counts = run_brief_tasks(workspace.runner, [chunks[number] for number in counted], count)
     lines = dict(zip(counted, counts, strict=True))
     return _sums_before((chunk.file_index, lines.get(number, 0)) for number, chunk in enumerate(chunks))
 
@@ -282,7 +282,7 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
                         lines = pc.add(batch.column(column), offset)
                         writer.write_batch(batch.set_column(column, REJECTED_SCHEMA.field("line"), lines))
 
-    workspace.workers.run(list(enumerate(groups)), run)
+    workspace.runner.run(list(enumerate(groups)), run)
 
 
 def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:

@@ -12,15 +12,15 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
-from rayrec.common.memory import available_memory
+from rayrec.common.machine import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
 from rayrec.preprocessing.extension import facts_of, source_file
+from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
-from rayrec.preprocessing.workers.contract import Workers
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
-from rayrec.raw.files import InputFile
+from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.storage.files import exists, files_below, make_folder, open_file, remove
 from rayrec.storage.location import location
@@ -94,7 +94,7 @@ class Preprocessing:
 
     def run(
         self,
-        workers: Workers,
+        runner: TaskRunner,
         progress: Progress | None = None,
         *,
         at_uri: bool = False,
@@ -105,7 +105,7 @@ class Preprocessing:
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
         the same files are preprocessed to the same output by the same recipe. `at_uri`: the output is staged, and what
         tasks write goes to its URI alone, because the executors share no disk. `execution`: what the manifest says of
-        `workers`.
+        `runner`.
         """
         progress = progress or SilentProgress()
         if at_uri:
@@ -113,13 +113,13 @@ class Preprocessing:
             new = new_folder_at_uri(self._output, fingerprint, MANIFEST_FILE)
         else:
             new = new_folder(self._output, self._fingerprint(str(self._output)))
-        with user_errors(), new as folder, no_tasks_left_behind(workers):
+        with user_errors(), new as folder, no_tasks_left_behind(runner):
             scratch = folder / _SCRATCH
             if files_below(folder):
                 progress.message(f"{location(folder)}: continuing unfinished work of an earlier run")
             if not exists(folder / MANIFEST_FILE):
                 make_folder(scratch)
-                self._write(Workspace(workers, folder, scratch, progress), execution)
+                self._write(Workspace(runner, folder, scratch, progress), execution)
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
             remove(scratch)
             return Manifest.load(folder)
@@ -134,7 +134,7 @@ class Preprocessing:
         wanted = [n for n in files_below(folder) if PurePath(n).parts[0] != _SCRATCH and n not in parts]
         manifest = Manifest(
             splits=written.splits,
-            files=tuple(run_brief_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
+            files=tuple(run_brief_tasks(workspace.runner, wanted, partial(_stored_file, folder))),
             rejected=written.rejected,
             dropped=written.dropped,
             sources=source_files(self._job),

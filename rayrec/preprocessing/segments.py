@@ -1,4 +1,8 @@
-"""The Parquet files of rows that stages pass on to each other, and the ranges of rows that tasks work on."""
+"""The Parquet files of rows that stages pass on to each other, and the ranges of rows that tasks work on.
+
+A *piece* is a range of rows of one file, a *segment* a piece that is small enough for one task and knows its position
+in the split. A *part* is something else: a Parquet file of the finished dataset.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +59,8 @@ def make_segments(pieces: Iterable[Piece], first_index: int = 0) -> list[Segment
     for piece in pieces:
         for start in range(0, piece.rows, SEGMENT_ROWS):
             rows = min(SEGMENT_ROWS, piece.rows - start)
-            part = Piece(piece.path, piece.start + start, rows)
-            segments.append(Segment(first_index + len(segments), part, position))
+            cut = Piece(piece.path, piece.start + start, rows)
+            segments.append(Segment(first_index + len(segments), cut, position))
             position += rows
     return segments
 

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rayrec.common import errors
-from rayrec.common.background import in_background
 from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import UserError
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
-from rayrec.preprocessing.workers.contract import Counter, Item, Result, Workers
+from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, TaskRunner
 
 _POLL_SECONDS = 0.5
 _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
 
 
 @contextmanager
-def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+def counted_rows(runner: TaskRunner, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
     """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     An exception that a task raised for the user leaves the block as that UserError.
     """
     progress.stage(stage, total)
-    counter = workers.counter()
+    counter = runner.counter()
 
     def watch(ended: threading.Event) -> None:
         shown = 0
@@ -57,20 +57,20 @@ def user_errors() -> Iterator[None]:
 
 
 @contextmanager
-def no_tasks_left_behind(workers: Workers) -> Iterator[None]:
+def no_tasks_left_behind(runner: TaskRunner) -> Iterator[None]:
     """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
     try:
         yield
     except BaseException:
-        workers.cancel()
+        runner.cancel()
         raise
 
 
-def run_brief_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """Run tasks as `workers.run`, for items that mostly take a moment: each task, which takes longer to start,
+def run_brief_tasks(runner: TaskRunner, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """Run tasks as `runner.run`, for items that mostly take a moment: each task, which takes longer to start,
     does several.
     """
-    count = min(len(items), 4 * workers.parallelism)
+    count = min(len(items), 4 * runner.parallelism)
     groups = [items[first::count] for first in range(count)]
-    found = workers.run(groups, lambda group: [function(item) for item in group])
+    found = runner.run(groups, lambda group: [function(item) for item in group])
     return [found[place % count][place // count] for place in range(len(items))]

@@ -15,8 +15,8 @@ from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
-from rayrec.preprocessing.workers.contract import Workers
-from rayrec.preprocessing.workers.spark import SparkWorkers
+from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Workspace:
-    """Workers of a job, and the unfinished dataset folder."""
+    """What runs the tasks of a job, and the unfinished dataset folder."""
 
-    workers: Workers
+    runner: TaskRunner
     folder: Path
     """The dataset that is being written; every task can read and write it, by `rayrec.storage.files`."""
     scratch: Path
@@ -39,13 +39,13 @@ class Workspace:
     @property
     def has_spark(self) -> bool:
         """Return whether Spark runs the tasks."""
-        return isinstance(self.workers, SparkWorkers)
+        return isinstance(self.runner, SparkRunner)
 
     @property
     def spark(self) -> "SparkSession":
         """Spark session of a job that needs one."""
-        assert isinstance(self.workers, SparkWorkers), "the job says that it needs Spark"
-        return self.workers.session
+        assert isinstance(self.runner, SparkRunner), "the job says that it needs Spark"
+        return self.runner.session
 
     def within(self, scratch: Path) -> Self:
         """Return the same workspace for a stage whose scratch files lie in a folder of their own."""

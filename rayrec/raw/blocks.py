@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.raw.files import Chunk, read_lines
+from rayrec.raw.input_files import Chunk, read_lines
 
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""

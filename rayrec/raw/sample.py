@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
 from rayrec.raw.blocks import LEFT_OUT
-from rayrec.raw.files import Chunk, InputFile, read_lines
-from rayrec.raw.table import TableFiles, TableReader, open_table
-from rayrec.raw.tables.cells import Cells, as_text
-from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
+from rayrec.raw.formats.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
+from rayrec.raw.formats.row_types import RawCells, as_text
+from rayrec.raw.input_files import Chunk, InputFile, read_lines
+from rayrec.raw.table_reader import TableFiles, TableReader, open_table
 
 _PLACES = 64
 """The number of places in large files that are read."""
@@ -96,7 +96,7 @@ class _Kept:
     parts: list[pa.Table] = field(default_factory=list)
     keys: list[NDArray[np.float64]] = field(default_factory=list)
 
-    def add(self, cells: Cells) -> None:
+    def add(self, cells: RawCells) -> None:
         held = {name: _as_array(cells.columns.get(name), len(cells.positions)) for name in self.columns}
         self.parts.append(pa.table(held))
         self.keys.append(self.random.random(len(cells.positions)))
@@ -116,7 +116,8 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
     """Return at most `rows` rows, drawn from all rows of small files, otherwise from places at equal distances.
 
     Of a large packed file, which cannot be entered midway, only the beginning is read. Lines that are no rows are left
-    out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table.open_table`, or if a file is damaged.
+    out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table_reader.open_table`, or if a file is
+    damaged.
     """
     table = open_table(files, table_format)
     random = np.random.default_rng(seed)

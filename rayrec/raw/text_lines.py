@@ -14,7 +14,7 @@ import pyarrow.csv as csv
 from numpy.typing import NDArray
 
 from rayrec.raw.blocks import ParsedLines, Reason
-from rayrec.raw.files import BYTE_ORDER_MARK
+from rayrec.raw.input_files import BYTE_ORDER_MARK
 
 NEWLINE, RETURN = 10, 13
 _INTEGER = r"^-?[0-9]+$"

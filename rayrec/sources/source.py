@@ -13,10 +13,10 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.pipeline import PreprocessingJob
-from rayrec.preprocessing.rows.job import RowsJob
+from rayrec.preprocessing.rows.rows_job import RowsJob
 from rayrec.raw.blocks import ExampleReader
-from rayrec.raw.files import InputFile
-from rayrec.raw.table import open_table
+from rayrec.raw.input_files import InputFile
+from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from rayrec.common.background import in_background
 from rayrec.common.errors import UserError
 from rayrec.common.files import locked
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
 from rayrec.storage.location import here, is_at_uri, location, name_at_uri, staged_root

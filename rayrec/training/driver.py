@@ -18,14 +18,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
-from rayrec.common.imports import quick_imports
-from rayrec.common.interrupts import interrupts_kept
-from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
-from rayrec.common.names import ascii_name
+from rayrec.common.machine import ENVIRONMENT_OF_WORKERS
+from rayrec.common.process import in_background, interrupts_kept, quick_imports
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.common.text import ascii_name
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import TRAIN, Execution
 from rayrec.config.train import DeviceName

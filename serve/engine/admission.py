@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from rayrec.common.names import ascii_name
+from rayrec.common.text import ascii_name
 from rayrec.config import ServeConfig
 from serve.engine.memory import Memory
 from serve.errors import RequestError

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from rayrec.common.memory import give_back_freed_memory
+from rayrec.common.machine import give_back_freed_memory
 from serve.errors import RequestError
 
 PATIENCE_SECONDS = 1.0

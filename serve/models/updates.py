@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayrec.common.errors import UserError, did_you_mean
-from rayrec.common.names import ascii_name
+from rayrec.common.text import ascii_name
 from rayrec.inference.folder.table_files import is_delta
 from rayrec.storage.location import in_folder_around
 from serve.errors import RequestError

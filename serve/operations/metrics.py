@@ -15,7 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rayrec.common.names import ascii_name, with_names
+from rayrec.common.text import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 import rayrec
 from rayrec.sources.criteo.click_model import ClickModel, RawValues
+from rayrec.sources.criteo.config import CATEGORICAL, NUMERIC
 from rayrec.sources.criteo.generator import CHUNK_ROWS, CriteoGenerator
-from rayrec.sources.criteo.layout import CATEGORICAL, NUMERIC
 
 SEED, ROWS = 7, 250_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu_check import run_sections, training_sections
 from benchmarks.gpu_training import SPEEDS, check_training, kinds, losses_of, train_each, train_with_ray
-from rayrec.config.train import DenseOptimizerConfig, EmbeddingOptimizerConfig
+from rayrec.config.optimizers import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe
 

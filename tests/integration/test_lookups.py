@@ -17,15 +17,15 @@ from rayrec.features.lookups import RATES_FOLDER, Lookups
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, RawColumn, Schema, SideTable
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.extract import extract, pieces_of
-from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
-from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
+from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
+from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import write_side_table
+from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.segments import cut_pieces, make_segments
 from rayrec.preprocessing.vocabularies import hash_ranges
-from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.files import list_inputs
-from rayrec.raw.table import open_table
+from rayrec.raw.input_files import list_inputs
+from rayrec.raw.table_reader import open_table
 
 ROWS, TRAIN = 3_000, 2_400
 FOLDS, SEED = 5, 7
@@ -161,7 +161,7 @@ def workspace(spark: Any, tmp_path: Path) -> Workspace:
     folder = tmp_path / "dataset"
     scratch = folder / ".scratch"
     scratch.mkdir(parents=True)
-    return Workspace(SparkWorkers(spark), folder, scratch, SilentProgress())
+    return Workspace(SparkRunner(spark), folder, scratch, SilentProgress())
 
 
 WriteTable = Callable[[SideTable, list[str]], dict[str, int]]

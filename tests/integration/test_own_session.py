@@ -11,7 +11,7 @@ import psutil
 import ray
 import requests
 
-from rayrec.common.cpus import available_cpus
+from rayrec.common.machine import available_cpus
 from rayrec.training.driver import train
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset

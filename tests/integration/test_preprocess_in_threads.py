@@ -16,9 +16,9 @@ from rayrec.features.vocabularies import grown_vocabulary
 from rayrec.features.vocabularies.grown_vocabulary import write_whole_vocabulary
 from rayrec.features.vocabularies.vocabulary import index_file, read_vocabulary, vocabulary_files
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.vocabularies import fit, hash_ranges
-from rayrec.preprocessing.workers.spark import SparkWorkers
-from rayrec.preprocessing.workers.threads import Threads
+from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.vocabularies import hash_ranges, vocabulary_fitting
 from rayrec.sources.registry import preprocessing
 
 KINDS = ("criteo", "table", "interactions")
@@ -37,8 +37,8 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
-    job(arguments, tmp_path / "spark").run(SparkWorkers(spark))
-    job(arguments, tmp_path / "threads").run(Threads(3))
+    job(arguments, tmp_path / "spark").run(SparkRunner(spark))
+    job(arguments, tmp_path / "threads").run(ThreadRunner(3))
     expected = files_of(tmp_path / "spark")
     assert len(expected) > 10
     assert files_of(tmp_path / "threads") == expected
@@ -47,11 +47,11 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (fit, grown_vocabulary):
+    for module in (vocabulary_fitting, grown_vocabulary):
         monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
         monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
-        Threads(2)
+        ThreadRunner(2)
     )
     vocabularies = {f.name: f.transforms[0] for f in Schema.load(tmp_path / "dataset").categorical}
     sizes = set()
@@ -72,7 +72,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     raw = tmp_path / "raw" / "criteo.tsv"
     raw.write_text(raw.read_text() + "1\tno number\n" * 200)
     with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(wrong column count: 200\)"):
-        job(arguments, tmp_path / "dataset").run(Threads(2))
+        job(arguments, tmp_path / "dataset").run(ThreadRunner(2))
     assert not (tmp_path / "dataset").exists()
 
 

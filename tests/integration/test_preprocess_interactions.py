@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.workers.spark import SparkWorkers
+from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
@@ -54,7 +54,7 @@ def run(spark: Any, tmp_path: Path, messages: Messages) -> Run:
                 "preprocess": config,
             }
         )
-        preprocessing(recipe, inputs, tmp_path / name).run(SparkWorkers(spark), messages)
+        preprocessing(recipe, inputs, tmp_path / name).run(SparkRunner(spark), messages)
         return Dataset.open(tmp_path / name)
 
     return call

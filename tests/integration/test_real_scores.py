@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import rayrec
 from jobs.serve import ServeRequest, serving
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 
 NAMES = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]

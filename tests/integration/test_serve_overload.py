@@ -13,7 +13,7 @@ import requests
 
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
 from serve.operations.load import at_rate, json_post, percentiles

@@ -15,9 +15,9 @@ import requests
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.background import in_background
 from rayrec.common.files import write_json
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
+from rayrec.common.process import in_background
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.explanation.additive import load_explainer

@@ -12,9 +12,9 @@ import rayrec
 from jobs.command import describe_result
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
-from rayrec.common.ports import free_port
+from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 
 TOKEN = "fedcba9876543210"
 RECIPE: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from ray._private.ray_constants import RAY_INTERNAL_FLAGS
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from rayrec.common.cpus import CpuLimits, cpu_limits, limit_libraries
+from rayrec.common.machine import CpuLimits, cpu_limits, limit_libraries
 from tests.cgroup_files import V2, process_folder
 
 V1 = "cgroup cgroup rw,cpu,cpuacct"
@@ -142,13 +142,13 @@ def test_the_users_variable_counts_and_rays_does_not(
 
 
 def test_the_variables_of_processes_beneath_ray_are_rays() -> None:
-    """An upgrade may change these private names: adapt rayrec/common/cpus.py."""
+    """An upgrade may change these private names: adapt rayrec/common/machine.py."""
     assert "RAY_RAYLET_PID" in RAY_INTERNAL_FLAGS
     assert RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def test_a_pinned_process_has_the_cpus_it_is_pinned_to() -> None:
-    program = "import os; from rayrec.common.cpus import available_cpus as n; print(n(), end=' '); "
+    program = "import os; from rayrec.common.machine import available_cpus as n; print(n(), end=' '); "
     program += "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(n())"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(

@@ -14,9 +14,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.sources.criteo import generator as generator_module
 from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
-from rayrec.sources.criteo.generator import CALIBRATION_ROWS, CHUNK_ROWS, Chunk, CriteoGenerator, generate
-from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
-from rayrec.sources.criteo.truth import GeneratedTruth
+from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
+from rayrec.sources.criteo.generator import (
+    CALIBRATION_ROWS,
+    CHUNK_ROWS,
+    CriteoGenerator,
+    CriteoTruth,
+    GeneratedRows,
+    generate,
+)
 from rayrec.sources.criteo.turnover import Turnover
 from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
 
@@ -90,18 +96,18 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, GeneratedTruth]:
+def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, CriteoTruth]:
     """The label and two columns of 50,000 rows in three files, and their truth."""
     folder, recorder = tmp_path_factory.mktemp("days") / "data", Recorder()
     truth = generate(folder, 50_000, seed=5, days=3, progress=recorder)
     assert (recorder.stages, recorder.rows) == ([("generate", 50_000)], 50_000)
-    assert truth == GeneratedTruth.model_validate_json((folder / TRUTH_FILE).read_bytes())
+    assert truth == CriteoTruth.model_validate_json((folder / TRUTH_FILE).read_bytes())
     frames = [read(folder / file.path, [LABEL, "C2", "C9"]) for file in truth.files]
     assert [len(f) for f in frames] == [f.rows for f in truth.files] == [16_666, 16_667, 16_667]
     return pd.concat(frames), truth
 
 
-def test_ids_follow_the_power_law(days: tuple[pd.DataFrame, GeneratedTruth]) -> None:
+def test_ids_follow_the_power_law(days: tuple[pd.DataFrame, CriteoTruth]) -> None:
     frame, _ = days
     assert frame["C9"].nunique() == 3
     edges = np.arange(1, 585.0) ** -0.45
@@ -113,7 +119,7 @@ def test_ids_follow_the_power_law(days: tuple[pd.DataFrame, GeneratedTruth]) -> 
         assert abs(counts.iloc[rank] - expected) < 5 * np.sqrt(expected)
 
 
-def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, GeneratedTruth]) -> None:
+def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, CriteoTruth]) -> None:
     frame, truth = days
     probability = np.concatenate([c.probability for c in CriteoGenerator(seed=5).chunks(len(frame))])
     labels = frame[LABEL].to_numpy()
@@ -248,20 +254,20 @@ def generators() -> list[CriteoGenerator]:
 
 
 @pytest.fixture(scope="module")
-def drifting(generators: list[CriteoGenerator]) -> list[list[Chunk]]:
+def drifting(generators: list[CriteoGenerator]) -> list[list[GeneratedRows]]:
     """The rows of each day."""
     return [list(generator.chunks(ROWS_OF_A_DAY)) for generator in generators]
 
 
 @pytest.fixture(scope="module")
-def drifting_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GeneratedTruth]:
+def drifting_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CriteoTruth]:
     """The folder of those days, and what is stated of them."""
     folder = tmp_path_factory.mktemp("drifting") / "data"
     return folder, generate(folder, DAYS * ROWS_OF_A_DAY, seed=7, days=DAYS, drift=1.0)
 
 
 def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(
-    tmp_path: Path, drifting: list[list[Chunk]], drifting_files: tuple[Path, GeneratedTruth]
+    tmp_path: Path, drifting: list[list[GeneratedRows]], drifting_files: tuple[Path, CriteoTruth]
 ) -> None:
     folder, _ = drifting_files
     generate(tmp_path / "shorter", 2 * 1_000, seed=7, days=2, drift=1.0)
@@ -279,7 +285,7 @@ def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(
     ]
 
 
-def test_every_day_brings_values_that_no_earlier_day_had(drifting: list[list[Chunk]]) -> None:
+def test_every_day_brings_values_that_no_earlier_day_had(drifting: list[list[GeneratedRows]]) -> None:
     large, small = ("C3", "C4", "C12", "C16", "C21", "C24"), {"C6": 24, "C9": 3, "C20": 4}
     for column in (*large, *small):
         index, seen = CATEGORICAL.index(column), set[str]()
@@ -311,7 +317,7 @@ def test_values_come_take_over_and_fade() -> None:
 
 
 def test_each_day_states_its_own_truth(
-    drifting: list[list[Chunk]], drifting_files: tuple[Path, GeneratedTruth]
+    drifting: list[list[GeneratedRows]], drifting_files: tuple[Path, CriteoTruth]
 ) -> None:
     folder, truth = drifting_files
     assert [file.path for file in truth.files] == [f"day_{day}" for day in range(DAYS)]
@@ -326,7 +332,7 @@ def test_each_day_states_its_own_truth(
         assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)
 
 
-def test_preferences_drift(generators: list[CriteoGenerator], drifting: list[list[Chunk]]) -> None:
+def test_preferences_drift(generators: list[CriteoGenerator], drifting: list[list[GeneratedRows]]) -> None:
     """What is true of one day is less so the more days pass."""
 
     def lost(day: int, of_day: int) -> float:

@@ -6,12 +6,11 @@ import pyarrow as pa
 import pytest
 
 from rayrec.config.preprocess import HashSplitConfig
-from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.blocks import RawBlock, Reason
-from rayrec.raw.files import list_inputs, plan_chunks
-from rayrec.raw.table import open_table
-from rayrec.sources.criteo.config import CriteoSourceConfig
-from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
+from rayrec.raw.input_files import list_inputs, plan_chunks
+from rayrec.raw.table_reader import open_table
+from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, CriteoSourceConfig
 
 CONFIG = CriteoSourceConfig()
 NUMBERS = [str(i) for i in range(13)]

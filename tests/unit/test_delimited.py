@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason
-from rayrec.raw.files import list_inputs
-from rayrec.raw.table import open_table
-from rayrec.raw.tables.cells import Cells, RowTypes
-from rayrec.raw.tables.delimited import DelimitedLayout
+from rayrec.raw.formats.delimited import DelimitedLayout
+from rayrec.raw.formats.row_types import RawCells, RowTypes
+from rayrec.raw.input_files import list_inputs
+from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table
 
 NUMERIC, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
@@ -219,7 +219,7 @@ def test_a_header_between_rows_is_no_row(ending: bytes, chunk_bytes: int, tmp_pa
     assert found.reasons == [(3, str(Reason.HEADER), None, None)]
 
 
-def texts_of(cells: Cells) -> list[tuple[str, ...]]:
+def texts_of(cells: RawCells) -> list[tuple[str, ...]]:
     """The rows, as they stand."""
     return list(zip(*(pa.array(column).to_pylist() for column in cells.columns.values()), strict=True))
 

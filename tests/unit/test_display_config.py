@@ -9,9 +9,9 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.recipes import load_recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig, DisplaySplitConfig, RatesConfig
-from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.job import DisplayJob
-from rayrec.sources.outbrain.preprocessing.tables import find_tables
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
+from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob
+from rayrec.sources.outbrain.preprocessing.parsed_tables import find_tables
 
 
 @pytest.fixture
@@ -61,19 +61,21 @@ def raw(tmp_path: Path) -> Path:
     """All tables, of headers alone."""
     folder = tmp_path / "raw"
     folder.mkdir()
-    for table in Table:
+    for table in OutbrainTable:
         header = ",".join(column.name for column in table.layout.columns)
         (folder / f"{table.value}.csv").write_text(f"{header}\n")
     return folder
 
 
-@pytest.mark.parametrize(("feature_set", "unread"), [("full", set[Table]()), ("lean", {Table.PAGE_VIEWS})])
-def test_tables_that_are_read(feature_set: Any, unread: set[Table], raw: Path) -> None:
+@pytest.mark.parametrize(
+    ("feature_set", "unread"), [("full", set[OutbrainTable]()), ("lean", {OutbrainTable.PAGE_VIEWS})]
+)
+def test_tables_that_are_read(feature_set: Any, unread: set[OutbrainTable], raw: Path) -> None:
     config = DisplayPreprocessConfig(feature_set=feature_set)
-    assert set(find_tables(config, {None: [str(raw)]})) == set(Table) - unread
+    assert set(find_tables(config, {None: [str(raw)]})) == set(OutbrainTable) - unread
     (raw / "clicks_test.csv").unlink()
-    assert set(find_tables(config, {None: [str(raw)]})) == set(Table) - unread - {Table.CLICKS_TEST}
-    assert len(DisplayJob(config, {None: [str(raw)]}).files) == len(Table) - len(unread) - 1
+    assert set(find_tables(config, {None: [str(raw)]})) == set(OutbrainTable) - unread - {OutbrainTable.CLICKS_TEST}
+    assert len(DisplayJob(config, {None: [str(raw)]}).files) == len(OutbrainTable) - len(unread) - 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rayrec.config.table import FitFill, FitMinMax, FitQuantile, FitStandardize
 from rayrec.config.transforms import Elapsed, Fill, Log, Log2, MinMax, Quantile, Standardize
 from rayrec.preprocessing.numbers import summary
-from rayrec.preprocessing.numbers.fit import Number, look, merged
+from rayrec.preprocessing.numbers.number_fitting import Number, look, merged
 from rayrec.preprocessing.numbers.summary import Summary, fitted
 
 NAN = np.nan

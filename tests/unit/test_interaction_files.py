@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions.config import (
     InteractionFilesSplitConfig,
     InteractionSourceConfig,
     LeaveOneOutSplitConfig,
 )
-from rayrec.sources.interactions.inputs import resolve_interactions
-from rayrec.sources.interactions.reader import InteractionReader
+from rayrec.sources.interactions.interaction_inputs import resolve_interactions
+from rayrec.sources.interactions.interaction_reader import InteractionReader
 from rayrec.sources.registry import preprocessing
 
 Row = tuple[float, str, str, int | None]

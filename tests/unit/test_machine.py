@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.result_rows import ResultRows
-from rayrec.common.cpus import available_cpus
-from rayrec.common.machine import Machine, describe_machine
+from rayrec.common.machine import Machine, available_cpus, describe_machine
 
 
 def test_a_machine_is_described_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayrec.common import memory
-from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
+from rayrec.common import machine
+from rayrec.common.machine import ENVIRONMENT_OF_WORKERS
 from tests.cgroup_files import V2, process_folder
 
 
@@ -29,8 +29,8 @@ def test_a_container_has_what_its_limit_leaves(
 ) -> None:
     free = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    assert memory.available_memory(tmp_path / "nowhere") == free.available, "no container"
-    of_limit, of_use, idle = memory._LIMIT_USED_IDLE[2 - version]
+    assert machine.available_memory(tmp_path / "nowhere") == free.available, "no container"
+    of_limit, of_use, idle = machine._LIMIT_USED_IDLE[2 - version]
     files = {
         # The limit is that of a cgroup above the process's own.
         f"cg/pod/{of_limit}": f"{limit}\n",
@@ -39,7 +39,7 @@ def test_a_container_has_what_its_limit_leaves(
     }
     cgroup, mounted = ("0::/pod/box\n", V2) if version == 2 else ("5:memory:/pod/box\n", "cgroup cgroup rw,memory")
     process = process_folder(tmp_path, cgroup, [("/", "cg", mounted)], files)
-    assert memory.available_memory(process) == (free.available if expected is None else expected)
+    assert machine.available_memory(process) == (free.available if expected is None else expected)
 
 
 KEEPS = """
@@ -47,7 +47,7 @@ import ctypes
 
 import numpy as np
 
-from rayrec.common.memory import keep_freed_memory
+from rayrec.common.machine import keep_freed_memory
 
 
 class Info(ctypes.Structure):
@@ -83,7 +83,7 @@ import threading
 
 import numpy as np
 
-from rayrec.common.memory import keep_freed_memory
+from rayrec.common.machine import keep_freed_memory
 
 
 def faults() -> int:
@@ -122,7 +122,7 @@ def test_large_blocks_of_a_workers_thread_do_not_come_from_the_kernel_each_time(
 GIVES_BACK = """
 import psutil
 
-from rayrec.common.memory import give_back_freed_memory
+from rayrec.common.machine import give_back_freed_memory
 
 
 def resident_mib() -> float:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torch_checkpoint import save
-from rayrec.preprocessing.numbers import fit
+from rayrec.preprocessing.numbers import number_fitting
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.storage.stored_tensors import StoredTensors
 from rayrec.training.run.folder import RunFolder
@@ -35,8 +35,8 @@ ALLOWED = {
     # Between processes of one session, never in a file.
     "rayrec/inference/batch/prediction.py": 2,
     "rayrec/ingest/packed_rows.py": 1,
-    "rayrec/preprocessing/row_files.py": 1,
-    "rayrec/preprocessing/workers/spark.py": 2,
+    "rayrec/preprocessing/scratch_rows.py": 1,
+    "rayrec/preprocessing/runners/spark_runner.py": 2,
     # Which knows the classes of torch's metadata alone.
     "rayrec/internals/torch_checkpoint.py": 2,
 }
@@ -133,12 +133,12 @@ def test_the_scratch_of_preprocessing_is_data(tmp_path: Path) -> None:
     """Tasks read what others left in the folder of the output, in which others may write."""
     summary = Summary.of(np.array([1e300, -1e300, 0.25, 0.25]))
     assert summary is not None
-    path = fit._save(tmp_path / "numbers" / "000000", {"é/1": summary})
-    (read,) = fit._load(path).values()
+    path = number_fitting._save(tmp_path / "numbers" / "000000", {"é/1": summary})
+    (read,) = number_fitting._load(path).values()
     for field, value in vars(summary).items():
         assert np.array_equal(getattr(read, field), value), field
     proof = tmp_path / "it-ran"
     path.write_bytes(pickle.dumps(Planted(proof)))
     with pytest.raises(pa.ArrowInvalid):
-        fit._load(path)
+        number_fitting._load(path)
     assert not proof.exists()

@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.sources.outbrain.features import rates, similarity
+from rayrec.sources.outbrain.features import click_rates, similarity
+from rayrec.sources.outbrain.features.ad_rows import FOLD, ROW_SCHEMA, AdRows
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys, raw_features
-from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA, Rows
 from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.statistics import RATE_KEYS, Constants, Statistics
 from tests.outbrain_statistics import Ad, Count, Document, Profile, make_constants, make_statistics
 
 P, M = 0.2, 20.0
 
 
-def make_rows(statistics: Statistics, rows: list[dict[str, Any]]) -> Rows:
-    return Rows(statistics, make_batch(rows))
+def make_rows(statistics: Statistics, rows: list[dict[str, Any]]) -> AdRows:
+    return AdRows(statistics, make_batch(rows))
 
 
 def make_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ def confidence(views: float, ads: int) -> float:
 )
 def test_rate_of_a_key(count: Count | None, expected: tuple[float, float], tmp_path: Path) -> None:
     statistics = make_statistics(tmp_path, make_constants(), rates={"ad": {1: count} if count else {2: Count(9, 9)}})
-    found = rates.compute_rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
+    found = click_rates.compute_rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
     assert (found.value[0], found.confidence[0]) == pytest.approx(expected)
 
 
@@ -59,13 +59,13 @@ def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
     rows = make_rows(
         statistics, [{"ad_id": ad, FOLD: fold} for ad, fold in [(1, 0), (1, 1), (1, None), (2, 1), (3, 0)]]
     )
-    found = rates.compute_rate(rows, "ad")
+    found = click_rates.compute_rate(rows, "ad")
     assert found.value.tolist() == pytest.approx(
         [(3 + M * P) / (10 + M), (4 + M * P) / (17 + M), (7 + M * P) / (20 + M), P, P]
     )
     # The number of ads is that of all folds; 8 - 5 rows are too few.
     assert found.confidence.tolist() == pytest.approx([confidence(10, 2), confidence(17, 2), confidence(20, 2), 0, 0])
-    assert rates.views_of("ad")(rows).tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
+    assert click_rates.views_of("ad")(rows).tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
 
 
 def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
         ads={ad: Ad(document) for ad, document in ((1, 7), (2, 8), (3, 9), (4, 10), (5, None))},
         rates={"category": counts},
     )
-    found = rates.compute_rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
+    found = click_rates.compute_rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
     weight = {1: confidence(30, 2) * 0.8 * 0.9, 2: confidence(50, 5) * 0.4 * 0.5}
     of = {1: (6 + M * P) / (30 + M), 2: (5 + M * P) / (50 + M)}
     known = sum(of[v] * weight[v] for v in of) / sum(weight.values())
@@ -117,7 +117,7 @@ def test_keys_of_pairs(tmp_path: Path) -> None:
         "country_topic": [(3 + M * P) / 31] * 2 + [P] * 3,
     }
     for name, values in expected.items():
-        assert rates.rate_of(name)(rows).tolist() == pytest.approx(values), name
+        assert click_rates.rate_of(name)(rows).tolist() == pytest.approx(values), name
 
 
 def test_every_key_is_of_full_and_lean_has_what_it_shows() -> None:

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.synthetic import generator as generator_module
 from rayrec.sources.outbrain.synthetic.displays import BLOCK_USERS
 from rayrec.sources.outbrain.synthetic.generator import OutbrainGenerator, generate
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
-from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
+from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
 from tests.outbrain_reference import read_tables
 
 ROWS = 10_000
@@ -27,18 +27,18 @@ def frames_of(folder: Path) -> Frames:
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Frames, GeneratedTruth]:
+def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Frames, OutbrainTruth]:
     folder = tmp_path_factory.mktemp("outbrain") / "data"
     truth = generate(folder, ROWS, seed=1)
     assert json.loads((folder / TRUTH_FILE).read_text()) == truth.model_dump(mode="json")
-    assert {path.name for path in folder.iterdir()} == {f"{table.value}.csv" for table in Table} | {TRUTH_FILE}
-    for table in Table:
+    assert {path.name for path in folder.iterdir()} == {f"{table.value}.csv" for table in OutbrainTable} | {TRUTH_FILE}
+    for table in OutbrainTable:
         header = (folder / f"{table.value}.csv").open().readline().rstrip("\n")
         assert header == ",".join(table.layout.schema.names)
     return frames_of(folder), truth
 
 
-def test_every_display_has_its_ads_and_one_click(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_every_display_has_its_ads_and_one_click(generated: tuple[Frames, OutbrainTruth]) -> None:
     tables, truth = generated
     clicks, test, events = tables["clicks_train"], tables["clicks_test"], tables["events"]
     assert len(clicks) == truth.rows == ROWS
@@ -52,7 +52,7 @@ def test_every_display_has_its_ads_and_one_click(generated: tuple[Frames, Genera
     assert set(pd.concat([clicks, test])["ad_id"]) <= set(tables["promoted_content"]["ad_id"])
 
 
-def test_time_and_place(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_time_and_place(generated: tuple[Frames, OutbrainTruth]) -> None:
     tables, _ = generated
     events = tables["events"].set_index("display_id")
     day = events["timestamp"] // DAY
@@ -67,7 +67,7 @@ def test_time_and_place(generated: tuple[Frames, GeneratedTruth]) -> None:
     assert set(tables["page_views"]["traffic_source"]) == {1, 2, 3}
 
 
-def test_documents(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_documents(generated: tuple[Frames, OutbrainTruth]) -> None:
     tables, truth = generated
     meta = tables["documents_meta"]
     assert meta["document_id"].tolist() == list(range(1, truth.documents + 1))
@@ -88,12 +88,12 @@ def test_documents(generated: tuple[Frames, GeneratedTruth]) -> None:
     assert (ads.groupby("campaign_id")["advertiser_id"].nunique() == 1).all()
 
 
-def test_popularity_has_a_long_tail(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_popularity_has_a_long_tail(generated: tuple[Frames, OutbrainTruth]) -> None:
     shown = generated[0]["clicks_train"]["ad_id"].value_counts()
     assert shown.iloc[: len(shown) // 20].sum() > 0.15 * ROWS
 
 
-def test_users_view_what_they_are_shown(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_users_view_what_they_are_shown(generated: tuple[Frames, OutbrainTruth]) -> None:
     """Page views hang together with events: landings are among them, and topics of one user repeat."""
     tables, truth = generated
     views, events = tables["page_views"], tables["events"]
@@ -111,7 +111,7 @@ def test_users_view_what_they_are_shown(generated: tuple[Frames, GeneratedTruth]
     assert 0.2 < (followed["timestamp_view"] > followed["timestamp"]).sum() / len(clicked) < 0.6
 
 
-def test_truth(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_truth(generated: tuple[Frames, OutbrainTruth]) -> None:
     """MAP@12 against one computed display by display from the utilities that the generator drew."""
     tables, truth = generated
     clicks = tables["clicks_train"]
@@ -153,7 +153,7 @@ def test_truth(generated: tuple[Frames, GeneratedTruth]) -> None:
     assert truth.held_out.displays == len(set(late) & set(clicks["display_id"]))
 
 
-def test_popularity_says_something_but_not_all(generated: tuple[Frames, GeneratedTruth]) -> None:
+def test_popularity_says_something_but_not_all(generated: tuple[Frames, OutbrainTruth]) -> None:
     tables, truth = generated
     clicks = tables["clicks_train"]
     late = set(tables["events"].query(f"timestamp >= {11 * DAY}")["display_id"])
@@ -167,7 +167,7 @@ def test_popularity_says_something_but_not_all(generated: tuple[Frames, Generate
     assert truth.held_out.random + 0.03 < popularity < truth.held_out.best - 0.1
 
 
-def test_more_rows_begin_as_fewer_do(generated: tuple[Frames, GeneratedTruth], tmp_path: Path) -> None:
+def test_more_rows_begin_as_fewer_do(generated: tuple[Frames, OutbrainTruth], tmp_path: Path) -> None:
     more = generated[0]
     generate(tmp_path / "fewer", 4_000, seed=1, compress=True)
     assert (tmp_path / "fewer" / "events.csv.gz").exists()

@@ -10,10 +10,10 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
-from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
-from rayrec.sources.outbrain.layout import LEAN_TABLES, Table
-from rayrec.sources.outbrain.reader import TableReader, find_files
+from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
+from rayrec.sources.outbrain.outbrain_tables import LEAN_TABLES, OutbrainTable
 from rayrec.sources.outbrain.source import SOURCE
 
 Rows = list[tuple[Any, ...]]
@@ -32,10 +32,10 @@ def packed(content: bytes, packing: str, members: tuple[str, ...] = ("table.csv"
     return sink.getvalue()
 
 
-def read(table: Table, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Rejected]:
+def read(table: OutbrainTable, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Rejected]:
     """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
-    reader = TableReader.open(table, files[0])
+    reader = OutbrainReader.open(table, files[0])
     rows: Rows = []
     rejected: Rejected = []
     before = 0
@@ -51,9 +51,9 @@ def read(table: Table, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Reje
     return rows, rejected
 
 
-CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
+CASES: dict[str, tuple[OutbrainTable, bytes, Rows, Rejected]] = {
     "clicks": (
-        Table.CLICKS_TRAIN,
+        OutbrainTable.CLICKS_TRAIN,
         b"display_id,ad_id,clicked\n1,42337,0\n1,139684,1\n,1,0\n1,,0\n1,2,2\n1,2,\n1,2\n1,x,0\n1,99999999999999999999,0",
         [(1, 42337, 0), (1, 139684, 1)],
         [
@@ -67,13 +67,13 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         ],
     ),
     "clicks to predict, CRLF, byte order mark": (
-        Table.CLICKS_TEST,
+        OutbrainTable.CLICKS_TEST,
         b"\xef\xbb\xbfdisplay_id,ad_id\r\n16874594,66758\r\n",
         [(16874594, 66758)],
         [],
     ),
     "events": (
-        Table.EVENTS,
+        OutbrainTable.EVENTS,
         b"display_id,uuid,document_id,timestamp,platform,geo_location\n"
         b"1,cb8c55702adb93,379743,61,3,US>SC>519\n2,\\N,\\N,\\N,\\N,\\N\n3,,,,,\n4,u,5,6,7,\xc3\x85\n\\N,u,5,6,1,US\n"
         b"5,u,5,6,2.0,US\n6,\xff,5,6,1,US\n",
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         ],
     ),
     "page views, another order, a column more": (
-        Table.PAGE_VIEWS,
+        OutbrainTable.PAGE_VIEWS,
         b"traffic_source, timestamp ,more,uuid,document_id,platform,geo_location\n"
         b"2,-9,x,u,1,1,US>CA\n0,5,,u,1,\\N,\\N\n1,\\N,x,u,1,1,US\n1,3,x,,1,1,US\n",
         [("u", 1, -9, 1, "US>CA", 2), ("u", 1, 5, None, None, None)],
@@ -100,13 +100,13 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         ],
     ),
     "promoted content": (
-        Table.PROMOTED_CONTENT,
+        OutbrainTable.PROMOTED_CONTENT,
         b"ad_id,document_id,campaign_id,advertiser_id\n1,6614,1,7\n2,\\N,,\n",
         [(1, 6614, 1, 7), (2, None, None, None)],
         [],
     ),
     "documents": (
-        Table.DOCUMENTS_META,
+        OutbrainTable.DOCUMENTS_META,
         b"document_id,source_id,publisher_id,publish_time\n"
         b"1,2,3,2016-06-05 00:00:00\n2,2,,1970-01-01 00:00:00.0019\n3,,,1969-12-31T23:59:59.999999\n4,1,1,\\N\n"
         b"5,1,1,2016-02-30 00:00:00\n6,1,1,June\n7,1,1,2016-02-29\n8,1,1,0001-01-01 00:00:00\n",
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         [(6, "not a time", "5,1,1,2016-02-30 00:00:00"), (7, "not a time", "6,1,1,June")],
     ),
     "topics": (
-        Table.DOCUMENTS_TOPICS,
+        OutbrainTable.DOCUMENTS_TOPICS,
         b"document_id,topic_id,confidence_level\n1,140,0.0731131601068925\n1,2,1e-3\n1,3,nan\n1,4,\n1,5,0x1\n1,6,.5\n",
         [(1, 140, 0.0731131601068925), (1, 2, 0.001), (1, 6, 0.5)],
         [
@@ -131,12 +131,12 @@ CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
         ],
     ),
     "entities, quoted": (
-        Table.DOCUMENTS_ENTITIES,
+        OutbrainTable.DOCUMENTS_ENTITIES,
         b'"document_id","entity_id","confidence_level"\n1,"f9eec25663db",0.5\n"1","","0.5"\n',
         [(1, "f9eec25663db", 0.5)],
         [(3, "no value in a required column", '"1","","0.5"')],
     ),
-    "categories, no rows": (Table.DOCUMENTS_CATEGORIES, b"document_id,category_id,confidence_level\n", [], []),
+    "categories, no rows": (OutbrainTable.DOCUMENTS_CATEGORIES, b"document_id,category_id,confidence_level\n", [], []),
 }
 
 
@@ -156,9 +156,11 @@ def names(folder: Path, *paths: str, **given: Any) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for table, name in zip(Table, ("page_views_sample.csv.zip", "clicks_train.csv", "clicks_test.csv.gz", "events.zip",
-                                   "promoted_content.csv", "documents_meta.csv", "documents_topics.csv",
-                                   "documents_entities.csv", "documents_categories.csv"), strict=True):  # fmt: skip
+    names = (
+        "page_views_sample.csv.zip", "clicks_train.csv", "clicks_test.csv.gz", "events.zip", "promoted_content.csv",
+        "documents_meta.csv", "documents_topics.csv", "documents_entities.csv", "documents_categories.csv",
+    )  # fmt: skip
+    for table, name in zip(OutbrainTable, names, strict=True):
         header = ",".join(table.layout.schema.names).encode() + b"\n"
         packing = {".zip": "zip", ".gz": "gzip"}.get(Path(name).suffix, "plain")
         (tmp_path / name).write_bytes(packed(header, packing))
@@ -168,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_tables_are_found_in_a_folder_or_by_name(folder: Path) -> None:
     found = names(folder, ".")
-    assert list(found) == [table.value for table in Table]
+    assert list(found) == [table.value for table in OutbrainTable]
     assert found["page_views"] == "page_views_sample.csv.zip" and found["events"] == "events.zip"
     assert names(folder, *found.values()) == found
     # All page views are better than a sample of them.
@@ -204,7 +206,7 @@ def test_refused(case: str, tmp_path: Path) -> None:
     content, message = REFUSED[case]
     (tmp_path / "clicks_train.csv").write_bytes(content)
     with pytest.raises(UserError, match=f"clicks_train.csv: {message}") as caught:
-        TableReader.open(Table.CLICKS_TRAIN, *list_inputs([str(tmp_path)]))
+        OutbrainReader.open(OutbrainTable.CLICKS_TRAIN, *list_inputs([str(tmp_path)]))
     assert "\n" not in str(caught.value)
 
 
@@ -213,7 +215,7 @@ def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
     start = content.index(b"table.csv") + len("table.csv")
     (tmp_path / "clicks_test.zip").write_bytes(content[: start + 10] + b"\xff" * 8 + content[start + 18 :])
     with pytest.raises(UserError, match=r"clicks_test.zip: damaged zip file \(.*\); fetch it again"):
-        read(Table.CLICKS_TEST, tmp_path / "clicks_test.zip")
+        read(OutbrainTable.CLICKS_TEST, tmp_path / "clicks_test.zip")
 
 
 def test_examples_are_not_read_from_single_files(tmp_path: Path) -> None:

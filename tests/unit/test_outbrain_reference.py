@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rayrec.raw.files import list_inputs, plan_chunks
-from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.reader import TableReader, find_files
+from rayrec.raw.input_files import list_inputs, plan_chunks
+from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.synthetic.generator import generate
 from tests.outbrain_reference import (
     COLUMNS,
@@ -154,9 +154,9 @@ def test_numbers_are_scaled_over_train(small: Tables) -> None:
 
 def read_by_reader(folder: Path) -> Tables:
     found = find_files([str(folder)])
-    result: Tables = {table.value: [] for table in Table}
+    result: Tables = {table.value: [] for table in OutbrainTable}
     for table, file in found.items():
-        reader = TableReader.open(table, file)
+        reader = OutbrainReader.open(table, file)
         for chunk in plan_chunks([file], 2**20):
             for block in reader.read(chunk):
                 assert block.rejected.num_rows == 0

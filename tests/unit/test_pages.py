@@ -23,11 +23,10 @@ from rayrec.pages.charts import (
     stacked,
 )
 from rayrec.pages.page import (
-    Check,
     Code,
+    HtmlTable,
     Page,
     Section,
-    Table,
     html_of,
     percent,
     plus_minus,
@@ -73,7 +72,9 @@ def charts() -> list[Section]:
             [
                 lines(HOSTILE, HOSTILE, "y", {HOSTILE: ([1, 2, 3], one)}, bands={HOSTILE: (one, one)}, diagonal=(0, 1)),
                 shares_and_rates("s", [HOSTILE, "b", "c"], one, one, one, one),
-                Table([{HOSTILE: HOSTILE, "number": 1.23456789, "none": None, "empty": ""}], title=HOSTILE, marked=[0]),
+                HtmlTable(
+                    [{HOSTILE: HOSTILE, "number": 1.23456789, "none": None, "empty": ""}], title=HOSTILE, marked=[0]
+                ),
                 intervals("i", [HOSTILE, "b", "c"], one, one, one, reference=0.5, ratio=True),
                 histograms("h", "x", [0.0, 0.5, 1.0], {HOSTILE: [0.5, 0.5]}),
                 bars("b", [HOSTILE], [1.0], x_title="x"),
@@ -89,7 +90,15 @@ def charts() -> list[Section]:
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return html_of(Page(HOSTILE, HOSTILE, charts(), {HOSTILE: HOSTILE}, [Check(HOSTILE, True), Check("b", False)]))
+    return html_of(
+        Page(
+            HOSTILE,
+            HOSTILE,
+            charts(),
+            {HOSTILE: HOSTILE},
+            [{"line": HOSTILE, "is_met": True}, {"line": "b", "is_met": False}],
+        )
+    )
 
 
 def test_the_page_is_whole_and_stands_alone(html: str) -> None:
@@ -156,7 +165,7 @@ def test_charts_fill_their_rows(count: int) -> None:
 
 
 def test_a_small_table_stands_beside_charts_and_a_large_one_alone() -> None:
-    small, large = Table([{"a": 1, "b": 2}]), Table([{f"column {n}": n for n in range(12)}])
+    small, large = HtmlTable([{"a": 1, "b": 2}]), HtmlTable([{f"column {n}": n for n in range(12)}])
     chart = bars("b", ["a"], [1.0], x_title="x")
     html = html_of(Page("t", "", [Section("s", [chart, small, large])]))
     assert re.findall(r'<figure class="(\w+)"', html) == ["half", "half", "whole"]
@@ -165,7 +174,7 @@ def test_a_small_table_stands_beside_charts_and_a_large_one_alone() -> None:
 def test_differences_and_errors_have_three_digits() -> None:
     assert [signed(0.0012345), signed(-0.5), signed(0.0)] == ["+0.00123", "-0.500", "0"]
     assert (percent(0.2491), percent(None), plus_minus(0.79312, 0.0043219)) == ("24.9%", "", "0.793 ± 0.00432")
-    html = html_of(Page("t", "", [Section("s", [Table([{"difference": signed(0.5)}])])]))
+    html = html_of(Page("t", "", [Section("s", [HtmlTable([{"difference": signed(0.5)}])])]))
     assert "<td class=number>+0.500</td>" in html, "aligned as the numbers that they are"
 
 

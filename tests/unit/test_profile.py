@@ -19,10 +19,10 @@ from rayrec.features.vocabularies.vocabulary import write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import profile as profile_module
-from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.drift import drift_between
+from rayrec.inspection.feature_cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.profile import DatasetProfile, FeatureProfile, profile
-from rayrec.preprocessing.workers.threads import Threads
+from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_dataset
@@ -83,7 +83,7 @@ def make(folder: Path, frame: pd.DataFrame) -> Dataset:
     folder.mkdir(parents=True)
     frame.to_csv(folder / "rows.csv", index=False)
     recipe = Recipe.model_validate(RECIPE)
-    preprocessing(recipe, {None: [str(folder / "rows.csv")]}, folder / "dataset").run(Threads(2))
+    preprocessing(recipe, {None: [str(folder / "rows.csv")]}, folder / "dataset").run(ThreadRunner(2))
     return Dataset.open(folder / "dataset")
 
 

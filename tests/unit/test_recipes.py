@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.config.train import ScheduleConfig
+from rayrec.config.optimizers import ScheduleConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes

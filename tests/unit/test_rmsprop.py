@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayrec.config.train import EmbeddingOptimizerConfig
+from rayrec.config.optimizers import EmbeddingOptimizerConfig
 from rayrec.training.optimizers.build import build_optimizer, table_moments
 
 

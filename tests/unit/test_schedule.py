@@ -3,7 +3,7 @@
 import pytest
 
 from rayrec.config import TrainConfig
-from rayrec.config.train import LearningRatePiece, LearningRates, ScheduleConfig
+from rayrec.config.optimizers import LearningRatePiece, LearningRates, ScheduleConfig
 from rayrec.recipes import load_recipe
 
 PUBLISHED = ScheduleConfig(warmup_steps=8000, decay_start=48000, decay_steps=24000, decay_power=2)

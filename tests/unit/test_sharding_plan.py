@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.units import format_bytes, parse_bytes
+from rayrec.common.text import format_bytes, parse_bytes
 from rayrec.config import TrainConfig
 from rayrec.models.common.tables import EmbeddingTable, UniformByRows
 from rayrec.training.placement.sharding import ShardingPlan, plan_sharding

@@ -22,10 +22,10 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import Reason
-from rayrec.raw.files import list_inputs
-from rayrec.raw.table import open_table
-from rayrec.raw.tables.cells import RowTypes
-from rayrec.raw.tables.json_lines import JsonLinesLayout
+from rayrec.raw.formats.json_lines import JsonLinesLayout
+from rayrec.raw.formats.row_types import RowTypes
+from rayrec.raw.input_files import list_inputs
+from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table
 
 Rows = list[dict[str, Any]]

@@ -20,7 +20,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.recipes import load_recipe
 from rayrec.sources.generated_truth import TRUTH_FILE
 from rayrec.sources.registry import source_of
-from rayrec.sources.table.generator import CHUNK_ROWS, Table
+from rayrec.sources.table.generator import CHUNK_ROWS, GeneratedTable
 
 FEATURES: list[dict[str, Any]] = [
     {"columns": "size", "kind": "numeric", "transforms": [{"op": "clip", "min": 30, "max": 48}, "standardize"]},
@@ -79,7 +79,7 @@ def test_values_are_as_many_as_asked_for(tmp_path: Path) -> None:
 
 
 def test_labels_follow_the_truth(tmp_path: Path) -> None:
-    table = Table(load_recipe(_recipe(tmp_path)), {"shop": 50}, 60_000, seed=8)
+    table = GeneratedTable(load_recipe(_recipe(tmp_path)), {"shop": 50}, 60_000, seed=8)
     probability, label = (np.concatenate(parts) for parts in zip(*(c[1:] for c in table.chunks()), strict=True))
     for low in (0.0, 0.2, 0.5):
         chosen = (probability >= low) & (probability < low + 0.2)

@@ -18,7 +18,7 @@ from rayrec.features.schema import MultiHotFeature
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
-from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.table.source import SOURCE
 from serve.errors import RequestError
 from serve.models.served_version import score_together

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
+from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
 from rayrec.storage.files import delete_remote_files, new_remote_file, open_parquet
 from rayrec.storage.location import staged_root

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.memory import keep_freed_memory
+from rayrec.common.machine import keep_freed_memory
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.batch.pool import (
@@ -41,7 +41,7 @@ from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.models.common.precision import AmpError, resolve_precision
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
-from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
 from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
 from rayrec.storage.staged import fetch

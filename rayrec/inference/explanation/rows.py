@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
+from rayrec.common.machine import available_cpus
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.ranking import RankingMetrics

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.table import LabelCondition
 from rayrec.features.schema import Schema

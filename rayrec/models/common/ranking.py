@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rayrec.config.train import MAIN_PART
+from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.tables import (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.common.errors import UserError
-from rayrec.config.train import MAIN_PART
+from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 
 if TYPE_CHECKING:

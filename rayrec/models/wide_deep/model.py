@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rayrec.config.train import MAIN_PART
+from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype

@@ -14,13 +14,13 @@ from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
-from rayrec.preprocessing.row_files import gathered_rows
+from rayrec.preprocessing.scratch_rows import gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
-from rayrec.raw.files import InputFile
-from rayrec.raw.table import TableFiles, TableReader
+from rayrec.raw.input_files import InputFile
+from rayrec.raw.table_reader import TableFiles, TableReader
 from rayrec.storage.files import make_folder
 
 
@@ -96,7 +96,7 @@ def write_side_table(
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     make_folder(folder.parent)
     with gathered_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
-        write_table(workspace.workers, rows, count_rows(segments), (KEY,), folder, schema, finish)
+        write_table(workspace.runner, rows, count_rows(segments), (KEY,), folder, schema, finish)
     return WrittenTable(rejected, found)
 
 

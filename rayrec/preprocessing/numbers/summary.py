@@ -1,6 +1,6 @@
 """Summarizes a column of numbers to fit transforms: exactly if few values are distinct, else by ranges.
 
-Summaries of some rows and of others make that of all of them, with the same bits however the rows were dealt.
+Summaries of some rows and of others make that of all of them, with the same bits however the rows were spread.
 """
 
 import math

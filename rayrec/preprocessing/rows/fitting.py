@@ -30,12 +30,12 @@ from rayrec.features.schema import (
     VectorFeature,
 )
 from rayrec.features.text_forms import in_form
-from rayrec.preprocessing.numbers.fit import Number, Summaries, UnfittedNumber, fit_numbers, summarize
+from rayrec.preprocessing.numbers.number_fitting import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary
-from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
+from rayrec.preprocessing.rows.column_plan import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.segments import ReadRows, Segment
-from rayrec.preprocessing.vocabularies.counts import Growth, Listing
-from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
+from rayrec.preprocessing.vocabularies.value_counts import GrowthRules, Listing
+from rayrec.preprocessing.vocabularies.vocabulary_fitting import fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace
 
 _MOST_ROWS = 2**40
@@ -60,7 +60,7 @@ def fit_features(
     train: Sequence[Segment],
     plan: ColumnPlan,
     config: RowsPreprocessConfig,
-    growth: Growth,
+    growth: GrowthRules,
 ) -> tuple[Feature, ...]:
     """Return the features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
 

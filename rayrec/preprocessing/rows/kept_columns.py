@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.string_hash import by_distinct_text
 from rayrec.features.text_forms import in_form
-from rayrec.preprocessing.rows.columns import KeptColumn
+from rayrec.preprocessing.rows.column_plan import KeptColumn
 from rayrec.raw.text_lines import to_integers
 
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"

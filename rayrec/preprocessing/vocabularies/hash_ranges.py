@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, write_file
+from rayrec.preprocessing.runners.task_runner import PartitionedRows, TaskRunner
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.workers.contract import Rows, Workers
 
 Finish = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Checks sorted rows, or computes further columns of them."""
@@ -15,14 +15,14 @@ ROWS_PER_RANGE = 262_144
 _ROWS_PER_BATCH = 131_072
 
 
-def range_count(workers: Workers, rows: int) -> int:
+def range_count(runner: TaskRunner, rows: int) -> int:
     """Return the number of partitions for `rows` rows, at most those of a shuffle."""
-    return max(1, min(workers.partitions, -(-rows // ROWS_PER_RANGE)))
+    return max(1, min(runner.partitions, -(-rows // ROWS_PER_RANGE)))
 
 
 def write_table(
-    workers: Workers,
-    gathered: Rows,
+    runner: TaskRunner,
+    gathered: PartitionedRows,
     rows: int,
     keys: Sequence[str],
     folder: Path,
@@ -37,7 +37,7 @@ def write_table(
     def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_sorted(batches, folder, schema, finish))
 
-    gathered.in_hash_ranges(range_count(workers, rows)).sorted_within(HASH, *keys).results(write, ROW_COUNT)
+    gathered.partition_by_hash(range_count(runner, rows)).sort_within(HASH, *keys).results(write, ROW_COUNT)
 
 
 def write_sorted(

@@ -21,11 +21,11 @@ from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabularies.vocabulary import VocabularyIndex, VocabularyLookup, vocabulary_files, write_index
+from rayrec.preprocessing.runners.spark_runner import frame_of_tasks
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.counts import distinct_values
-from rayrec.preprocessing.workers.spark import frame_of_tasks
+from rayrec.preprocessing.vocabularies.value_counts import distinct_values
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import exists, open_parquet
 from rayrec.storage.parquet_files import new_parquet
@@ -138,8 +138,8 @@ def join_long_vocabularies(
     def index_first(path: Path) -> None:
         write_index(path, vocabularies.index_of_first(path), vocabularies.limit)
 
-    workspace.workers.run(list(vocabularies.paths), index_first)
-    with counted_rows(workspace.workers, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
+    workspace.runner.run(list(vocabularies.paths), index_first)
+    with counted_rows(workspace.runner, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
 
         def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
             yield from _pending_values(segment, read, vocabularies)
@@ -156,7 +156,7 @@ def join_long_vocabularies(
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_segments(batches, vocabularies.joined)
 
-        partitions = min(len(segments), workspace.workers.partitions)
+        partitions = min(len(segments), workspace.runner.partitions)
         by_segment = found.repartition(partitions, "segment").sortWithinPartitions("segment")
         by_segment.mapInArrow(write, "segment int").count()
 

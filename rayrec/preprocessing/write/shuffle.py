@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.ingest.order import group_starts
+from rayrec.preprocessing.runners.thread_runner import ROWS_PER_BATCH
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workers.threads import ROWS_PER_BATCH
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
 from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, cut_row_groups, rows_of_a_part, write_part
@@ -179,7 +179,7 @@ def write_shuffled(
     about the same number of rows, and row groups as many as the layout says, or a few more. `position`: the kept column
     (int64) that holds a row's position in the input, for segments in another order; it is not written to the parts.
     """
-    workers, rows = workspace.workers, count_rows(segments)
+    runner, rows = workspace.runner, count_rows(segments)
     size = rows_of_a_part(rows, layout)
     number_of_parts = -(-rows // size)
     sorting: _ByPlace | _ByGroup
@@ -191,8 +191,8 @@ def write_shuffled(
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
     packing = RowPacking(pa.schema(written), encoder.schema.hotness)
-    blocks = _Blocks(sorting, packing, workers.partition_keys(number_of_parts))
-    with counted_rows(workers, workspace.progress, f"encode and shuffle {split}", rows) as counter:
+    blocks = _Blocks(sorting, packing, runner.partition_keys(number_of_parts))
+    with counted_rows(runner, workspace.progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
             first = segment.first
@@ -220,8 +220,8 @@ def write_shuffled(
             columns = [pa.array([info.model_dump_json()]), pa.array([positives])]
             yield pa.RecordBatch.from_arrays(columns, names=["part", "positives"])
 
-        encoded = workers.rows(segments, encode, blocks.schema)
-        by_part = encoded.dealt("key", number_of_parts).sorted_within("block")
+        encoded = runner.rows(segments, encode, blocks.schema)
+        by_part = encoded.partition_by_key("key", number_of_parts).sort_within("block")
         found = by_part.results(write, "part string, positives double", blocks.values_at_once)
     parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in found]
     written_rows = sum(part.info.rows for part in parts)

@@ -1,10 +1,14 @@
-"""The section `source` of a recipe for Criteo's logs."""
+"""The columns of Criteo's display-ads logs, and the section `source` of a recipe for them."""
 
 from typing import Literal
 
 from rayrec.config.table import CategoricalRule, FitFill, LabelCondition, NumericRule, Rule, TableSourceConfig
 from rayrec.config.transforms import Log
-from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
+
+LABEL = "label"
+NUMERIC = tuple(f"I{i}" for i in range(1, 14))
+CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+SEPARATOR = "\t"
 
 
 class CriteoSourceConfig(TableSourceConfig):

@@ -18,11 +18,10 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import HEAD, ClickModel, RawValues
-from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.criteo.truth import FileTruth, GeneratedTruth
+from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.turnover import Turnover, most_days
 from rayrec.sources.generated_text import csv_file, rows_by_file, to_hexadecimal
-from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
+from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536
@@ -52,8 +51,32 @@ _CATEGORICAL_MISSING = dict.fromkeys(CATEGORICAL, 0.0) | {
 }
 
 
+class FileTruth(RowsTruth):
+    """Metrics of the true probabilities on the rows of a file."""
+
+    path: str
+    """Relative to the folder of `truth.json`."""
+    new_values: float
+    """Share of the categorical values, missing ones aside, that the click model had on no earlier day."""
+
+
+class CriteoTruth(RowsTruth):
+    """The content of `truth.json`, of generated data: for all rows, and for those of each file."""
+
+    source: str
+    seed: int
+    drift: float
+    """How much values and preferences change from day to day; 0 if the rows of all files are alike."""
+    files: tuple[FileTruth, ...]
+    method: str = (
+        "Labels are drawn from a known click model; on average no model ranks the rows better than the true "
+        "probabilities do. AUC: of the true probabilities of all rows, from a histogram of "
+        f"{BINS} equal bins, pairs within a bin counted half. Log loss: exact."
+    )
+
+
 @dataclass(frozen=True)
-class Chunk:
+class GeneratedRows:
     """Consecutive generated rows."""
 
     rows: pa.RecordBatch
@@ -84,7 +107,7 @@ class CriteoGenerator:
         other.click_model = self.click_model.next_day(rng, self._drift, generations, renewed, other._sample())
         return other
 
-    def chunks(self, rows: int, *, first: int = 0) -> Iterator[Chunk]:
+    def chunks(self, rows: int, *, first: int = 0) -> Iterator[GeneratedRows]:
         """`rows` rows, from the day's row `first` on, in chunks of at most CHUNK_ROWS."""
         for number in range(first // CHUNK_ROWS, -(-(first + rows) // CHUNK_ROWS)):
             # An additional 0 as on day 0 leaves a seed as it is.
@@ -95,7 +118,7 @@ class CriteoGenerator:
             start = number * CHUNK_ROWS
             part = slice(max(first - start, 0), min(first + rows - start, CHUNK_ROWS))
             values = values.rows(part)
-            yield Chunk(self._to_arrow(values, label[part]), values, probability[part])
+            yield GeneratedRows(self._to_arrow(values, label[part]), values, probability[part])
 
     def _sample(self) -> RawValues:
         return self._draw_values(np.random.default_rng([self._calibration_seed, self._day]), CALIBRATION_ROWS)
@@ -137,7 +160,7 @@ def generate(
     drift: float = 0.0,
     compress: bool = False,
     progress: Progress | None = None,
-) -> GeneratedTruth:
+) -> CriteoTruth:
     """Write `rows` rows and `truth.json` into the new folder `output`, which is whole or absent.
 
     One file `criteo.tsv` (Kaggle layout), or with `days` the files `day_0` ... (Terabyte layout) with equal shares of
@@ -171,7 +194,7 @@ def generate(
             first += rows_of_file
             files.append(FileTruth(path=path.name, new_values=new_values / values, **truth.result().model_dump()))
         stated = total.result().model_dump()
-        result = GeneratedTruth(source="criteo", seed=seed, drift=drift, files=tuple(files), **stated)
+        result = CriteoTruth(source="criteo", seed=seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
+from rayrec.sources.criteo.config import CATEGORICAL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.generator import SINGLE_FILE, generate
-from rayrec.sources.criteo.layout import CATEGORICAL, NUMERIC, SEPARATOR
 from rayrec.sources.source import GeneratedData, TableSource
 
 _LINE = re.compile(

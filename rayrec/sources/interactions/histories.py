@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.row_files import Read, Write, batch_of, gathered_rows, write_partitions
+from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, gathered_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
-from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
+from rayrec.sources.interactions.file_layout import ITEM, LABEL, TIMESTAMP, USER
 
 SPLIT = "split"
 TRAIN, VALIDATION, TEST, LISTED, EARLIER, NO_CHOICE = range(6)
@@ -95,7 +95,7 @@ def write_histories(
         return total
 
     with gathered_rows(workspace, "order by user and time", sources, _GATHERED) as gathered:
-        ordered = gathered.together(USER).sorted_within(USER, SPLIT, TIMESTAMP, "position")
+        ordered = gathered.partition_by(USER).sort_within(USER, SPLIT, TIMESTAMP, "position")
         names = (HISTORIES, DROPPED)
         pieces, counts = write_partitions(ordered, workspace.scratch, names, HISTORY_SCHEMA, (USER, ITEM), cut)
     return pieces, sum(counts, HistoryCounts())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
-from rayrec.preprocessing.row_files import Write, batch_of, gathered_rows, write_partitions
+from rayrec.preprocessing.scratch_rows import Write, batch_of, gathered_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_piece
 from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.workspace import Workspace
@@ -26,7 +26,7 @@ _USERS_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Rows:
+class InteractionRows:
     """Rows of a dataset of interactions: label (float32), user and item (ids), group (int64, the user's id)."""
 
     schema: Schema
@@ -47,7 +47,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutLists:
     """A split of held-out interactions."""
 
     code: int
@@ -60,8 +60,8 @@ def write_rows(
     workspace: Workspace,
     histories: Sequence[Segment],
     encoder: RowEncoder,
-    rows: Rows,
-    held_out: Mapping[str, HeldOut],
+    rows: InteractionRows,
+    held_out: Mapping[str, HeldOutLists],
     parent: Dataset | None,
     has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
@@ -111,7 +111,7 @@ def write_rows(
     sources = [(histories, encode), (earlier, encoded)]
     with gathered_rows(workspace, "number users and draw negatives", sources, _PLACED) as gathered:
         # A user lies in one range; within it, places ascend with time.
-        by_user = gathered.in_ranges("user", workspace.workers.partitions).sorted_within("user", "place")
+        by_user = gathered.partition_by_range("user", workspace.runner.partitions).sort_within("user", "place")
         names = ("train", *held_out, *([KNOWN_SPLIT] if has_known else []))
         folder = workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
@@ -130,17 +130,17 @@ class _History:
     def of(cls, batch: pa.RecordBatch) -> "_History":
         return cls(*(batch[name].to_numpy() for name in ("user", "item", "split")))
 
-    def train(self, rows: Rows) -> pa.RecordBatch:
+    def train(self, rows: InteractionRows) -> pa.RecordBatch:
         chosen = self.split == TRAIN
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
-    def known(self, rows: Rows) -> pa.RecordBatch:
+    def known(self, rows: InteractionRows) -> pa.RecordBatch:
         """Return the pairs that are in `train`, in a dataset before, or no choices, each once."""
         chosen = np.isin(self.split, (TRAIN, EARLIER))
         user, item = _distinct(self.user[chosen], self.item[chosen])
         return rows.batch(np.ones(len(user), np.float32), user, item)
 
-    def lists(self, rows: Rows, held_out: HeldOut) -> tuple[pa.RecordBatch, int]:
+    def lists(self, rows: InteractionRows, held_out: HeldOutLists) -> tuple[pa.RecordBatch, int]:
         """Return the row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are
         short.
         """
@@ -170,7 +170,7 @@ def _distinct(user: NDArray[np.int64], item: NDArray[np.int64]) -> tuple[NDArray
     return user[is_first], item[is_first]
 
 
-def read_rows(rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
+def read_rows(rows: InteractionRows, segment: Segment) -> Iterator[pa.RecordBatch]:
     """Yield the rows that `write_rows` wrote, as they are."""
     schema = rows.arrow_schema
     for batch in read_piece(segment.piece, schema.names, []):
@@ -179,7 +179,7 @@ def read_rows(rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
 
 def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
     """Yield the rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
-    schema = Rows(encoder.schema).arrow_schema
+    schema = InteractionRows(encoder.schema).arrow_schema
     for batch in encoder.encode(segment):
         label, user, item = batch.columns
         yield pa.RecordBatch.from_arrays([label, user, item, user.cast(pa.int64())], schema=schema)

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config import SourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.raw.blocks import ExampleReader
-from rayrec.raw.files import InputFile
+from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig
 from rayrec.sources.interactions.generator import FILE, generate
-from rayrec.sources.interactions.job import InteractionJob
-from rayrec.sources.interactions.reader import InteractionReader
+from rayrec.sources.interactions.interaction_job import InteractionJob
+from rayrec.sources.interactions.interaction_reader import InteractionReader
 from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 

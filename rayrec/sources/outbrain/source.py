@@ -9,14 +9,14 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
+from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import raw_features
-from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
-from rayrec.sources.outbrain.layout import CODES
-from rayrec.sources.outbrain.preprocessing.job import DisplayJob
+from rayrec.sources.outbrain.outbrain_tables import CODES
+from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob
 from rayrec.sources.outbrain.statistics import Statistics
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.source import GeneratedData, InputPaths, Source

@@ -22,7 +22,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.storage.files import read_bytes, write_json
 
 CONSTANTS_FILE = "constants.json"
@@ -41,14 +41,14 @@ _PROFILE_VALUE = pa.struct([_VALUE, pa.field("weight", pa.float64(), False)])
 DOCUMENT_SCHEMA = pa.schema(
     [
         _HASH,
-        *Table.DOCUMENTS_META.layout.schema,
+        *OutbrainTable.DOCUMENTS_META.layout.schema,
         # Values ascending.
         *(pa.field(aspect, pa.list_(_DOCUMENT_VALUE), False) for aspect in ASPECTS),
         # The values of the highest confidence, in the order of the list features.
         *(pa.field(f"{aspect}_list", pa.list_(pa.int64()), False) for aspect in ASPECTS),
     ]
 )
-AD_SCHEMA = pa.schema([_HASH, *Table.PROMOTED_CONTENT.layout.schema])
+AD_SCHEMA = pa.schema([_HASH, *OutbrainTable.PROMOTED_CONTENT.layout.schema])
 PROFILE_SCHEMA = pa.schema(
     [
         _HASH,

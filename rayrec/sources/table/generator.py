@@ -34,10 +34,10 @@ from rayrec.config.table import (
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_text import csv_file
 from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
-from rayrec.sources.table.columns import (
+from rayrec.sources.table.generated_columns import (
     DEFAULT_CARDINALITY,
     ChunkRows,
-    Column,
+    GeneratedColumn,
     rule_columns,
     written_times,
 )
@@ -57,7 +57,7 @@ def _spread(rows: int) -> NDArray[np.int64]:
     return np.linspace(0, rows - 1, CHUNK_ROWS).astype(np.int64)
 
 
-def _is_category(column: Column) -> bool:
+def _is_category(column: GeneratedColumn) -> bool:
     return column.rule is None or isinstance(column.rule, (CategoricalRule, ListRule))
 
 
@@ -78,7 +78,7 @@ class TableTruth(RowsTruth):
     )
 
 
-class Table:
+class GeneratedTable:
     """The columns of a recipe's raw files, and the truth of its labels."""
 
     def __init__(self, recipe: Recipe, cardinality: Mapping[str, int], rows: int, seed: int) -> None:
@@ -108,7 +108,7 @@ class Table:
         others -= {self.source.group, self.source.time_column}
         for name in sorted(others):
             size = next((size for pattern, size in cardinality.items() if matches(name, pattern)), DEFAULT_CARDINALITY)
-            self._columns.append(Column(name, None, size, may_miss=False, adds=name in keys))
+            self._columns.append(GeneratedColumn(name, None, size, may_miss=False, adds=name in keys))
         for pattern, size in cardinality.items():
             if not any(matches(name, pattern) for name in self.cardinality):
                 hint = did_you_mean(pattern, self.cardinality, "the recipe has")
@@ -152,7 +152,7 @@ class Table:
             raise ConfigError(f"source.features.{number}.separator: missing; delimited text has no lists")
         return self.source.format
 
-    def _column(self, name: str, rules: Mapping[str, Rule], given: Mapping[str, int]) -> Column:
+    def _column(self, name: str, rules: Mapping[str, Rule], given: Mapping[str, int]) -> GeneratedColumn:
         rule = rules[name]
         # Only an empty field of delimited text is sure to be read as missing, and roles must have a value.
         split = self._split
@@ -160,7 +160,7 @@ class Table:
         may_miss = not is_role and (self.format != "delimited" or "" in self.source.null_values)
         has_lists = isinstance(rule, (ListRule, VectorRule)) and rule.separator is None
         if not isinstance(rule, (CategoricalRule, ListRule)):
-            return Column(name, rule, may_miss=may_miss, has_lists=has_lists)
+            return GeneratedColumn(name, rule, may_miss=may_miss, has_lists=has_lists)
         # The column, and its rule, that says which values there are.
         owners = ((n, r) for n, r in rules.items() if rule.share in {n, getattr(r, "name", None)})
         owner, listed = (name, rule) if rule.share is None else next(owners, (name, rule))
@@ -172,7 +172,9 @@ class Table:
             if most is not None and size > most:
                 raise ConfigError(f"--cardinality {pattern}={size}: column '{owner}' has {most} values in the recipe")
         size = [*wanted.values(), most or DEFAULT_CARDINALITY][0]
-        return Column(name, rule, size, listed.values, listed.cardinality is not None, may_miss, has_lists=has_lists)
+        return GeneratedColumn(
+            name, rule, size, listed.values, listed.cardinality is not None, may_miss, has_lists=has_lists
+        )
 
     def _chunk(self, number: int, rows: NDArray[np.int64]) -> ChunkRows:
         return ChunkRows(number, rows, _FIRST_SECOND + rows * _SECONDS // self._rows)
@@ -227,7 +229,7 @@ def generate(
     The file is `table.csv` (`.tsv` if fields are separated by tabs), `table.jsonl` or `table.parquet`, as the recipe's
     format says, packed by gzip with `compress`. Raises ConfigError on a recipe whose table cannot be made.
     """
-    table = Table(recipe, cardinality, rows, seed)
+    table = GeneratedTable(recipe, cardinality, rows, seed)
     text = ".tsv" if table.source.separator == "\t" else ".csv"
     name = "table" + {"delimited": text, "json_lines": ".jsonl", "parquet": ".parquet"}[table.format]
     if compress and table.format != "parquet":
@@ -258,7 +260,9 @@ def generate(
 
 
 @contextmanager
-def _file(path: Path, table: Table, schema: pa.Schema, compress: bool) -> Iterator[Callable[[pa.RecordBatch], None]]:
+def _file(
+    path: Path, table: GeneratedTable, schema: pa.Schema, compress: bool
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Yield a function that appends rows to the new file at `path`."""
     if table.format == "parquet":
         with pq.ParquetWriter(path, schema, compression="gzip" if compress else "snappy") as writer:

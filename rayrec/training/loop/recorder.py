@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.config.train import MAIN_PART
+from rayrec.config.optimizers import MAIN_PART
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.ingest.loader import EpochLoader

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from rayrec.config.train import LearningRates, OptimizerConfig, TrainConfig
+from rayrec.config.optimizers import LearningRates, OptimizerConfig
+from rayrec.config.train import TrainConfig
 from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from

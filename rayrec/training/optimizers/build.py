@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
 from cuda_ops import rmsprop_
-from rayrec.config.train import DenseOptimizerConfig, EmbeddingOptimizerConfig
+from rayrec.config.optimizers import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from rayrec.training.optimizers.ftrl import FTRL
 
 

@@ -10,7 +10,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
-from rayrec.config.train import EmbeddingOptimizerConfig, LearningRates, TrainConfig
+from rayrec.config.optimizers import EmbeddingOptimizerConfig, LearningRates
+from rayrec.config.train import TrainConfig
 from rayrec.internals.torchrec import local_shards, set_fused_parameters, sharded_like
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.training.optimizers.build import build_optimizer, table_moments

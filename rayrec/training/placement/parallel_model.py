@@ -18,10 +18,9 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from cuda_ops import triton_works
-from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import ConfigError
-from rayrec.common.memory import available_memory, keep_freed_memory
-from rayrec.common.units import parse_bytes
+from rayrec.common.machine import available_cpus, available_memory, keep_freed_memory
+from rayrec.common.text import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import (

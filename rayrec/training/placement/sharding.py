@@ -34,7 +34,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.units import format_bytes
+from rayrec.common.text import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.common.units import format_number
+from rayrec.common.text import format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayrec.common.names import ascii_name
+from rayrec.common.text import ascii_name
 from rayrec.training.run.history import main_metrics
 
 _OF_STEPS = {

@@ -12,7 +12,7 @@ from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
 from rayrec.config.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.mapped_columns import Numbers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.sources.outbrain.features.rows import Rows
+from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.statistics import Aspect
 
 LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
@@ -37,7 +37,7 @@ class Numeric:
     """A number; NaN if missing, which a model reads as 0."""
 
     name: str
-    compute: Callable[[Rows], NDArray[np.float64]]
+    compute: Callable[[AdRows], NDArray[np.float64]]
     """(n,) the raw values of rows."""
     steps: Steps = ()
 
@@ -49,7 +49,7 @@ class OneHot:
     """A category; null if missing."""
 
     name: str
-    compute: Callable[[Rows], pa.Array]
+    compute: Callable[[AdRows], pa.Array]
     cardinality: int
     of: Literal["integers", "strings", "codes"] = "integers"
     """What the raw values are; codes are ids already, the others are hashed."""
@@ -71,7 +71,7 @@ class MultiHot:
     """A list of integers, hashed one by one."""
 
     name: str
-    compute: Callable[[Rows], pa.Array]
+    compute: Callable[[AdRows], pa.Array]
     cardinality: int
     hotness: int
     pooling: Literal["sum", "mean"]
@@ -92,7 +92,7 @@ class MultiHot:
 Definition = Numeric | OneHot | MultiHot
 
 
-def id_feature(name: str, numbers: Callable[[Rows], Numbers], cardinality: int) -> OneHot:
+def id_feature(name: str, numbers: Callable[[AdRows], Numbers], cardinality: int) -> OneHot:
     """Return an id, hashed into a table of `cardinality` rows."""
     return OneHot(name, lambda rows: _ids(numbers(rows)), cardinality)
 
@@ -102,10 +102,10 @@ def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: 
     return OneHot(name, lambda rows: part(rows.place), cardinality, "strings")
 
 
-def code_feature(name: str, values: Callable[[Rows], Numbers], first: int, size: int) -> OneHot:
+def code_feature(name: str, values: Callable[[AdRows], Numbers], first: int, size: int) -> OneHot:
     """Return one of `size` values from `first` on; they count from 1, and 0 is missing."""
 
-    def compute(rows: Rows) -> pa.Array:
+    def compute(rows: AdRows) -> pa.Array:
         found = values(rows)
         return _ids(Numbers(found.values - first + 1, found.valid))
 
@@ -117,7 +117,7 @@ def list_feature(
 ) -> MultiHot:
     """Return the first `length` values of the landing or the ad document's list of an aspect; empty without values."""
 
-    def compute(rows: Rows) -> pa.Array:
+    def compute(rows: AdRows) -> pa.Array:
         found = rows.landing if document == "landing" else rows.ad_document
         lists = rows.statistics.documents.lists(f"{aspect}_list", found)
         values = lists.field()

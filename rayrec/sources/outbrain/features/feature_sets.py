@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import UNKNOWN
 from rayrec.features.mapped_columns import Numbers
+from rayrec.sources.outbrain.features.ad_rows import AdRows
+from rayrec.sources.outbrain.features.click_rates import compute_rate, confidence_of, rate_of, views_of
 from rayrec.sources.outbrain.features.definitions import (
     COUNT,
     DAYS,
@@ -23,8 +25,6 @@ from rayrec.sources.outbrain.features.definitions import (
     list_feature,
     place_feature,
 )
-from rayrec.sources.outbrain.features.rates import compute_rate, confidence_of, rate_of, views_of
-from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.features.similarity import landing_similarity, user_similarity, user_similarity_confidence
 from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
 from rayrec.sources.outbrain.places import countries, states
@@ -52,11 +52,11 @@ def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
 def raw_features(statistics: Statistics, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the features of n rows, a column each, named as in the schema.
 
-    `batch`: columns of `rayrec.sources.outbrain.features.rows.ROW_SCHEMA`, perhaps `FOLD`; others are ignored. Result:
+    `batch`: columns of `ROW_SCHEMA` (features/ad_rows.py), perhaps `FOLD`; others are ignored. Result:
     numeric features float64, NaN if missing; categories int64 or string, null if missing; multi-hot features
     list<int64>. A row's features depend on no other row.
     """
-    rows = Rows(statistics, batch)
+    rows = AdRows(statistics, batch)
     definitions = features_of(statistics.constants.feature_set)
     schema = pa.schema([(definition.name, definition.raw_type) for definition in definitions])
     return pa.RecordBatch.from_arrays([pa.array(definition.compute(rows)) for definition in definitions], schema=schema)
@@ -141,14 +141,14 @@ def _lean_features() -> tuple[Definition, ...]:
     )
 
 
-def _has_viewed_ad_document(rows: Rows) -> Numbers:
+def _has_viewed_ad_document(rows: AdRows) -> Numbers:
     """Return 1 if the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
     document = rows.ad_document_id
     has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values)
     return Numbers(has_viewed.astype(np.int64), (rows.user != UNKNOWN) & document.valid)
 
 
-def _campaign_rate_times_confidence(rows: Rows) -> NDArray[np.float64]:
+def _campaign_rate_times_confidence(rows: AdRows) -> NDArray[np.float64]:
     found = compute_rate(rows, "campaign")
     return found.value * found.confidence
 

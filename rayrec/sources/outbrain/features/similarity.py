@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Lists, Ranges, search_ranges
-from rayrec.sources.outbrain.features.rows import Estimate, Rows
+from rayrec.sources.outbrain.features.ad_rows import AdRows, RateEstimate
 from rayrec.sources.outbrain.statistics import Aspect
 
 
@@ -23,29 +23,29 @@ class _Vectors:
     """(n,)"""
 
 
-def landing_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+def landing_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that computes the cosines (n,) of the landing document with the ad document."""
     return lambda rows: _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[
         0
     ]
 
 
-def user_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+def user_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that computes the cosines (n,) of the user's profile with the ad document."""
     return lambda rows: compute_user_similarity(rows, aspect).value
 
 
-def user_similarity_confidence(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+def user_similarity_confidence(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that computes the confidences (n,) of these cosines."""
     return lambda rows: compute_user_similarity(rows, aspect).confidence
 
 
-def compute_user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
+def compute_user_similarity(rows: AdRows, aspect: Aspect) -> RateEstimate:
     """Compare the user's profile with the ad document, once for these rows."""
     return rows.once(f"user similarity {aspect}", lambda: _user_similarity(rows, aspect))
 
 
-def _user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
+def _user_similarity(rows: AdRows, aspect: Aspect) -> RateEstimate:
     profiles, user = rows.statistics.profiles, rows.user
     sizes = np.zeros(len(rows), np.int64)
     parts = list(profiles.ranges(aspect, user))
@@ -56,7 +56,7 @@ def _user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
     similarity, common = _cosine(len(rows), left, right)
     chance = sizes * right.sizes / max(rows.statistics.constants.values[aspect], 1) ** 2
     confidence = np.where(common > 0, 1.0 - chance**common, chance)
-    return Estimate(similarity, np.where((sizes > 0) & (right.sizes > 0), confidence, np.nan))
+    return RateEstimate(similarity, np.where((sizes > 0) & (right.sizes > 0), confidence, np.nan))
 
 
 def _documents(lists: Lists) -> _Vectors:

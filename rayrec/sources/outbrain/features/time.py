@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Numbers
-from rayrec.sources.outbrain.features.rows import Rows
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
+from rayrec.sources.outbrain.features.ad_rows import AdRows
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import utc_offsets
 
 MOST_DAYS = 3650
@@ -21,26 +21,26 @@ _FIRST_WEEKDAY = 3
 _SATURDAY = 5
 
 
-def hour_bin(rows: Rows) -> Numbers:
+def hour_bin(rows: AdRows) -> Numbers:
     """Return 0 ... 5 by the local hour of the event."""
     hour = _local_milliseconds(rows) // _HOUR % 24
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
     return Numbers(np.where(found < 0, _LAST_BIN, found), rows.timestamp.valid)
 
 
-def is_weekend(rows: Rows) -> Numbers:
+def is_weekend(rows: AdRows) -> Numbers:
     """Return 1 if the event is on a local Saturday or Sunday, else 0."""
     weekday = (_local_milliseconds(rows) // DAY_MILLISECONDS + _FIRST_WEEKDAY) % 7
     return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.timestamp.valid)
 
 
-def days_since_published(document: Literal["landing", "ad"]) -> Callable[[Rows], NDArray[np.float64]]:
+def days_since_published(document: Literal["landing", "ad"]) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that counts the full days (n,) from a document's publication to the event.
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.
     """
 
-    def compute(rows: Rows) -> NDArray[np.float64]:
+    def compute(rows: AdRows) -> NDArray[np.float64]:
         published = (rows.of_landing if document == "landing" else rows.of_ad_document)("publish_time")
         days = (FIRST_MILLISECOND + rows.timestamp.values - published.values) // DAY_MILLISECONDS
         kept = np.where((days >= 0) & (days <= MOST_DAYS), days, np.nan)
@@ -49,5 +49,5 @@ def days_since_published(document: Literal["landing", "ad"]) -> Callable[[Rows],
     return compute
 
 
-def _local_milliseconds(rows: Rows) -> NDArray[np.int64]:
+def _local_milliseconds(rows: AdRows) -> NDArray[np.int64]:
     return FIRST_MILLISECOND + rows.timestamp.values + _MINUTE * utc_offsets(rows.place)

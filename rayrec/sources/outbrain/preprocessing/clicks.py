@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows
+from rayrec.preprocessing.runners.spark_runner import frame_of_tasks
+from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
-from rayrec.preprocessing.workers.spark import frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.rows import FOLD
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, EVENT_FIELDS, Table
+from rayrec.sources.outbrain.features.ad_rows import FOLD
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
+from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, write_by_split
-from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,14 +56,14 @@ def write_click_rows(
     """Join clicks with events, one row for each line of the clicks, and deal the displays to splits."""
     from pyspark.sql import functions as f
 
-    train, test = tables.of(Table.CLICKS_TRAIN), tables.of(Table.CLICKS_TEST)
+    train, test = tables.of(OutbrainTable.CLICKS_TRAIN), tables.of(OutbrainTable.CLICKS_TEST)
     sources = [(files.segments(), partial(_read_clicks, is_test=files is test)) for files in (train, test)]
     with frame_of_rows(workspace, "join clicks and events", sources, _CLICKS) as clicks:
         joined = clicks.join(events(workspace, tables), DISPLAY, "left")
-        ranges = range_count(workspace.workers, train.rows + test.rows)
+        ranges = range_count(workspace.runner, train.rows + test.rows)
         # The rows of a display lie in one range.
-        dealt = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
-        ordered = dealt.sortWithinPartitions(DISPLAY, "is_test", "position")
+        partitioned = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
+        ordered = partitioned.sortWithinPartitions(DISPLAY, "is_test", "position")
         deal = partial(_deal, config=config)
         return write_by_split(ordered, folder, SPLITS, CLICK_SCHEMA, _DICTIONARIES, CLICKED, deal)
 
@@ -72,12 +72,12 @@ def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
     """Return one event for each display."""
     from pyspark.sql import functions as f
 
-    schema = Table.EVENTS.layout.schema
+    schema = OutbrainTable.EVENTS.layout.schema
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         yield from read_piece(segment.piece, schema.names, ())
 
-    listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, schema)
+    listed = frame_of_tasks(workspace.spark, tables.of(OutbrainTable.EVENTS).segments(), read, schema)
     # Of lines with the same display the smallest, null before any value.
     return listed.groupBy(DISPLAY).agg(f.min(f.struct(*schema.names[1:])).alias("event")).select(DISPLAY, "event.*")
 

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
 from rayrec.features.string_hash import hash_strings
-from rayrec.preprocessing.row_files import Read, Write, batch_of, frame_of_rows, write_partitions
+from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges
+from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted, write_table
-from rayrec.preprocessing.workers.spark import SparkRows, collect_rows, in_hash_ranges
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
+from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
-from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
@@ -65,17 +65,17 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     """Bring together what the tables say of each document, and count the documents of each value."""
     from pyspark.sql import functions as f
 
-    sources: list[tuple[list[Segment], Read]] = [(tables.of(Table.DOCUMENTS_META).segments(), _read_meta)]
+    sources: list[tuple[list[Segment], Read]] = [(tables.of(OutbrainTable.DOCUMENTS_META).segments(), _read_meta)]
     for number, aspect in enumerate(ASPECTS):
         read = partial(_read_values, aspect=number, column=f"{aspect}_id")
-        sources.append((tables.of(Table(f"documents_{PLURALS[aspect]}")).segments(), read))
+        sources.append((tables.of(OutbrainTable(f"documents_{PLURALS[aspect]}")).segments(), read))
     with frame_of_rows(workspace, "list documents", sources, _ROWS) as listed:
         # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
         once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
             f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
         )
         kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
-        ranges = range_count(workspace.workers, sum(count_rows(segments) for segments, _ in sources))
+        ranges = range_count(workspace.runner, sum(count_rows(segments) for segments, _ in sources))
         ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
         pieces, found = write_partitions(SparkRows(ordered), folder, ("rows",), _ROWS, ("aspect",), _write_rows)
     rows = RowFiles(pieces=tuple(pieces["rows"]))
@@ -158,14 +158,14 @@ def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], do
 
 def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> None:
     """Write the table of documents: all that documents_meta or the table of an aspect names."""
-    with counted_rows(workspace.workers, workspace.progress, "documents", found.rows.rows) as counter:
+    with counted_rows(workspace.runner, workspace.progress, "documents", found.rows.rows) as counter:
 
         def run(piece: Piece) -> None:
             whole = whole_groups(read_piece(piece, _ROWS.names, ()), HASH, _BATCH_ROWS)
             write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
             counter.add(piece.rows)
 
-        workspace.workers.run(found.rows.pieces, run)
+        workspace.runner.run(found.rows.pieces, run)
 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
@@ -210,7 +210,7 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     """Write the table of ads."""
     from pyspark.sql import functions as f
 
-    files = tables.of(Table.PROMOTED_CONTENT)
+    files = tables.of(OutbrainTable.PROMOTED_CONTENT)
     key, *columns = AD_SCHEMA.names[1:]
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -221,4 +221,4 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     with frame_of_rows(workspace, "ads", [(files.segments(), read)], AD_SCHEMA) as listed:
         # Of lines with the same ad the smallest, null before any value.
         kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
-        write_table(workspace.workers, SparkRows(kept), files.rows, (key,), folder, AD_SCHEMA)
+        write_table(workspace.runner, SparkRows(kept), files.rows, (key,), folder, AD_SCHEMA)

@@ -9,14 +9,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows, new_rows
+from rayrec.preprocessing.runners.spark_runner import in_hash_ranges
+from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows, new_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
-from rayrec.preprocessing.workers.spark import in_hash_ranges
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.sources.outbrain.features.ad_rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
-from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, write_by_split
 from rayrec.sources.outbrain.statistics import Statistics
@@ -55,7 +55,7 @@ def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: 
     items = [(split, segment) for split, files in clicks.splits.items() for segment in files.segments()]
     schema = _schema(statistics.constants.feature_set, LABEL_FIELDS)
     columns = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != _TRAFFIC))
-    with counted_rows(workspace.workers, workspace.progress, "features", clicks.rows) as counter:
+    with counted_rows(workspace.runner, workspace.progress, "features", clicks.rows) as counter:
 
         def run(item: tuple[str, Segment]) -> tuple[str, Piece]:
             split, segment = item
@@ -67,7 +67,7 @@ def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: 
                     counter.add(batch.num_rows)
             return split, Piece(path, 0, segment.piece.rows)
 
-        found = workspace.workers.run(items, run)
+        found = workspace.runner.run(items, run)
     pieces = {name: tuple(piece for split, piece in found if split == name) for name in clicks.splits}
     splits = {name: RowFiles(pieces=of_split) for name, of_split in pieces.items()}
     return SplitRows(splits=splits, clicked=clicks.clicked)
@@ -92,8 +92,8 @@ def write_in_user_order(
         return batch[_SPLIT].to_numpy(), _with_features(batch, opened, schema)
 
     with frame_of_rows(workspace, "features", sources, _BY_USER) as rows:
-        dealt = in_hash_ranges(rows, range_count(workspace.workers, clicks.rows))
-        ordered = dealt.sortWithinPartitions(HASH, _SPLIT, POSITION)
+        partitioned = in_hash_ranges(rows, range_count(workspace.runner, clicks.rows))
+        ordered = partitioned.sortWithinPartitions(HASH, _SPLIT, POSITION)
         return write_by_split(ordered, folder, names, schema, _dictionaries(schema), CLICKED, compute)
 
 

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.preprocessing.row_files import Write, write_partitions
+from rayrec.preprocessing.runners.spark_runner import SparkRows
+from rayrec.preprocessing.scratch_rows import Write, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, make_segments
-from rayrec.preprocessing.workers.spark import SparkRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

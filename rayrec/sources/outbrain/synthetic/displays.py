@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import DEFAULT_OFFSET
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES, Preferences, Profiles, ShownAds
 from rayrec.sources.outbrain.synthetic.world import ASPECTS, TOPICS, World, repeated

@@ -17,10 +17,9 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.generated_text import csv_file
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, OutbrainTable
 from rayrec.sources.outbrain.synthetic.displays import BLOCK_USERS, MOST_ADS, Displays, Visits, draw_block
-from rayrec.sources.outbrain.synthetic.preferences import Preferences
-from rayrec.sources.outbrain.synthetic.tables import (
+from rayrec.sources.outbrain.synthetic.generated_tables import (
     SCHEMAS,
     ad_rows,
     click_rows,
@@ -28,7 +27,8 @@ from rayrec.sources.outbrain.synthetic.tables import (
     event_rows,
     page_view_rows,
 )
-from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, GeneratedTruth, RankingAccumulator
+from rayrec.sources.outbrain.synthetic.preferences import Preferences
+from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, OutbrainTruth, RankingAccumulator
 from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, PROMOTED_EVERY, World
 
 LEAST_ROWS = 2
@@ -51,7 +51,7 @@ class OutbrainGenerator:
 
 def generate(
     output: Path, rows: int, *, seed: int = 0, compress: bool = False, progress: Progress | None = None
-) -> GeneratedTruth:
+) -> OutbrainTruth:
     """Write the nine tables, `rows` lines of clicks_train, and `truth.json` into the new folder `output`.
 
     Files are named as Outbrain's, with `compress` gzip files ending in `.gz`. Raises UserError on arguments out of
@@ -73,10 +73,13 @@ def generate(
         for drawn, views in generator.blocks():
             shown = _cut(drawn, rows - written)
             clicked = shown.clicked()
-            write[Table.EVENTS](event_rows(world, shown.landings, displays))
-            for table, is_chosen in ((Table.CLICKS_TRAIN, ~shown.is_test), (Table.CLICKS_TEST, shown.is_test)):
+            write[OutbrainTable.EVENTS](event_rows(world, shown.landings, displays))
+            for table, is_chosen in (
+                (OutbrainTable.CLICKS_TRAIN, ~shown.is_test),
+                (OutbrainTable.CLICKS_TEST, shown.is_test),
+            ):
                 write[table](click_rows(shown, clicked, is_chosen, displays, table))
-            write[Table.PAGE_VIEWS](page_view_rows(world, views))
+            write[OutbrainTable.PAGE_VIEWS](page_view_rows(world, views))
             everywhere.add(shown, clicked, ~shown.is_test)
             is_late = shown.landings.timestamp >= HELD_OUT_FROM_DAY * DAY_MILLISECONDS
             held_out.add(shown, clicked, ~shown.is_test & is_late)
@@ -92,7 +95,7 @@ def generate(
         _write_documents(world, promoted, write, progress)
         truth = everywhere.result()
         assert truth is not None
-        result = GeneratedTruth(
+        result = OutbrainTruth(
             source="outbrain",
             seed=seed,
             rows=rows,
@@ -109,7 +112,7 @@ def generate(
 
 
 def _write_documents(
-    world: World, promoted: int, write: dict[Table, Callable[[pa.RecordBatch], None]], progress: Progress
+    world: World, promoted: int, write: dict[OutbrainTable, Callable[[pa.RecordBatch], None]], progress: Progress
 ) -> None:
     """Return the tables of documents and ads."""
     documents, ads = promoted * PROMOTED_EVERY, promoted * ADS_A_DOCUMENT
@@ -120,7 +123,7 @@ def _write_documents(
             write[table](batch)
         progress.advance(len(document))
     for start in range(0, ads, _DOCUMENTS_A_BATCH):
-        write[Table.PROMOTED_CONTENT](ad_rows(world, np.arange(start, min(start + _DOCUMENTS_A_BATCH, ads))))
+        write[OutbrainTable.PROMOTED_CONTENT](ad_rows(world, np.arange(start, min(start + _DOCUMENTS_A_BATCH, ads))))
 
 
 def _cut(displays: Displays, rows: int) -> Displays:

@@ -33,7 +33,7 @@ class RankingTruth(Config):
     """MAP@12 by the quality of the ads, the best order that is the same in all displays."""
 
 
-class GeneratedTruth(Config):
+class OutbrainTruth(Config):
     """`truth.json`, beside generated tables."""
 
     source: str

@@ -9,11 +9,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
-from rayrec.preprocessing.row_files import frame_of_rows
+from rayrec.preprocessing.runners.spark_runner import collect_rows, in_number_ranges
+from rayrec.preprocessing.scratch_rows import frame_of_rows
 from rayrec.preprocessing.segments import Segment
 from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, range_count, row_count
-from rayrec.preprocessing.workers.spark import collect_rows, in_number_ranges
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
@@ -49,9 +49,9 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     with frame_of_rows(workspace, "user profiles", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
-        (users,) = workspace.workers.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
-        dealt = in_number_ranges(counted, range_count(workspace.workers, views.rows), "user", users)
-        collect_rows(dealt.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
+        (users,) = workspace.runner.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
+        partitioned = in_number_ranges(counted, range_count(workspace.runner, views.rows), "user", users)
+        collect_rows(partitioned.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
 
 
 def profiles(batches: Iterator[pa.RecordBatch], job: ProfileJob) -> Iterator[pa.RecordBatch]:

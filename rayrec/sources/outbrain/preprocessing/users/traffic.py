@@ -9,13 +9,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows
+from rayrec.preprocessing.runners.spark_runner import SparkRows, spark_schema
+from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
-from rayrec.preprocessing.workers.spark import SparkRows, spark_schema
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
 from rayrec.sources.outbrain.preprocessing.users.users import TRAFFIC, read_views
@@ -48,10 +48,10 @@ def write_traffic(workspace: Workspace, rows: SplitRows, views: RowFiles, users:
 
     sources = [(files.segments(), partial(_read_events, users=users)) for files in rows.splits.values()]
     with frame_of_rows(workspace, "traffic sources", [*sources, (views.segments(), _read_views)], _ROWS) as listed:
-        ranges = range_count(workspace.workers, rows.rows + views.rows)
+        ranges = range_count(workspace.runner, rows.rows + views.rows)
         by_user = listed.repartition(ranges, "user").sortWithinPartitions("user")
         matched = by_user.mapInArrow(match, spark_schema(SOURCES_SCHEMA))
-        write_table(workspace.workers, SparkRows(matched), rows.rows, (DISPLAY,), folder, SOURCES_SCHEMA)
+        write_table(workspace.runner, SparkRows(matched), rows.rows, (DISPLAY,), folder, SOURCES_SCHEMA)
 
 
 def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:

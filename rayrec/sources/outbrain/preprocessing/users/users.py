@@ -9,18 +9,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_texts
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows
+from rayrec.preprocessing.runners.spark_runner import SparkRows, spark_schema
+from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
-from rayrec.preprocessing.workers.spark import SparkRows, spark_schema
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock, RowReader
-from rayrec.raw.files import Chunk
-from rayrec.sources.outbrain.layout import Table
+from rayrec.raw.input_files import Chunk
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY, events
+from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import SplitRows
-from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import ASPECTS
 
 USER_SCHEMA = pa.schema(
@@ -45,7 +45,7 @@ PROFILE, TRAFFIC = 1, 2
 VIEW_SCHEMA = pa.schema(
     [
         pa.field("user", pa.int64(), False),  # row of the table of users
-        *list(Table.PAGE_VIEWS.layout.schema)[1:],
+        *list(OutbrainTable.PAGE_VIEWS.layout.schema)[1:],
         pa.field("purpose", pa.int8(), False),
     ]
 )
@@ -69,7 +69,7 @@ def write_users(workspace: Workspace, rows: SplitRows, tables: ParsedTables, fol
             )
             .filter("has_rows")
         )
-        write_table(workspace.workers, SparkRows(users), rows.rows, ("uuid",), folder, USER_SCHEMA)
+        write_table(workspace.runner, SparkRows(users), rows.rows, ("uuid",), folder, USER_SCHEMA)
 
 
 def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,51 @@
+"""Numbers, amounts of memory and users' names as people write and read them."""
+
+import math
+import re
+from urllib.parse import quote, unquote_to_bytes
+
+from pydantic import ByteSize
+
+from rayrec.common.errors import ConfigError
+
+
+def parse_bytes(text: str) -> int:
+    """'80GB', '1.5 GiB' -> bytes; GB is 10^9, GiB is 2^30. Raises ConfigError on anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", text)
+    if match is None:
+        raise ConfigError(f"memory '{text}': write it as 80GB or 64GiB")
+    number, letter, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(letter) + 1))
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes for people, such as '15.6 GiB'."""
+    return ByteSize(int(count)).human_readable(separator=" ")
+
+
+def format_number(value: float) -> str:
+    """Return a measure for people: three significant digits, and thousands set apart, such as '0.793' or '41,500'."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    if not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.3g}"
+    # Rounding first: 9.996 becomes 10.0, which has a digit less behind the point.
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
+
+
+_KEPT = "".join(map(chr, range(128))).replace("%", "")
+
+
+def ascii_name(name: str) -> str:
+    """Return a name in ASCII: `%` and other characters as in a URL, `größe` as `gr%C3%B6%C3%9Fe`.
+
+    Names that differ stay different, and `with_names` gives them back.
+    """
+    # A name of a file that is not UTF-8 has lone surrogates.
+    return quote(name, safe=_KEPT, errors="backslashreplace")
+
+
+def with_names(text: bytes) -> bytes:
+    """Return UTF-8 text in which names stand again that `ascii_name` has replaced."""
+    return unquote_to_bytes(text)

@@ -1,0 +1,108 @@
+"""Counts rows of `train`, and the positive ones, by key and fold, for label rates."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.files import file_name
+from rayrec.features.keyed_table import HASH, hash_texts, write_file
+from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
+from rayrec.features.schema import Rate
+from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
+from rayrec.preprocessing.scratch_rows import batch_of, gathered_rows
+from rayrec.preprocessing.segments import Segment, count_rows
+from rayrec.preprocessing.sorted_rows import rows_by_value
+from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted
+from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.files import files_in, make_folder, mappable
+
+_ALL = -1
+"""The number of the line that counts all rows, in place of that of a rate."""
+_FOLD = "fold"
+_COUNTED = pa.schema([("rate", pa.int32()), *RATE_SCHEMA, (_FOLD, pa.int64())])
+
+
+def count_columns(names: Sequence[str], folds: int) -> list[str]:
+    """Return the columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
+    return [*names, *(f"{name}_{fold}" for name in names for fold in range(folds))]
+
+
+def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dict[str, pa.Schema]) -> None:
+    """Write the tables that are served, which have the columns of `schemas` alone, from those in `by_fold`, by name."""
+    files = [(name, path) for name in schemas for path in files_in(by_fold / name, "*.arrow")]
+    workspace.progress.stage("store label rates")
+
+    def run(item: tuple[str, Path]) -> None:
+        name, path = item
+        schema = schemas[name]
+        with pa.memory_map(str(mappable(path))) as source, pa.ipc.open_file(source) as file:
+            batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
+            write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
+
+    workspace.runner.run(files, run)
+
+
+def write_rates(
+    workspace: Workspace, rows: CompletedRows, train: Sequence[Segment], rates: Sequence[Rate], folds: Folds
+) -> tuple[Rate, ...]:
+    """Write the tables of rates with the counts of each fold into `folds.tables`.
+
+    `rows` are read with the side tables of keys; their schema names the label's column (0 or 1 in each row). Returns
+    `rates` with the label's mean in `train` instead of the mean that they state.
+    """
+    names = count_columns(COUNTS, folds.count)
+    schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
+    make_folder(folds.tables)
+
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        return _count(segment, rows, rates, folds)
+
+    def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, run in rows_by_value(batches, "rate"):
+            if number == _ALL:
+                yield from (batch.select(list(COUNTS)) for batch in run)
+            else:
+                write_sorted(run, folds.tables / file_name(rates[number].name), schema)
+
+    with gathered_rows(workspace, "label rates", [(train, read)], _COUNTED) as counted:
+        keys = ("rate", HASH, KEY)
+        by_key = counted.sum_by_fold(keys, COUNTS, _FOLD, folds.count)
+        partitioned = by_key.partition_by_hash(range_count(workspace.runner, count_rows(train)))
+        written = partitioned.sort_within(*keys).results(write, f"{ROWS} long, {POSITIVES} long")
+    ((total, positives),) = written
+    return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
+
+
+def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds, folder: Path) -> None:
+    """Write the tables of rates without the counts of folds into `folder`, from those that `write_rates` wrote."""
+    write_totals(workspace, folds.tables, folder, {file_name(rate.name): RATE_SCHEMA for rate in rates})
+
+
+def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a segment, and the positive ones, by rate, key and fold."""
+    label, keys = rows.schema.label, list(dict.fromkeys(key for rate in rates for key in rate.keys))
+    counted: list[list[pa.Table]] = [[] for _ in rates]
+    first, positives = segment.first, 0
+    group = [] if folds.group is None or folds.group in keys else [folds.group]
+    for batch in rows.read(segment, [label, *keys, *group]):
+        labels, fold = batch[label].cast(pa.int64()), pa.array(folds.of(batch, first))
+        for rate, parts in zip(rates, counted, strict=True):
+            texts = joined_keys([batch[key] for key in rate.keys])
+            table = pa.table({KEY: texts, _FOLD: fold, ROWS: np.ones(len(texts), np.int64), POSITIVES: labels})
+            parts.append(_added(table.filter(texts.is_valid())))
+        positives += labels.to_numpy().sum()
+        first += batch.num_rows
+    for number, parts in enumerate(counted):
+        table = _added(pa.concat_tables(parts))
+        columns = {"rate": np.full(len(table), number), HASH: hash_texts(table[KEY].combine_chunks())}
+        yield batch_of(_COUNTED, {**columns, **{name: table[name].combine_chunks() for name in table.column_names}})
+    every = {HASH: 0, KEY: "", _FOLD: 0, ROWS: segment.piece.rows, POSITIVES: positives}
+    yield batch_of(_COUNTED, {"rate": [_ALL], **{name: [value] for name, value in every.items()}})
+
+
+def _added(counts: pa.Table) -> pa.Table:
+    """Add up the counts of lines that have the same key and fold."""
+    added = counts.group_by([KEY, _FOLD], use_threads=False).aggregate([(name, "sum") for name in COUNTS])
+    return added.rename_columns({f"{name}_sum": name for name in COUNTS})

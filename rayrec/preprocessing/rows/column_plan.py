@@ -1,0 +1,521 @@
+"""Decides what a job reads of a table's columns and which features it makes of them, from the config and their names.
+
+Everything that is wrong with the columns is found here, before Spark starts.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig, TimeSplitConfig
+from rayrec.config.table import (
+    BucketsRule,
+    CategoricalRule,
+    CrossRule,
+    FitStandardize,
+    ListRule,
+    NumericRule,
+    NumericStep,
+    Rule,
+    TableSourceConfig,
+    TimeColumn,
+    TimestampRule,
+    VectorRule,
+    matches,
+)
+from rayrec.config.transforms import Elapsed
+from rayrec.features.schema import ListLength, Rate, RawColumn, SideTable
+from rayrec.raw.table_reader import TableFiles, TableReader
+
+_FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
+_LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_MODULE_ATTRIBUTES = frozenset({
+    "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict", "modules",
+    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+    "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+    "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+    "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+    "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad",
+})  # fmt: skip
+"""What torch's modules use for themselves; embedding tables are modules named as their features."""
+
+
+@dataclass(frozen=True)
+class PlannedFeature:
+    """A feature before anything is fitted."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """The raw columns that it reads, of a list the values before their weights; of a cross, the features."""
+    rule: Rule
+    where: str
+    """The rule's key in the recipe, for messages."""
+    part: Literal["", "hour", "weekday", "day", "month", "age"] = ""
+    """What is derived of a time."""
+    has_ids: bool = False
+    """Whether its values are ids, integers below a cardinality."""
+
+    @property
+    def steps(self) -> tuple[NumericStep | Elapsed, ...] | None:
+        """Transforms of a number, some of them to be fitted; None if it is no number."""
+        if isinstance(self.rule, NumericRule):
+            return self.rule.transforms
+        return (Elapsed(per="day"), FitStandardize()) if self.part == "age" else None
+
+    @property
+    def shares(self) -> str | None:
+        """Feature whose table it reads; None if it has one of its own."""
+        return self.rule.share if isinstance(self.rule, (CategoricalRule, ListRule)) else None
+
+    @property
+    def is_one_id(self) -> bool:
+        """Return whether it is a category with one id in each row."""
+        return self.steps is None and not isinstance(self.rule, (ListRule, VectorRule))
+
+
+@dataclass(frozen=True)
+class KeptColumn:
+    """A column that says something of the row, kept in the dataset."""
+
+    role: Literal["weight", "group", "candidate"]
+    column: str
+    """The name of the column in the files."""
+    name: str
+    """The name of the column in the dataset, which no raw column and no feature has."""
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Columns that are read, and the features that they become."""
+
+    read: tuple[RawColumn, ...]
+    """The columns of the files to read, without the label, in the order of the files."""
+    columns: tuple[RawColumn, ...]
+    """The raw columns of a request: those that features are computed from or looked up by, and those looked up."""
+    tables: tuple[SideTable, ...]
+    rates: tuple[Rate, ...]
+    """The rates of the label to look up; the mean that they state is not known yet."""
+    features: tuple[PlannedFeature, ...]
+    """The features in the order of the schema: crosses are last."""
+    label: str
+    """The column of the label."""
+    time: str | None
+    """The column of the rows' times."""
+    kept: tuple[KeptColumn, ...]
+    """The columns that the dataset has beside label and features."""
+
+    @property
+    def list_lengths(self) -> tuple[ListLength, ...]:
+        """Return how long lists of numbers must be: those of vectors, and of weights."""
+        vectors = (ListLength(f.inputs[0], f.rule.size) for f in self.features if isinstance(f.rule, VectorRule))
+        weights = (f.inputs for f in self.features if isinstance(f.rule, ListRule) and f.rule.weights is not None)
+        return (*vectors, *(ListLength(column, values) for values, column in weights))
+
+    def reader(self, log: TableFiles, source: TableSourceConfig, split: SplitConfig) -> TableReader:
+        """Return the reader of the rows. Raises UserError as `TableFiles.reader`."""
+        by_time = self.time if isinstance(split, TimeSplitConfig) else None
+        required = [name for name in (source.group, source.candidate, by_time) if name is not None]
+        return log.reader(
+            self.read,
+            source.label,
+            weight=source.weight,
+            required=required,
+            list_lengths=self.list_lengths,
+            null_values=source.null_values,
+        )
+
+
+def rate_column(keys: Iterable[str]) -> str:
+    """Return the name of the raw column and of the feature for the rate of a key."""
+    return f"rate_{'_'.join(keys)}"
+
+
+def can_name_a_table(name: str) -> bool:
+    """Tell whether an embedding table, a module of torch, can have this name."""
+    return bool(name) and "." not in name and name not in _MODULE_ATTRIBUTES
+
+
+def plan_columns(
+    config: TableSourceConfig, split: SplitConfig, columns: Sequence[str], tables: Mapping[str, Sequence[str]]
+) -> ColumnPlan:
+    """Plan the columns of files; `tables`: the columns of each side table. Raises ConfigError naming key and fix."""
+    return _Planner(config, split, columns, tables).plan()
+
+
+@dataclass
+class _Planner:
+    config: TableSourceConfig
+    split: SplitConfig
+    columns: Sequence[str]
+    tables: Mapping[str, Sequence[str]]
+    wanted: dict[str, tuple[RawColumn, str]] = field(default_factory=dict)
+    """How a raw column is read, and the key in the recipe that wants it so."""
+    features: list[PlannedFeature] = field(default_factory=list)
+
+    def plan(self) -> ColumnPlan:
+        config = self.config
+        self.available = self._all_columns()
+        roles, keys = self._roles(), self._keys()
+        label = config.label_column
+        weights = {rule.weights for rule in config.features if isinstance(rule, ListRule) and rule.weights is not None}
+        taken = self._match_rules({label, *roles.values(), *weights}, label)
+        used = {*taken, label, *roles.values(), *keys, *weights}
+        if unmatched := [name for name in self.available if name not in used and not self.config.is_ignored(name)]:
+            more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
+            _fail(
+                "source.features",
+                f"no rule matches column '{unmatched[0]}'{more}; add a rule, or list it in source.ignore",
+            )
+        for role, name in roles.items():
+            self._want_role(role, name)
+        rates = self._plan_rates()
+        inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
+        for key, where in keys.items():
+            self._want(RawColumn(name=key, type="text"), where)
+        tables = self._plan_tables({*inputs, *keys})
+        self._check_shares()
+        self._check_crosses()
+        looked_up = {rate.name: RawColumn(name=rate.name, type="number") for rate in rates}
+        in_requests = dict.fromkeys((*inputs, *keys))
+        kept = self._kept(roles, {*inputs, *keys, *(feature.name for feature in self.features)})
+        self._check_names(label, kept)
+        return ColumnPlan(
+            read=tuple(self.wanted[name][0] for name in self.columns if name in self.wanted),
+            columns=tuple(looked_up[name] if name in looked_up else self.wanted[name][0] for name in in_requests),
+            tables=tables,
+            rates=rates,
+            features=tuple(sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))),
+            label=label,
+            time=roles.get("time"),
+            kept=kept,
+        )
+
+    # --- the columns that there are
+
+    def _all_columns(self) -> dict[str, str]:
+        """Return all columns that rules can match, in order, with the side table that each comes from, or ''."""
+        found = dict.fromkeys(self.columns, "")
+        if len(found) < len(self.columns):
+            twice = next(name for name in self.columns if list(self.columns).count(name) > 1)
+            _fail("input", f"two columns are named '{twice}'; rename one, or name them all in source.header")
+        for table, names in self.tables.items():
+            given = self.config.tables[table]
+            if given.key not in names:
+                self._unknown(f"source.tables.{table}.key", given.key, names)
+            for name in names:
+                if name == given.key:
+                    continue
+                if f"{table}_{name}" in found:
+                    _fail(f"source.tables.{table}", f"two columns are named '{table}_{name}'; rename the table")
+                found[f"{table}_{name}"] = table
+        return found
+
+    def _roles(self) -> dict[str, str]:
+        """Return the columns with a role beside the label's."""
+        config, split = self.config, self.split
+        time = config.time_column
+        roles = {"weight": config.weight, "group": config.group, "candidate": config.candidate, "time": time}
+        places = {role: f"source.{role}" for role in roles} | {"split": "preprocess.split.column"}
+        match split:
+            case TimeSplitConfig() if time is None:
+                _fail("preprocess.split", "kind 'time' needs a column with the time of each row; add source.time")
+            case ColumnSplitConfig() | HashSplitConfig():
+                roles["split"] = split.column
+        given = {role: name for role, name in roles.items() if name is not None}
+        label = config.label_column
+        self._known("source.label", label)
+        for role, name in given.items():
+            self._known(places[role], name)
+            if name == label:
+                _fail(places[role], f"column '{name}' is the label; name another column")
+        return given
+
+    def _keys(self) -> dict[str, str]:
+        """Return the columns that side tables and rates are looked up by, and the key in the recipe that says so."""
+        config = self.config
+        found: dict[str, str] = {}
+        for name, table in config.tables.items():
+            where = f"source.tables.{name}.on"
+            self._known(where, table.on or table.key)
+            found[table.on or table.key] = where
+        for number, rate in enumerate(config.rates):
+            for key in rate.keys:
+                where = f"source.rates.{number}.keys"
+                if key not in self.available:
+                    self._unknown(where, key, self.available)
+                found[key] = where
+        for name, where in found.items():
+            if name == self.config.label_column:
+                _fail(where, f"column '{name}' is the label; name another column")
+        return found
+
+    def _kept(self, roles: Mapping[str, str], taken: set[str]) -> tuple[KeptColumn, ...]:
+        kept: list[KeptColumn] = []
+        for role in ("weight", "group", "candidate"):
+            if role in roles:
+                name = roles[role]
+                free = name if name not in {*taken, *(other.name for other in kept)} else f"{name}_{role}"
+                kept.append(KeptColumn(role, name, free))
+        return tuple(kept)
+
+    def _known(self, where: str, name: str) -> None:
+        if name not in self.columns:
+            self._unknown(where, name, self.columns)
+
+    def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
+        is_row = any(_NUMBER.fullmatch(column) for column in known)
+        header = "; if their first line is a row, list the column names as `header`" if is_row else ""
+        _fail(where, f"the files have no column '{name}'; {did_you_mean(name, known, 'they have')}{header}")
+
+    # --- rules
+
+    def _match_rules(self, roles: set[str], label: str) -> set[str]:
+        """Make the features of all rules; return the columns that they read.
+
+        Patterns leave out columns that say something of the row (`roles`) and ignored ones.
+        """
+        matched: dict[str, int] = {}
+        read: set[str] = set()
+        for number, rule in enumerate(self.config.features):
+            where = f"source.features.{number}"
+            if isinstance(rule, CrossRule):
+                self.features.append(PlannedFeature(rule.name or "_x_".join(rule.of), rule.of, rule, where))
+                continue
+            columns = self._columns_of(rule, where, matched, roles, label)
+            if rule.name is None:
+                matched |= dict.fromkeys(columns, number)
+            read.update(columns)
+            for column in columns:
+                self._add(rule, column, where)
+        return read
+
+    def _columns_of(self, rule: Rule, where: str, matched: Mapping[str, int], roles: set[str], label: str) -> list[str]:
+        """Return the columns that a rule decides on."""
+        assert not isinstance(rule, CrossRule)
+        if rule.name is not None and (len(rule.columns) != 1 or rule.columns[0] not in self.available):
+            self._known_feature_column(where, rule.columns[0])
+            _fail(f"{where}.name", "only a rule of one column can have a name; name one column")
+        columns: list[str] = []
+        for entry in rule.columns:
+            if entry in self.available:
+                if entry == label:
+                    _fail(where, f"column '{entry}' is the label; a feature made from it would give away the answer")
+                if rule.name is None and entry in matched:
+                    earlier = self.config.features[matched[entry]]
+                    assert not isinstance(earlier, CrossRule)
+                    if entry in earlier.columns:
+                        fix = "remove one, or give one a `name` to keep both"
+                    else:
+                        fix = "put this rule before that one"
+                    _fail(where, f"column '{entry}' is also matched by source.features.{matched[entry]}; {fix}")
+                if rule.name is None and self.config.is_ignored(entry):
+                    _fail(where, f"column '{entry}' is also in source.ignore; remove one, or give the feature a `name`")
+                if entry in columns:
+                    _fail(where, f"column '{entry}' is named twice; remove one")
+                columns.append(entry)
+                continue
+            self._known_feature_column(where, entry)
+            columns += [
+                name
+                for name in self.available
+                if matches(name, entry)
+                and name not in {*matched, *columns, *roles}
+                and not self.config.is_ignored(name)
+            ]
+        if not columns:
+            _fail(where, "earlier rules, roles, weights and source.ignore take all columns that it matches; remove it")
+        return columns
+
+    def _known_feature_column(self, where: str, entry: str) -> None:
+        if not any(matches(name, entry) for name in self.available):
+            is_pattern = "*" in entry or "?" in entry
+            what = f"no column matches '{entry}'" if is_pattern else f"the files have no column '{entry}'"
+            _fail(where, f"{what}; {did_you_mean(entry, self.available, 'they have')}")
+
+    def _add(self, rule: Rule, column: str, where: str) -> None:
+        """Make the features of a column, and say how it is read."""
+        assert not isinstance(rule, CrossRule)
+        name, has_ids = rule.name or column, False
+        inputs: tuple[str, ...] = (column,)
+        match rule:
+            case TimestampRule():
+                self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
+                for part in rule.derive:
+                    if part == "age" and self.config.time is None:
+                        _fail(f"{where}.derive", "'age' needs the time of the row; add source.time")
+                    read = (self._time_column().name, column) if part == "age" else inputs
+                    self.features.append(PlannedFeature(f"{name}_{part}", read, rule, where, part))
+                return
+            case NumericRule() | BucketsRule():
+                wanted = RawColumn(name=column, type="number")
+            case VectorRule():
+                wanted = RawColumn(name=column, type="numbers", separator=rule.separator)
+            case CategoricalRule() | ListRule():
+                has_ids = self._owner(rule).cardinality is not None
+                value = "integer" if has_ids else "text"
+                separator = rule.separator if isinstance(rule, ListRule) else None
+                kind = _LISTS[value] if isinstance(rule, ListRule) else value
+                wanted = RawColumn.model_validate({"name": column, "type": kind, "separator": separator})
+                if isinstance(rule, ListRule) and rule.weights is not None:
+                    inputs = (column, rule.weights)
+                    self._want_weights(*inputs, separator, f"{where}.weights")
+        self._want(wanted, where)
+        self.features.append(PlannedFeature(name, inputs, rule, where, has_ids=has_ids))
+
+    def _want_weights(self, values: str, weights: str, separator: str | None, where: str) -> None:
+        if weights not in self.available:
+            self._unknown(where, weights, self.available)
+        if weights == self.config.label_column:
+            _fail(where, f"column '{weights}' is the label; name another column")
+        if self.available[weights] != self.available[values]:
+            _fail(where, f"column '{weights}' is not in the files of '{values}'; name a column of the same files")
+        self._want(RawColumn(name=weights, type="numbers", separator=separator), where)
+
+    def _owner(self, rule: CategoricalRule | ListRule) -> CategoricalRule | ListRule:
+        """Return the rule that lists the values of a feature: its own, or that of the feature it shares."""
+        if rule.share is None:
+            return rule
+        for other in self.config.features:
+            if not isinstance(other, (CategoricalRule, ListRule)):
+                continue
+            for name in (other.name,) if other.name else other.columns:
+                if matches(rule.share, name):
+                    return other
+        return rule  # `_check_shares` says what is wrong
+
+    # --- how columns are read
+
+    def _time_column(self) -> RawColumn:
+        time = self.config.time
+        assert time is not None
+        if isinstance(time, TimeColumn):
+            return RawColumn(name=time.column, type="time", time_format=time.format, zone=time.zone)
+        for rule in self.config.features:
+            if isinstance(rule, TimestampRule) and time in rule.columns:
+                return RawColumn(name=time, type="time", time_format=rule.format, zone=rule.zone)
+        return RawColumn(name=time, type="time")
+
+    def _want_role(self, role: str, name: str) -> None:
+        match role:
+            case "time":
+                self._want(self._time_column(), "source.time")
+            case "weight":
+                self._want(RawColumn(name=name, type="number"), "source.weight")
+            case "split":
+                self._want(RawColumn(name=name, type="text"), "preprocess.split.column")
+            case _:
+                self._want(RawColumn(name=name, type="text"), f"source.{role}")
+
+    def _want(self, column: RawColumn, where: str) -> None:
+        """Read a column so. Raises ConfigError if another key wants it otherwise.
+
+        A column that is wanted as integers and as numbers or texts is read as integers.
+        """
+        table = self.available.get(column.name)
+        words = (self.config.tables[table] if table else self.config).null_values
+        column = column.model_copy(update={"null_values": tuple(word for word in words if word)})
+        before, place = self.wanted.setdefault(column.name, (column, where))
+        for one, other, key in ((before, column, place), (column, before, where)):
+            if other.type in _FROM_INTEGERS.get(one.type, ()) and one.separator == other.separator:
+                self.wanted[column.name] = (one, key)
+                return
+        if before != column:
+            _fail(
+                where,
+                f"column '{column.name}' would be read as {_described(column, before)} here and as "
+                f"{_described(before, column)} in {place}; a column can be read in one way only, so change one of them",
+            )
+
+    def _plan_rates(self) -> tuple[Rate, ...]:
+        rates = []
+        for number, rate in enumerate(self.config.rates):
+            name, where = rate_column(rate.keys), f"source.rates.{number}"
+            if name in self.available:
+                _fail(where, f"the rate would be named '{name}', like a column; rename the column")
+            rule = NumericRule(columns=(name,), transforms=rate.transforms)
+            self.features.append(PlannedFeature(name, (name,), rule, where))
+            rates.append(Rate(name=name, keys=rate.keys, smoothing=rate.smoothing, mean=0.0))
+        return tuple(rates)
+
+    def _plan_tables(self, used: set[str]) -> tuple[SideTable, ...]:
+        tables = []
+        for name, table in self.config.tables.items():
+            columns = tuple(column for column, owner in self.available.items() if owner == name and column in used)
+            if not columns:
+                _fail(
+                    f"source.tables.{name}",
+                    "no feature reads a column of it; remove the table, or ignore fewer of its columns",
+                )
+            tables.append(SideTable(name=name, key=table.on or table.key, columns=columns))
+        return tuple(tables)
+
+    # --- what features say of each other
+
+    def _check_shares(self) -> None:
+        by_name = {feature.name: feature for feature in self.features}
+        for feature in self.features:
+            rule = feature.rule
+            if not isinstance(rule, (CategoricalRule, ListRule)) or rule.share is None:
+                continue
+            where, owner = f"{feature.where}.share", by_name.get(rule.share)
+            if owner is None:
+                _fail(where, f"no feature '{rule.share}'; {did_you_mean(rule.share, by_name, 'there are')}")
+            if not isinstance(owner.rule, (CategoricalRule, ListRule)):
+                _fail(
+                    where,
+                    f"feature '{rule.share}' is {owner.rule.kind}, which has no vocabulary; name a categorical one",
+                )
+            if owner.rule.share is not None:
+                _fail(where, f"feature '{rule.share}' itself shares '{owner.rule.share}'; share that one")
+
+    def _check_crosses(self) -> None:
+        by_name: dict[str, PlannedFeature] = {}
+        for feature in sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule)):
+            if isinstance(feature.rule, CrossRule):
+                for name in feature.rule.of:
+                    if name not in by_name:
+                        nearest = did_you_mean(name, by_name, "features before it are")
+                        _fail(f"{feature.where}.of", f"no feature '{name}' before it; {nearest}")
+                    if not by_name[name].is_one_id:
+                        _fail(
+                            f"{feature.where}.of",
+                            f"feature '{name}' is {by_name[name].rule.kind}, but a cross needs one category a row; "
+                            "make it categorical or buckets",
+                        )
+            by_name[feature.name] = feature
+
+    def _check_names(self, label: str, kept: Sequence[KeptColumn]) -> None:
+        taken = {label: "source.label", **{column.name: f"source.{column.role}" for column in kept}}
+        for feature in self.features:
+            name = feature.name
+            if name in taken:
+                _fail(
+                    feature.where,
+                    f"two columns of the dataset would be named '{name}' (also {taken[name]}); give one another `name`",
+                )
+            taken[name] = feature.where
+            if feature.steps is None and not can_name_a_table(name):
+                _fail(
+                    feature.where,
+                    f"'{name}' cannot name an embedding table; list the column in source.ignore and give the feature "
+                    "a `name` without dots" + (" that torch does not use itself" if "." not in name else ""),
+                )
+
+
+def _described(column: RawColumn, other: RawColumn) -> str:
+    """Return how a column is read, in as many words as tell it from `other`."""
+    if column.type != other.type:
+        return column.type
+    if column.separator != other.separator:
+        return f"{column.type} with separator {column.separator!r}"
+    return f"{column.type} in format {column.time_format} and zone {column.zone}"
+
+
+def _fail(where: str, message: str) -> NoReturn:
+    raise ConfigError(f"{where}: {message}")

@@ -1,0 +1,286 @@
+"""The job of tables: parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import file_name
+from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
+from rayrec.config.table import SideTableConfig, TableSourceConfig
+from rayrec.features.lookups import RATES_FOLDER, lookup_folder
+from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
+from rayrec.features.text_forms import TextForm
+from rayrec.ingest.dataset import Dataset, SplitInfo, Times
+from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
+from rayrec.preprocessing.extension import copy_folder, growth_of, require_new
+from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
+from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
+from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
+from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
+from rayrec.preprocessing.numbers.number_fitting import Number, summarize
+from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.rows.fitting import fit_features
+from rayrec.preprocessing.rows.kept_columns import KeptColumns
+from rayrec.preprocessing.rows.row_inputs import resolve_inputs
+from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, keys_of_files, rows_by_day, split_rows
+from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
+from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
+from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
+from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
+from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
+from rayrec.random.permutation import BlockwisePermutation, HashPermutation
+from rayrec.raw.blocks import Reason
+from rayrec.raw.input_files import list_inputs
+from rayrec.raw.table_reader import TableFiles, open_table
+
+
+class RowsJob:
+    """A job whose inputs and config were checked."""
+
+    needs_spark = False
+
+    def __init__(
+        self,
+        source: TableSourceConfig,
+        config: PreprocessConfig,
+        inputs: Mapping[str | None, Sequence[str]],
+        parent: Dataset | None = None,
+    ) -> None:
+        """`config` is a `RowsPreprocessConfig`; `parent`: the dataset that is extended.
+
+        Raises UserError on inputs or a config that cannot work.
+        """
+        assert isinstance(config, RowsPreprocessConfig)
+        if source.group is not None and config.order != "total_random":
+            raise ConfigError(
+                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are shuffled; leave it out"
+            )
+        self._source, self._config, self._parent = source, config, parent
+        self._inputs = resolve_inputs(config, inputs)
+        require_new(self._inputs.files, parent)
+        log = open_table(self._inputs.files, source)
+        self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
+        self.files = (*self._inputs.files, *(file for table in self._tables.values() for file in table.files))
+        names = {name: table.columns.names for name, table in self._tables.items()}
+        self._plan = plan_columns(source, config.split, log.columns.names, names)
+        if parent is not None:
+            _require_features([feature.name for feature in self._plan.features], parent)
+        self._hashed: str | None = None
+        if isinstance(config.split, HashSplitConfig):
+            self._hashed = config.split.column or source.group
+        lengths = self._plan.list_lengths
+        self._reader = self._plan.reader(log, source, config.split)
+        self._readers = {
+            table.name: table_reader(
+                self._tables[table.name], table, self._plan.columns, source.tables[table.name], lengths
+            )
+            for table in self._plan.tables
+        }
+
+    def write(self, workspace: Workspace) -> WrittenDataset:
+        """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
+        config, plan, inputs = self._config, self._plan, self._inputs
+        stages = Stages(workspace.scratch, workspace.progress)
+        kept = self._kept_columns()
+        keys = keys_of_files([file.name for file in inputs.files], self._parent)
+        division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
+        fixes: dict[str, str] = {
+            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
+            Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
+        }
+        most = config.max_rejected_fraction
+        extracted, rejected = stages.run(
+            "parse",
+            Extracted,
+            lambda files: extract(workspace.within(files), self._reader, inputs.files, most, division, fixes),
+        )
+        pieces = stages.run(
+            "split",
+            dict[str, list[Piece]],
+            lambda files: split_rows(
+                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, plan.time
+            ),
+        )
+        segments = segments_by_split(pieces)
+        every_segment = [segment for of_split in segments.values() for segment in of_split]
+        found = stages.run(
+            "times", tuple[Times, ...], lambda files: self._times(workspace.within(files), every_segment)
+        )
+        times = found[0] if found else None
+        growth = growth_of(self._parent, times, config.expire_after, compact=config.compact)
+
+        roles = {column.role: column.name for column in plan.kept}
+        schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
+        forms = self._forms_of_texts(extracted)
+        train, others = self._write_lookups(workspace, stages, schema, forms, segments["train"], rejected)
+        plan = replace(plan, columns=others.schema.columns)
+        features = stages.run(
+            "fit",
+            tuple[Feature, ...],
+            lambda files: fit_features(
+                workspace.within(files), stages, train.read, segments["train"], plan, config, growth
+            ),
+        )
+        schema = Schema.model_validate({**dict(others.schema), "features": features})
+        long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
+        stages.leave("joined", lambda _: join_long_vocabularies(workspace, others.read, every_segment, long))
+
+        splits: dict[str, SplitInfo] = {}
+        for split, of_split in segments.items():
+            rows = train if split == "train" else others
+            encoder = RowEncoder(schema, workspace.folder, long, kept.fields, rows.read)
+            order = self._order(split, pieces[split], extracted)
+            write = partial(self._write_split, workspace, encoder, split, of_split, order)
+            splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+        held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
+        if held_out:
+            stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
+        return WrittenDataset(schema, splits, rejected, times, growth.moment)
+
+    def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
+        """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""
+        if self._parent is not None:
+            return {column.name: column.form for column in self._parent.schema.columns}
+        shared = {feature.shares for feature in self._plan.features}
+        # Columns that share a vocabulary have the same texts for the same values.
+        sharing = [f.inputs[0] for f in self._plan.features if f.shares or f.name in shared]
+        forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
+        return {**text_forms(extracted), **forms}
+
+    def _write_split(
+        self,
+        workspace: Workspace,
+        encoder: RowEncoder,
+        split: str,
+        segments: Sequence[Segment],
+        order: NewPositions | RandomGroups | None,
+        _: Path,
+    ) -> SplitInfo:
+        layout, label = self._config.layout, encoder.schema.label
+        if order is None:
+            return write_in_order(workspace, encoder.encode, label, split, segments, layout)
+        return write_shuffled(workspace, encoder, split, segments, order, layout)
+
+    def _kept_columns(self) -> KeptColumns:
+        plan = self._plan
+        in_requests = {column.name for column in plan.columns}
+        raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
+        return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
+
+    def _write_lookups(
+        self,
+        workspace: Workspace,
+        stages: Stages,
+        schema: Schema,
+        forms: Mapping[str, TextForm],
+        train: Sequence[Segment],
+        rejected: dict[str, int],
+    ) -> tuple[CompletedRows, CompletedRows]:
+        """Write side tables and rates; return the readers of rows of `train` and of others. Counts bad rows.
+
+        `forms`: those of the texts of the log; those of side tables are found here.
+        """
+        source, plan, statistics = self._source, self._plan, workspace.folder / STATISTICS_FOLDER
+        for table in plan.tables:
+            folder = lookup_folder(statistics, table)
+            write = partial(self._write_table, workspace, table, forms)
+            written = stages.run(f"table-{file_name(table.name)}", WrittenTable, write, folder)
+            for reason, number in written.rejected.items():
+                rejected[reason] = rejected.get(reason, 0) + number
+            forms = {**written.forms, **forms}
+        columns = tuple(c.model_copy(update={"form": forms.get(c.name, c.form)}) for c in schema.columns)
+        with_tables = schema.model_copy(update={"columns": columns, "lookups": plan.tables})
+        folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
+        rates: tuple[Rate, ...] = ()
+        if self._parent is not None:
+            # Counted in earlier rows alone, so they tell a row nothing of its own label.
+            rates = tuple(lookup for lookup in self._parent.schema.lookups if isinstance(lookup, Rate))
+            if rates:
+                copy = partial(copy_folder, self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER)
+                stages.leave("rates", copy, statistics / RATES_FOLDER)
+        elif plan.rates:
+            rows = CompletedRows(with_tables, workspace.folder)
+            rates = stages.run(
+                "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, train, plan.rates, folds)
+            )
+            served = partial(write_served_rates, workspace, rates, folds)
+            stages.leave("served-rates", served, statistics / RATES_FOLDER)
+        lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
+        complete = with_tables.model_copy(update={"lookups": lookups})
+        others = CompletedRows(complete, workspace.folder)
+        by_fold = rates and self._parent is None
+        return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
+
+    def _times(self, workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
+        """Return the times of rows, if they have any."""
+        if self._plan.time is None:
+            return ()
+        moment = Number(self._plan.time, (self._plan.time,))
+        found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
+        return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
+
+    def _write_table(
+        self, workspace: Workspace, table: SideTable, forms: Mapping[str, TextForm], _: Path
+    ) -> WrittenTable:
+        reader, files = self._readers[table.name], self._tables[table.name].files
+        config, most = self._source.tables[table.name], self._config.max_rejected_fraction
+        return write_side_table(workspace, table, config, reader, files, most, forms)
+
+    def _order(
+        self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
+    ) -> NewPositions | RandomGroups | None:
+        """Return the order in which a split is written; None keeps the order of the input.
+
+        Rows that extend a dataset stay in their order, which is mostly that of time: models go on with them so.
+        """
+        config = self._config
+        if self._source.group is not None:
+            return RandomGroups(config.seed)
+        if split != "train" or config.order == "input" or self._parent is not None:
+            return None
+        if config.order == "total_random":
+            return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
+        return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
+
+
+def _write_held_out_rows(folder: Path, schema: Schema, segments: Mapping[str, Sequence[Segment]]) -> None:
+    """Write a few rows of each held-out split as they were parsed, without what is looked up for them."""
+    columns = schema.given_columns
+    names = [*(column.name for column in columns), schema.label]
+    found = {}
+    for split, of_split in segments.items():
+        batches, rows = list[pa.RecordBatch](), 0
+        for batch in (batch for segment in of_split for batch in read_segment(segment, names)):
+            batches.append(batch.slice(0, MOST_LOOKED_AT - rows))
+            rows += batches[-1].num_rows
+            if rows == MOST_LOOKED_AT:
+                break
+        found[split] = held_out_rows(split, pa.Table.from_batches(batches), columns, schema.label)
+    write_held_out_rows(folder, found)
+
+
+def _require_features(names: Sequence[str], parent: Dataset) -> None:
+    """Raise UserError unless the features that columns give are those of the dataset that is extended."""
+    before = [feature.name for feature in parent.schema.features]
+    for name in names:
+        if name not in before:
+            raise UserError(
+                f"column '{name}': {parent.folder} has no such feature; list it in source.ignore of a new dataset, or "
+                "leave the column out of the files"
+            )
+    missing = [name for name in before if name not in names]
+    if missing:
+        raise UserError(f"feature '{missing[0]}': the files have no column for it, unlike those of {parent.folder}")
+    assert list(names) == before, "the order is that of rules and crosses"
+
+
+def open_side_table(name: str, config: SideTableConfig) -> TableFiles:
+    """Return the files of a side table. Raises UserError naming the key in the recipe."""
+    try:
+        return open_table(list_inputs([config.path]), config)
+    except UserError as error:
+        raise type(error)(f"source.tables.{name}.path: {error}") from None

@@ -1,0 +1,202 @@
+"""Tables: files of rows with named columns, of which raw columns are read.
+
+table = open_table(list_inputs(paths), FileFormat())
+reader = table.reader(columns, "click")
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.errors import UserError, did_you_mean
+from rayrec.config.table import FileFormat, LabelCondition
+from rayrec.features.schema import ListLength, RawColumn
+from rayrec.raw.blocks import RawBlock, blocks_of
+from rayrec.raw.formats import delimited, json_lines, parquet
+from rayrec.raw.formats.row_types import RawCells, RowTypes
+from rayrec.raw.input_files import Chunk, InputFile, read_lines
+
+Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.ParquetLayout
+"""The columns of a file, and how its chunks are read."""
+
+_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
+_FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
+    ".parquet": "parquet",
+    ".parq": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".json": "json_lines",
+}
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads the chunks of a table's files into rows of raw columns."""
+
+    layouts: tuple[Layout, ...]
+    """The layout of each file."""
+    types: RowTypes
+
+    @property
+    def label(self) -> str:
+        """Name of the label's column; empty if the reader has none."""
+        return self.types.label_column or ""
+
+    @property
+    def file_columns(self) -> Sequence[str]:
+        """Return the names of all columns of the files."""
+        return list(dict.fromkeys(name for layout in dict.fromkeys(self.layouts) for name in layout.columns.names))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Label (float32) if there is one, then the columns with the types `RawColumn.arrow`."""
+        return self.types.schema
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Columns of text."""
+        return tuple(raw.name for raw in self.types.columns if raw.type == "text")
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """Return the blocks of a chunk; line numbers count from the chunk's first line, in Parquet files from its first
+        row.
+
+        The rows of a file without the label's column have no label.
+        """
+        layout = self.layouts[chunk.file_index]
+        has_label = self.types.label_column in layout.columns.names
+        types = self.types if has_label else replace(self.types, label=None)
+        parsed = (types.parse(cells) for _, cells in layout.read(chunk, types.wanted))
+        return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
+
+    def count_lines(self, chunk: Chunk) -> int:
+        """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
+        if isinstance(self.layouts[chunk.file_index], parquet.ParquetLayout):
+            return parquet.count_rows(chunk)
+        return sum(text.count(b"\n") for text in read_lines(chunk))
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of a table, whose columns are known."""
+
+    files: tuple[InputFile, ...]
+    layouts: tuple[Layout, ...]
+    """The layout of each file."""
+    columns: pa.Schema
+    """All columns in the order of the first file; text if the format has no types."""
+    optional: frozenset[str] = frozenset()
+    """Columns that files may lack."""
+
+    def reader(
+        self,
+        columns: Sequence[RawColumn],
+        label: str | LabelCondition | None = None,
+        *,
+        needs_label: bool = True,
+        weight: str | None = None,
+        required: Collection[str] = (),
+        list_lengths: Sequence[ListLength] = (),
+        null_values: tuple[str, ...] = (),
+    ) -> TableReader:
+        """Return a reader of raw columns, and of the label if there is one.
+
+        A row is bad if a value cannot be read, if the label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of
+        the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has not
+        the length that `list_lengths` says, or no weight from 0 on for each value. A row without a label, or with one
+        of `null_values`, is left out. Without `needs_label` the label of all these rows is null. The label's column is
+        not one of `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds what it
+        cannot be read from.
+        """
+        lengths = tuple(list_lengths)
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, null_values, needs_label)
+        for name in types.wanted:
+            if name not in self.columns.names and name not in self.optional:
+                hint = did_you_mean(name, self.columns.names, "it has")
+                raise UserError(f"{self.files[0].name}: no column '{name}'; {hint}")
+        for layout in dict.fromkeys(self.layouts):
+            file = self.files[self.layouts.index(layout)]
+            # Of columns whose values have several types, each row is judged.
+            mixed = layout.mixed if isinstance(layout, json_lines.JsonLinesLayout) else ()
+            empty = {f.name: pa.nulls(0, f.type) for f in layout.columns if f.name not in mixed}
+            try:
+                types.parse(RawCells(empty, np.zeros(0, np.int64), 0, {}, lambda _: b""))
+            except UserError as error:
+                raise UserError(f"{file.name}: {error}") from None
+        return TableReader(self.layouts, types)
+
+
+def open_table(
+    files: Sequence[InputFile],
+    table_format: FileFormat,
+    optional: Sequence[str] = (),
+    needed: Collection[str] | None = None,
+) -> TableFiles:
+    """Look at the beginning of every file. All have the same columns, in any order; JSON lines may lack some.
+
+    `optional`: columns that a file may lack all the same, as the label in files that are to be scored. `needed`: the
+    columns in which files must not differ, by default all others. Empty files are files without rows. Raises UserError
+    if the columns of a file are unclear or differ, or if all files are empty.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
+    filled = {file.name: layout for file, layout in zip(files, found, strict=True) if layout is not None}
+    if not filled:
+        raise UserError(f"{files[0].name}: empty; there are no rows to read")
+    # Layouts travel with every task, so equal ones are one object.
+    same = {layout: layout for layout in reversed(filled.values())}
+    first = next(iter(filled.values()))
+    layouts = tuple(first if layout is None else same[layout] for layout in found)
+    _check_names(filled, frozenset(optional), needed)
+    columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
+    return TableFiles(tuple(files), layouts, columns, frozenset(optional))
+
+
+def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[str]) -> Layout | None:
+    if file.bytes == 0:
+        return None
+    match table_format.format if table_format.format != "auto" else format_of(file):
+        case "parquet":
+            return parquet.read_layout(file)
+        case "json_lines":
+            return json_lines.read_layout(file)
+    return delimited.read_layout(file, table_format, optional)
+
+
+def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
+    """Return the format of a file by its name."""
+    path = PurePosixPath(file.base_name.lower())
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
+    return _FORMATS.get(suffix, "delimited")
+
+
+def _check_names(layouts: dict[str, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:
+    first_file, first = next(iter(layouts.items()))
+    for file, layout in layouts.items():
+        if isinstance(layout, json_lines.JsonLinesLayout) or layout is first:
+            continue
+        differing = set(layout.columns.names) ^ set(first.columns.names)
+        for name in sorted(differing - optional if needed is None else differing.intersection(needed)):
+            lacks, has = (file, first_file) if name in first.columns.names else (first_file, file)
+            raise UserError(f"{lacks}: no column '{name}', which {has} has; give files of the same columns")
+
+
+def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the columns of all schemas; text where types differ other than in width."""
+    types: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for field in schema:
+            kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+            pair = [pa.schema([("", types.get(field.name, kind))]), pa.schema([("", kind)])]
+            try:
+                types[field.name] = pa.unify_schemas(pair, promote_options="permissive").field(0).type
+            except pa.ArrowTypeError:
+                types[field.name] = pa.string()
+    return pa.schema(types)

@@ -1,0 +1,101 @@
+"""The nine tables of Outbrain's click prediction data: their files, columns and types."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import pyarrow as pa
+
+FIRST_MILLISECOND = 1_465_876_799_998
+"""Times in the tables count from here (milliseconds since the Unix epoch): 14 June 2016, 4:00 UTC."""
+DAY_MILLISECONDS = 86_400_000
+NULL = "\\N"
+
+Kind = Literal["integer", "string", "confidence", "click", "code", "time"]
+"""How the text of a field is read. `code`: 1, 2 or 3, anything else is null; `time`: 2016-06-05 00:00:00, UTC."""
+ARROW_TYPES: dict[Kind, pa.DataType] = {
+    "integer": pa.int64(),
+    "string": pa.string(),
+    "confidence": pa.float64(),
+    "click": pa.int8(),
+    "code": pa.int8(),
+    "time": pa.int64(),  # milliseconds since the Unix epoch
+}
+CODES = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table."""
+
+    name: str
+    kind: Kind = "integer"
+    is_needed: bool = False
+    """Whether a line without a value here is a bad line."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """A table: the stems of its file's name, the preferred first, and the columns in the order of the real file."""
+
+    stems: tuple[str, ...]
+    columns: tuple[TableColumn, ...]
+    dictionaries: tuple[str, ...] = ()
+    """Columns of strings whose values repeat."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows as read."""
+        return pa.schema([pa.field(c.name, ARROW_TYPES[c.kind], not c.is_needed) for c in self.columns])
+
+
+def _aspect(stem: str, value: TableColumn) -> TableLayout:
+    confidence = TableColumn("confidence_level", "confidence", is_needed=True)
+    return TableLayout((stem,), (TableColumn("document_id", is_needed=True), value, confidence))
+
+
+class OutbrainTable(Enum):
+    """The tables by name."""
+
+    PAGE_VIEWS = "page_views"
+    CLICKS_TRAIN = "clicks_train"
+    CLICKS_TEST = "clicks_test"
+    EVENTS = "events"
+    PROMOTED_CONTENT = "promoted_content"
+    DOCUMENTS_META = "documents_meta"
+    DOCUMENTS_TOPICS = "documents_topics"
+    DOCUMENTS_ENTITIES = "documents_entities"
+    DOCUMENTS_CATEGORIES = "documents_categories"
+
+    @property
+    def layout(self) -> TableLayout:
+        return _LAYOUTS[self]
+
+
+_DISPLAY, _AD = TableColumn("display_id", is_needed=True), TableColumn("ad_id", is_needed=True)
+_DOCUMENT, _UUID = TableColumn("document_id", is_needed=True), TableColumn("uuid", "string", is_needed=True)
+_DEVICE = (TableColumn("platform", "code"), TableColumn("geo_location", "string"))
+_VIEW = (_UUID, _DOCUMENT, TableColumn("timestamp", is_needed=True), *_DEVICE, TableColumn("traffic_source", "code"))
+_EVENT = (_DISPLAY, TableColumn("uuid", "string"), TableColumn("document_id"), TableColumn("timestamp"), *_DEVICE)
+_AD_COLUMNS = (_AD, TableColumn("document_id"), TableColumn("campaign_id"), TableColumn("advertiser_id"))
+_META = (_DOCUMENT, TableColumn("source_id"), TableColumn("publisher_id"), TableColumn("publish_time", "time"))
+_LAYOUTS = {
+    OutbrainTable.PAGE_VIEWS: TableLayout(("page_views", "page_views_sample"), _VIEW, ("uuid", "geo_location")),
+    OutbrainTable.CLICKS_TRAIN: TableLayout(
+        ("clicks_train",), (_DISPLAY, _AD, TableColumn("clicked", "click", is_needed=True))
+    ),
+    OutbrainTable.CLICKS_TEST: TableLayout(("clicks_test",), (_DISPLAY, _AD)),
+    OutbrainTable.EVENTS: TableLayout(("events",), _EVENT, ("geo_location",)),
+    OutbrainTable.PROMOTED_CONTENT: TableLayout(("promoted_content",), _AD_COLUMNS),
+    OutbrainTable.DOCUMENTS_META: TableLayout(("documents_meta",), _META),
+    OutbrainTable.DOCUMENTS_TOPICS: _aspect("documents_topics", TableColumn("topic_id", is_needed=True)),
+    OutbrainTable.DOCUMENTS_ENTITIES: _aspect("documents_entities", TableColumn("entity_id", "string", is_needed=True)),
+    OutbrainTable.DOCUMENTS_CATEGORIES: _aspect("documents_categories", TableColumn("category_id", is_needed=True)),
+}
+EVENT_FIELDS = tuple(OutbrainTable.EVENTS.layout.schema)[1:]
+"""The columns of an event beside its display."""
+
+LEAN_TABLES = frozenset(OutbrainTable) - {OutbrainTable.PAGE_VIEWS, OutbrainTable.CLICKS_TEST}
+"""The tables that the `lean` features are made of."""
+FULL_TABLES = LEAN_TABLES | {OutbrainTable.PAGE_VIEWS}
+"""The tables that the `full` features are made of."""

@@ -1,0 +1,44 @@
+"""Numbers are written for people, and users' names become ASCII for tags of metrics, and come back whole."""
+
+import math
+
+import pytest
+
+from rayrec.common.text import ascii_name, format_number, with_names
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.79312, "0.793"),
+        (0.0016134, "0.00161"),
+        (0.99961, "1.00"),
+        (-0.05, "-0.0500"),
+        (0.000012345, "1.23e-05"),
+        (3.2e-7, "3.2e-07"),
+        (9.996, "10.0"),
+        (41_467.2, "41,500"),
+        (999.6, "1,000"),
+        (math.nan, "nan"),
+    ],
+)
+def test_a_number_has_three_significant_digits(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["", "ctr", "a b/c:d", 'x"y\\z\n', "50%", "%41", "Straße", "点击率", "🛒", "e\u0301", "é"]
+)
+def test_a_name_comes_back(name: str) -> None:
+    assert ascii_name(name).isascii()
+    assert with_names(ascii_name(name).encode()) == name.encode()
+
+
+def test_names_of_ascii_stay_readable() -> None:
+    assert ascii_name("run-7/trial 3") == "run-7/trial 3"
+    assert ascii_name("Straße 50%") == "Stra%C3%9Fe 50%25"
+
+
+def test_a_file_name_that_is_no_utf_8_has_a_tag() -> None:
+    assert ascii_name("caf\udce9") == "caf\\udce9"
