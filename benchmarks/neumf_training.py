@@ -45,7 +45,7 @@ from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import read_history
 

@@ -32,7 +32,7 @@ from rayrec.ingest.held_out_rows import (
     held_out_rows,
     read_held_out_rows,
 )
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
 
 _MOST_COMPARED_ROWS = 1_000_000

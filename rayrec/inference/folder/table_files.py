@@ -27,7 +27,7 @@ from rayrec.common.files import new_file, shortened
 from rayrec.common.mapped_file import MappedFile
 
 if TYPE_CHECKING:
-    from rayrec.models.common.tables import EmbeddingTable
+    from rayrec.models.common.embedding_tables import EmbeddingTable
 
 TABLES_FOLDER = "weights/tables"
 DELTA_FILE = "delta.json"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.random.splitmix64 import StatelessRandom
 
 ROWS_PER_BLOCK = 8192

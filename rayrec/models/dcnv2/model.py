@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.layers import Linear, hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from cuda_ops import aligned_padding, dot_interaction, output_width
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.common.layers import LinearOfPadded, hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dlrm.config import DLRMConfig
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import Normal, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, hidden_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)

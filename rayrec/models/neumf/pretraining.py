@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayrec.common.errors import ConfigError
+from rayrec.models.common.embedding_tables import COLUMN_GRAIN, EmbeddingTable
 from rayrec.models.common.ranking import TrainedWeights
-from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
 from rayrec.models.neumf.config import NeuMFConfig
 
 _WEIGHT, _BIAS = "output.weight", "output.bias"

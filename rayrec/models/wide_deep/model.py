@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.models.common.embedding_tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.wide_deep.config import WideDeepConfig
 
 WIDE = "wide"

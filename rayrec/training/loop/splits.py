@@ -25,7 +25,8 @@ from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import AmpError, Precision
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 
 _COMPARED_BATCHES = 2
 """First batches of a split that are also scored in float32, where the metrics are those of mixed precision."""

@@ -24,10 +24,9 @@ from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
-from rayrec.training.loop.loss import BatchTotals, batch_loss
-from rayrec.training.loop.loss_scale import LossScale
-from rayrec.training.optimizers.build import build_optimizer
-from rayrec.training.placement.parallel_model import ParallelModel, SentIds
+from rayrec.training.loop.loss import BatchTotals, LossScale, batch_loss
+from rayrec.training.optimizers.torch_optimizers import build_optimizer
+from rayrec.training.parallel.parallel_model import ParallelModel, SentIds
 
 
 @dataclass(frozen=True)

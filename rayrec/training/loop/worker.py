@@ -19,7 +19,8 @@ from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, begin_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
 from rayrec.training.run.preflight import evaluation_split

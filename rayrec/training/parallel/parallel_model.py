@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -12,16 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from cuda_ops import triton_works
 from rayrec.common.errors import ConfigError
-from rayrec.common.machine import available_cpus, available_memory, keep_freed_memory
-from rayrec.common.text import parse_bytes
-from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -31,17 +27,15 @@ from rayrec.internals.torchrec import (
     table_kernels,
 )
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.precision import Precision
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
-from rayrec.training.placement.compiled_network import CompiledNetwork
-from rayrec.training.placement.local_tables import LocalTables
-from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
-from rayrec.training.placement.wire import WireFormat
-from rayrec.training.placement.worker_threads import WorkerThreads
+from rayrec.training.optimizers.table_optimizer import TableOptimizer, set_fused_optimizers
+from rayrec.training.parallel.ranks import RankContext, WorkerThreads
+from rayrec.training.parallel.sharded_tables import LocalTables, SentIds, WireFormat
+from rayrec.training.parallel.sharding_plan import EmbeddingTables, plan_sharding, torchrec_plan
 
 _LEAST_WORK = 2e8
 """Multiplications of a part of a batch, forward, for which the few hundred calls of its way cost next to nothing."""
@@ -50,92 +44,6 @@ _WORK_OF_COLUMN = 100
 _LEAST_ROWS = 256
 """Least rows of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
 _MOST_PARTS = 8
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """One process among `world_size`, of which `local_world_size` run on its machine."""
-
-    rank: int
-    world_size: int
-    local_world_size: int
-    device: torch.device
-    reads_by_ray_data: bool = False
-    """Tell that tasks of Ray Data read the rows of datasets, instead of threads of this process."""
-
-    def prepare_process(self) -> None:
-        """Let operators run on one thread, on a CPU (see `WorkerThreads`), and the process keep the memory it frees."""
-        if self.device.type == "cpu":
-            torch.set_num_threads(1)
-            keep_freed_memory()
-
-    def threads(self, wanted: int | None) -> int:
-        """Return the threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
-        if self.device.type != "cpu":
-            return 1
-        return wanted or max(1, available_cpus() // self.local_world_size)
-
-    def memory_per_worker(self, config: ShardingConfig) -> int:
-        """Return the bytes that every worker may use: what the recipe says, or what the smallest worker has. A
-        collective.
-        """
-        if config.memory_per_worker is not None:
-            return parse_bytes(config.memory_per_worker)
-        if self.device.type == "cuda":
-            own = torch.cuda.get_device_properties(self.device).total_memory
-        else:
-            own = available_memory() // self.local_world_size
-        return min(_of_all_ranks(own))
-
-    def host_memory_per_worker(self) -> int:
-        """Return the bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A
-        collective.
-
-        Half of what is free: rows that are read need memory, too.
-        """
-        if self.device.type != "cuda":
-            return 0
-        return min(_of_all_ranks(available_memory() // (2 * self.local_world_size)))
-
-    def workers_per_node(self) -> int:
-        """Return the number of workers on a node, the same on every rank, as TorchRec needs it: 1 where
-        machines have different numbers. A collective.
-        """
-        sizes = set(_of_all_ranks(self.local_world_size))
-        return sizes.pop() if len(sizes) == 1 else 1
-
-
-class SentIds:
-    """The ids of one batch on their way to the ranks that hold their tables.
-
-    TorchRec sends them in two stages: how many ids each rank will get, then the ids. On a GPU both run on a stream of
-    their own, beside what a step computes, and the process waits for that stream alone.
-    """
-
-    def __init__(self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None") -> None:
-        """Begin the first stage; a collective, as both methods are."""
-        self.batch = batch
-        self._tables, self._stream = tables, stream
-        self._context = tables.create_context()
-        with torch.cuda.stream(stream):
-            self._numbers = tables.input_dist(self._context, batch.sparse)
-
-    def send(self) -> None:
-        """Wait for the first stage and begin the second."""
-        with torch.cuda.stream(self._stream):
-            self._ids = self._numbers.wait()
-
-    def sums(self) -> KeyedTensor:
-        """Return the sums of the tables for the batch; needs `send`."""
-        with torch.cuda.stream(self._stream):
-            ids = self._ids.wait()
-        if self._stream is not None:
-            current = torch.cuda.current_stream()
-            current.wait_stream(self._stream)
-            # The memory belongs to the other stream, which must not reuse it while this one reads it.
-            ids.record_stream(current)
-            self._context.record_stream(current)
-        return self._tables.compute_and_output_dist(self._context, ids)
 
 
 class ParallelModel:
@@ -346,6 +254,34 @@ class ParallelModel:
                 yield table, shard, row, column
 
 
+class CompiledNetwork(nn.Module):
+    """A dense network, compiled for batches of one size; those of other sizes it computes as it was.
+
+    A batch of another size is the last one of an epoch, which is not worth a compilation, or one of lists of rows, of
+    which each may have a size of its own.
+
+    On a GPU the forward and the backward pass are CUDA graphs that torch's compiler captures and replays
+    (`torch._inductor.cudagraph_trees`). It copies the inputs to where the graph reads them, and draws from the device's
+    generator as it was seeded before the step. What a replay returns is overwritten by the next one: logits and
+    gradients must be used up or copied by then, so there is no graph where gradients are summed over several passes.
+    """
+
+    def __init__(self, network: nn.Module, rows: int, *, has_graph: bool) -> None:
+        super().__init__()
+        self.network, self._rows = network, rows
+        self._mode = "reduce-overhead" if has_graph else None
+
+    @cached_property
+    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
+        # At the first use: it takes seconds to import the compiler, which evaluation does without.
+        return torch.compile(self.network, dynamic=False, mode=self._mode)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of dims), as the network itself does."""
+        network = self._compiled if pooled.shape[0] == self._rows else self.network
+        return cast(Tensor, network(dense, pooled))
+
+
 def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:
     """Return the parameters that `train.freeze` names: `dense_network`, a child of it, or one parameter; not
     `embeddings`.
@@ -363,9 +299,3 @@ def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn
             raise ConfigError(f"train.freeze: no part '{name}'; use embeddings, dense_network, or one of {children}")
         frozen |= chosen
     return list(frozen.values())
-
-
-def _of_all_ranks(value: int) -> list[int]:
-    values = [0] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
