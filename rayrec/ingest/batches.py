@@ -203,6 +203,6 @@ def _present(column: NDArray | None) -> NDArray:
 
 @lru_cache(maxsize=8)
 def _one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
+    """Return (lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
     count = size * features
     return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

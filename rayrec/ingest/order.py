@@ -251,7 +251,7 @@ class BatchOrder:
         return rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size
 
     def _edges(self, rows: int) -> NDArray[np.int64]:
-        """(lanes + 1): where each lane's rows begin in a global batch of `rows`."""
+        """Return (lanes + 1): where each lane's rows begin in a global batch of `rows`."""
         return rows * np.arange(self.num_lanes + 1, dtype=np.int64) // self.num_lanes
 
     @cached_property

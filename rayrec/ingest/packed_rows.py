@@ -126,7 +126,7 @@ class RowPacker:
                     yield self.read(part.path, row_group, slice(rows), threads=threads)
 
     def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
-        """(n,) the group ids of a row group. Raises UserError like `read`."""
+        """Return (n,) the group ids of a row group. Raises UserError like `read`."""
         name = self.schema.group
         assert name is not None
         table = self._read(path, row_group, [name], False)
@@ -240,7 +240,7 @@ def _dense_column(table: pa.Table, name: str, dtype: np.dtype[Any], origin: str)
 
 
 def _vector_column(table: pa.Table, feature: VectorFeature, origin: str) -> NDArray[np.float32]:
-    """(n, size)"""
+    """Return (n, size)."""
     column = _column(table, feature.name, origin)
     wanted = pa.list_(pa.float32(), feature.size)
     if column.type != wanted:

@@ -167,7 +167,7 @@ class AllCandidates:
 
 
 def _contains(ascending: Tensor, values: Tensor) -> Tensor:
-    """(n,) bool: whether each of `values` is in `ascending`."""
+    """Return (n,) bool: whether each of `values` is in `ascending`."""
     if not len(ascending):
         return torch.zeros_like(values, dtype=torch.bool)
     place = torch.searchsorted(ascending, values).clamp(max=len(ascending) - 1)

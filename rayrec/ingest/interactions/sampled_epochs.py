@@ -59,7 +59,7 @@ class RecencyDraws:
 
     @classmethod
     def of(cls, users: Tensor, config: RecencyConfig) -> "RecencyDraws":
-        """`users`: (positives,) the user of each positive; a user's rows are together, in the order of time.
+        """Weigh positives of `users` (positives,), whose rows each lie next to each other, in the order of time.
 
         Raises ConfigError if the rows of a user are not together.
         """
@@ -108,7 +108,7 @@ class SampledSplit:
         config: NegativesConfig,
         recency: RecencyConfig | None = None,
     ) -> "SampledSplit":
-        """`known`: the pairs that are no negatives where these are exact; perhaps more than the positives.
+        """Prepare the draws of a split; `known`: the pairs that are no negatives where these are exact.
 
         Raises UserError if there is no item to draw, or the positives are not in the order of time."""
         columns = interaction_columns(schema)
@@ -167,7 +167,10 @@ class SampledLoader(EpochLoader):
     """
 
     def __init__(self, split: SampledSplit, schema: Schema, order: BatchOrder) -> None:
-        """`order` has the samples of `split` as its one unit. Raises UserError if no batch can be filled."""
+        """Load `order`, whose one row group stands for the samples of `split`.
+
+        Raises UserError if no batch can be filled.
+        """
         super().__init__(order)
         if order.num_batches == 0:
             raise UserError(
@@ -197,7 +200,7 @@ class SampledLoader(EpochLoader):
                 yield batch
 
     def _compute(self, batches: range) -> tuple[Tensor, Tensor]:
-        """(batches, 2, B) ids, the features in the schema's order, and (batches, B) labels, of batches of one size."""
+        """Return (batches, 2, B) ids, in the order of the schema's features, and (batches, B) labels."""
         size = self._order.local_size(batches.start)
         firsts = torch.arange(len(batches), device=self._device) * self._order.global_batch_size
         firsts += self._order.first_row(batches.start)

@@ -39,7 +39,7 @@ class BatchTotals:
 def batch_loss(
     logits: Tensor, label: Tensor, weight: Tensor, group: Tensor | None, totals: BatchTotals, listwise: float
 ) -> Tensor:
-    """() float32: these rows' part of the loss; the parts of a global batch, which cut no group, sum to it.
+    """Return () float32: these rows' part of the loss; the parts of a global batch, which cut no group, sum to it.
 
     All tensors are (B,), logits float32. `listwise` is the share of the lists, which need groups.
     """
@@ -54,7 +54,7 @@ def batch_loss(
 
 
 def softmax_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    """(): the sum of w_i y_i list_i over (B,) rows, where those of a group are adjacent and weight 0 means absent."""
+    """Return () the sum of w_i y_i list_i over (B,) rows; those of a group are adjacent, weight 0 means absent."""
     counted = weight > 0
     scores = logits.masked_fill(~counted, -torch.inf)
     list_of = group_numbers(group)
@@ -85,7 +85,7 @@ class LossScale:
 
     @classmethod
     def of(cls, wanted: float | Literal["dynamic"], device: torch.device) -> "LossScale":
-        """See `TrainConfig.loss_scale`."""
+        """Return the scale that `TrainConfig.loss_scale` asks for."""
         return cls(device) if wanted == "dynamic" else cls(device, initial=wanted, dynamic=False)
 
     def unscale_(self, gradients: list[Tensor]) -> Tensor:

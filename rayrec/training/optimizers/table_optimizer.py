@@ -105,7 +105,7 @@ class TableOptimizer:
             theirs.grad = own.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """`<table>.<moment>` -> the tensor that holds it, or this rank's part of it as a ShardedTensor.
+        """Return by `<table>.<moment>` the tensor that holds it, or this rank's part of it as a ShardedTensor.
 
         Names and shapes are the same whether a table is sharded or data-parallel, except for dense Adam's own step.
         Loading happens in place.

@@ -69,7 +69,10 @@ class ParallelModel:
         Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
-        self.device, self._wire, self._pooled_dtype = context.device, WireFormat(wire, pooled), pooled
+        self.schema, self.device = whole.schema, context.device
+        self.stated_tables, self._outputs = whole.tables, whole.outputs
+
+        # Plan which rank holds which part of which table.
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -80,15 +83,12 @@ class ParallelModel:
             host_memory_per_worker=context.host_memory_per_worker(),
             batch_size=train.global_batch_size // context.world_size,
         )
-        self.schema = whole.schema
-        self.stated_tables, self._outputs = whole.tables, whole.outputs
+
+        # Shard the tables by the plan. Most are updated inside the backward pass, by FBGEMM's fused optimizers.
         self.trains_tables = "embeddings" not in train.freeze
         dense_kernels = self.plan.tables_by("dense")
-        self.threads = WorkerThreads(context.threads(train.threads))
-        self.has_threads = self.device.type == "cpu" and train.compile is not True
-        """Whether `threads` compute parts of the dense network beside each other."""
-        self._is_local = context.world_size == 1 and self.device.type == "cpu"
         set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
+        self._wire, self._pooled_dtype = WireFormat(wire, pooled), pooled
         # TorchRec divides the ranks into nodes by this variable.
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         self.tables = DistributedModelParallel(
@@ -98,6 +98,7 @@ class ParallelModel:
             plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
+        self._is_local = context.world_size == 1 and self.device.type == "cpu"
         if context.world_size == 1:
             call_tables_directly(self.tables)
         if self._is_local:
@@ -105,6 +106,8 @@ class ParallelModel:
         if self.device.type == "cuda":
             set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
+
+        # Fill both halves with initial values, and take out of training what the recipe freezes.
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
             initialize_dense(self.dense_network, train.seed)
@@ -112,17 +115,36 @@ class ParallelModel:
                 initialize_shard(shard, table, train.seed, row, column)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
-        called: nn.Module = self.dense_network
-        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
-            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
-            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
         self.dense_parameters: dict[str, list[nn.Parameter]] = {part: [] for part in train.by_part}
         """Parameters of the dense network that are trained, by the keys of `train.by_part`."""
         for name, parameter in self.dense_network.named_parameters():
             if parameter.requires_grad:
                 self.dense_parameters[train.trained_part(whole.part_of_dense(name))].append(parameter)
+
+        # Compile and replicate the dense network.
+        called: nn.Module = self.dense_network
+        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
+            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
+            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
+        if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
+            called = DistributedDataParallel(
+                called,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        self.dense = called
+        """The dense network as it is called in training: compiled and replicated as asked for."""
+
+        # On a CPU threads share out the parts of a batch; on a GPU the next batch travels on a stream of its own.
+        self.threads = WorkerThreads(context.threads(train.threads))
+        self.has_threads = self.device.type == "cpu" and train.compile is not True
+        """Whether `threads` compute parts of the dense network beside each other."""
         columns = sum(output.table.dim for output in whole.pooled)
         self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
+        self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+        # Neighbouring columns of pooled embeddings with one L2 penalty are penalized with each other.
         self.penalties: list[tuple[slice, float]] = []
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
         start = 0
@@ -133,16 +155,6 @@ class ParallelModel:
             if penalty:
                 self.penalties.append((slice(start, end), penalty))
             start = end
-        if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
-            called = DistributedDataParallel(
-                called,
-                device_ids=[self.device] if self.device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-            )
-        self.dense = called
-        """The dense network as it is called in training: compiled and replicated as asked for."""
-        self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         """Yield each batch with the one after it, or None after the last.
@@ -152,6 +164,7 @@ class ParallelModel:
         remaining = iter(batches)
         if self._ahead is not None:
             self._ahead.wait_stream(torch.cuda.current_stream())
+        # Without a GPU, `_ahead` is None and the blocks do nothing.
         with torch.cuda.stream(self._ahead):
             batch = next(remaining, None)
         while batch is not None:
@@ -217,15 +230,11 @@ class ParallelModel:
             set_output_dtype(self.tables, self._pooled_dtype)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
-        """Return the gradients of the dense network stay local in this block and are summed into the next pass outside
-        it.
-        """
+        """Return a block in which the dense network's gradients stay local; the next pass outside sums them up, too."""
         return self.dense.no_sync() if isinstance(self.dense, DistributedDataParallel) else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the
-        model.
-        """
+        """Return weights by the names of the undistributed model, tables as ShardedTensors; shares memory with them."""
         dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
         return {**self._table_state(), **dense}
 
@@ -247,7 +256,7 @@ class ParallelModel:
         return state
 
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
-        """(table, shard, first row, first column) of this rank's parts of the tables."""
+        """Yield (table, shard, first row, first column) of this rank's parts of the tables."""
         state = self._table_state()
         for table in self.stated_tables:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):

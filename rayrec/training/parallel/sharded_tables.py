@@ -96,7 +96,7 @@ class WireFormat(NoOpQuantizedCommCodec[None]):
     """
 
     def __init__(self, dtype: torch.dtype, arrival: torch.dtype = torch.float32) -> None:
-        """`arrival`: the format of what has arrived."""
+        """Let `dtype` travel; `arrival`: the format of what has arrived."""
         self._dtype, self._arrival = dtype, arrival
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
