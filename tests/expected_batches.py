@@ -22,7 +22,7 @@ def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
         for number, start, stop in plan.slices(batch):
             if number not in tables:
                 place = plan.row_groups[number]
-                tables[number] = pq.ParquetFile(dataset.folder / place.path).read_row_group(place.index)
+                tables[number] = pq.ParquetFile(dataset.folder / place.path).read_row_group(place.number)
             table = tables[number]
             order = np.arange(table.num_rows)[plan.row_order.rows(number, table.num_rows, None)]
             parts.append(table.take(pa.array(order[start:stop])))

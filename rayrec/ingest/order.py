@@ -38,7 +38,7 @@ class RowGroup(NamedTuple):
 
     path: str
     """The part, relative to the dataset folder."""
-    index: int
+    number: int
     """The row group's number in the part."""
     rows: int
 

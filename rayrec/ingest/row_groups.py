@@ -122,7 +122,7 @@ def _decode_in_tasks(
         {
             "row_group": row_groups,
             "path": [group.path for group in chosen],
-            "index": [group.index for group in chosen],
+            "number": [group.number for group in chosen],
             "rows": [group.rows for group in chosen],
         }
     )
@@ -165,10 +165,10 @@ class _RowGroupReader:
     def __call__(self, listed: pa.Table) -> Iterator[pa.Table]:
         """Decode what a task's table lists."""
         for each in listed.to_pylist():
-            yield to_table(self.read(each["row_group"], RowGroup(each["path"], each["index"], each["rows"])))
+            yield to_table(self.read(each["row_group"], RowGroup(each["path"], each["number"], each["rows"])))
 
     def read(self, number: int, place: RowGroup) -> PackedRows:
         """Decode the row group at a place, which has this number in the split."""
         # Of the last row group of a split's head, only the first rows count.
-        group = self.packer.read_group(place.path, place.index)[: place.rows] if self.row_order.whole_groups else None
-        return self.packer.read(place.path, place.index, self.row_order.rows(number, place.rows, group))
+        group = self.packer.read_group(place.path, place.number)[: place.rows] if self.row_order.whole_groups else None
+        return self.packer.read(place.path, place.number, self.row_order.rows(number, place.rows, group))

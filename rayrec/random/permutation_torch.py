@@ -41,7 +41,7 @@ class TablePermutation:
         return elements
 
     def _shape(self, number: int) -> tuple[int, int]:
-        """Return (arguments, values) of a round's function: an even one changes left by right, an odd one right by left."""
+        """Return (arguments, values) of a round's function: even ones change left by right, odd ones right by left."""
         return (self._lefts, self._rights) if number % 2 else (self._rights, self._lefts)
 
     def _pass(self, pairs: Tensor) -> Tensor:

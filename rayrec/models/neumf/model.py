@@ -76,7 +76,7 @@ class NeuMFDenseNetwork(nn.Module):
         return logits_B1.squeeze(1).float()
 
     def pair_logits(self, first: Tensor, second: Tensor) -> Tensor:
-        """Score (M, W) and (N, W) in the schema's order -> logits (M, N) float32 of all users and items (`ScoresPairs`).
+        """Score (M, W) and (N, W) in the schema's order -> logits (M, N) float32 of all users, items (`ScoresPairs`).
 
         GMF is a matrix product. The first layer of MLP is linear in its two sides, so it is computed once a user and
         once an item and added up a pair.
