@@ -17,9 +17,9 @@ from typing import Any
 import rayrec
 from benchmarks.in_process import metrics, train
 from jobs.command.result import text_table
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
+from rayrec.store.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("dlrm", "dcnv2")

@@ -35,8 +35,8 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.line_chart import line_chart
 from jobs.command.result import text_table
-from rayrec.common.files import write_atomically, write_json
 from rayrec.common.machine import Machine
+from rayrec.store.files import write_atomically, write_json
 
 RECIPE = "dlrm-criteo-debug"
 # The debug recipe for more rows; one worker, whose start takes less of the time that is compared.

@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 import requests
 
 from benchmarks.killable import attempt, moments, started
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
+from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"
 # Models of so few rows are bad; it is not the gate that is looked at.

@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow.fs as fs
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
@@ -32,6 +31,7 @@ from rayrec.preprocessing.runners.spark_runner import packed_items
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
 from rayrec.preprocessing.write.shards import rows_of_a_part
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
+from rayrec.store.files import write_json
 
 _DAYS, _BYTES_A_ROW, _CHUNK_BYTES = 24, 245, 2**26
 _GPUS_A_NODE, _BATCH_A_GPU, _BATCHES = 8, 65_536, 100

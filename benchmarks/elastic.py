@@ -22,8 +22,8 @@ from typing import Any
 
 import rayrec
 from cluster.local_cluster import kill_node, ray_head, ray_nodes
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
+from rayrec.store.files import write_json
 from rayrec.training.run.history import read_history
 from tests.environments import environment_of_open_cluster
 

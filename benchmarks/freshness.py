@@ -19,9 +19,9 @@ from typing import Any
 import requests
 
 from benchmarks.killable import attempt, started
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
+from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"
 SETTINGS = ("--set", "preprocess.split={kind: hash, test: 0.1}", "--set", "train.global_batch_size=512",

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
 from rayrec.ingest.loader import open_batches
 from rayrec.ingest.memory import InMemorySplit
 from rayrec.recipes import load_recipe
+from rayrec.store.files import write_json
 from tests.builders import make_rows, make_schema, write_part
 
 _ROWS_PER_PART = 262_144

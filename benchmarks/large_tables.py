@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
@@ -41,6 +40,7 @@ from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from rayrec.random.splitmix64 import hash_integers
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_json
 
 _DIM, _TABLES, _ROWS, _EXPONENT, _UNKNOWN = 64, 4, 256, 1.1, 0.02
 _VALUES_PER_FILE = 4_194_304

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
 from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
 from rayrec.ingest.order import BatchOrder, RowGroup
+from rayrec.store.files import write_json
 
 _SHAPES = {"ml-1m": (994_169, 6_040, 3_706), "20M x 140k x 27k": (20_000_000, 140_000, 27_000)}
 """Interactions, users, items."""

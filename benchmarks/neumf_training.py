@@ -37,13 +37,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 import rayrec
 from jobs.command.result import text_table
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.pairs import Positives
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_json
 from rayrec.training.loop.worker import train_worker
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder

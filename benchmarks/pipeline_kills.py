@@ -20,8 +20,8 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from benchmarks.killable import attempt
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
+from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"
 PHASES = ("preprocess", "train", "export")

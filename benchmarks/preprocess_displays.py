@@ -22,7 +22,6 @@ from benchmarks.process_tree import MIB, folder_size, sampled
 from benchmarks.result_rows import parser_by_rows
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
@@ -31,6 +30,7 @@ from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
+from rayrec.store.files import write_json
 
 _WARM_UP_ROWS = 10_000
 

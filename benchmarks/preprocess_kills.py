@@ -29,8 +29,8 @@ import rayrec
 from benchmarks.result_rows import ResultRows
 from cluster.ray_session import ray_session
 from jobs.command import RESULT_FILE
-from rayrec.common.files import sha256_of
 from rayrec.sources.registry import source_of
+from rayrec.store.files import sha256_of
 from tests.wide_table import SOURCE, SPLIT, side_tables, write_log, write_side_tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.preprocess_kills import files_of
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine, available_cpus
 from rayrec.ingest.dataset import MANIFEST_FILE
+from rayrec.store.files import write_json
 from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import PartInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
+from rayrec.store.files import write_json
 
 _ROWS = 32_768
 _ROW_GROUPS = (40, 400, 1_600)

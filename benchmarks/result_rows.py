@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
+from rayrec.store.files import write_json
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any
 
 from jobs.command.result import text_table
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config import TrainConfig
 from rayrec.config.optimizers import EmbeddingOptimizerConfig
@@ -23,6 +22,7 @@ from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
+from rayrec.store.files import write_json
 from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName, ArithmeticName
 from rayrec.training.parallel.sharding_plan import plan_sharding
 from rayrec.training.parallel.step_cost import StepCost

@@ -36,13 +36,13 @@ from benchmarks.constant_deployment import Constant
 from benchmarks.peers.environments import python_of
 from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.store.files import write_json
 from serve.operations.load import Post, json_post
 from serve.protocols.v1 import parse_plain_instances, predictions
 from tests.environments import environment_of_a_user

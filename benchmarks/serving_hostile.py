@@ -31,11 +31,11 @@ import pyarrow as pa
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
+from rayrec.store.files import write_json
 from serve.operations.load import at_rate, json_post, percentiles
 from serve.protocols import arrow
 from serve.protocols.grpc import proto

@@ -26,12 +26,12 @@ import psutil
 
 from benchmarks.repeated import repeated
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.store.files import write_json
 from serve.operations.load import Post, Sample, at_rate, json_post, percentiles, summary
 from tests.model_folders import make_model_folder
 

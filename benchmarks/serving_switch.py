@@ -37,7 +37,6 @@ import psutil
 
 from benchmarks.killable import started
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
@@ -46,6 +45,7 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.store.files import write_json
 from serve.operations.load import (
     BROKEN,
     REFUSED,

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
@@ -30,6 +29,7 @@ from rayrec.ingest.packed_rows import RowPacker
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import CriteoGenerator
+from rayrec.store.files import write_json
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")

@@ -36,12 +36,12 @@ import rayrec
 from benchmarks.in_process import train as train_in_process
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.sources.registry import preprocessing
+from rayrec.store.files import write_json
 from rayrec.training.run.folder import METRICS_FILE
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from typing import Any
 
 import rayrec
 from benchmarks.in_process import metrics, train
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
+from rayrec.store.files import write_json
 from tests.environments import environment_without_cluster
 from tune.trial_folder import TRIAL_FILE, TrialRecord
 

@@ -12,7 +12,7 @@ from jobs.command import Command, Positional, Result, TrainingRecipeRequest, mai
 from rayrec.common.errors import UserError
 from rayrec.common.machine import Machine, describe_machine
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset

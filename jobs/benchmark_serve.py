@@ -17,7 +17,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.machine import Machine, describe_machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.storage.location import Folder
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,9 +9,9 @@ from pydantic import Field
 from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
 from jobs.export import exported
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import new_folder, require_absent
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder, local_path, location
+from rayrec.store.files import new_folder, require_absent
+from rayrec.store.paths import Folder, local_path, location
 
 
 class CompareRequest(Request):

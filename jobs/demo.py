@@ -34,12 +34,12 @@ from jobs.command import (
 )
 from jobs.command.execution import PlacedRequest
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import require_absent
 from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, load_recipe
-from rayrec.storage.location import LocalPath
+from rayrec.store.files import require_absent
+from rayrec.store.paths import LocalPath
 
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution

@@ -13,7 +13,7 @@ from jobs.export import read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.storage.location import Folder, LocalPath
+from rayrec.store.paths import Folder, LocalPath
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset

@@ -9,9 +9,9 @@ from pydantic import PositiveInt
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
 from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.files import new_folder, require_absent
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import new_folder, require_absent
+from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import owned, require_absent
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import owned, require_absent
+from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
@@ -69,7 +69,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     tracking = trained.recipe.train.tracking.mlflow
     server = tracking.tracking_uri if tracking else None
     if request.register_as is not None:
-        from rayrec.storage.mlflow_server import require_registry
+        from rayrec.store.mlflow_server import require_registry
 
         require_registry(server)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
@@ -106,7 +106,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
                 "bytes": sum(file.bytes for file in written.files),
             }
     if request.register_as is not None:
-        from rayrec.storage.mlflow_server import register
+        from rayrec.store.mlflow_server import register
         from rayrec.training.run.history import mlflow_run_of
 
         of_run = mlflow_run_of(trained.path) if tracking else None

@@ -15,7 +15,7 @@ from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.chain import versions_in
-from rayrec.storage.location import Folder, uri_of
+from rayrec.store.paths import Folder, uri_of
 
 REFUSED_FILE = "refused.jsonl"
 _POLL_SECONDS = 0.5

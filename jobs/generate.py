@@ -9,7 +9,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
 from rayrec.recipes import load_recipe
-from rayrec.storage.location import Folder
+from rayrec.store.paths import Folder
 
 
 class GenerateRequest(Request):

@@ -10,12 +10,12 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main, text_table
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_number
 from rayrec.config.validation import is_yaml_file
-from rayrec.storage.location import Folder, LocalPath
+from rayrec.store.files import require_absent
+from rayrec.store.paths import Folder, LocalPath
 
 _EXAMPLES_WIDTH = 30
 _EXAMPLE_CHARACTERS = 200

@@ -9,7 +9,7 @@ from jobs.command import Command, RecipeRequest, Result, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_bytes, parse_bytes
-from rayrec.storage.location import Folder
+from rayrec.store.paths import Folder
 from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName
 
 

@@ -15,12 +15,12 @@ from jobs.command.execution import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 from rayrec.common.ray_blocks import session_size
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import DATA, Execution, Place
-from rayrec.storage.location import Folder, local_path, location
+from rayrec.store.files import require_absent
+from rayrec.store.paths import Folder, local_path, location
 
 
 class PredictRequest(PlacedRequest):

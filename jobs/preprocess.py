@@ -11,12 +11,12 @@ from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
 from jobs.command.execution import PlacedRequest, place_preprocessing
-from rayrec.common.files import owned
 from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
-from rayrec.storage.location import Folder, location, uri_of
+from rayrec.store.files import owned
+from rayrec.store.paths import Folder, location, uri_of
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Manifest
@@ -67,7 +67,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.runners.thread_runner import ThreadRunner
     from rayrec.sources.registry import preprocessing
-    from rayrec.storage.unfinished import has_unfinished_work
+    from rayrec.store.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
     parent = None if request.extend is None else Dataset.open(request.extend)
@@ -107,7 +107,7 @@ def _run_on_spark(
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner
-    from rayrec.storage.staged import lent
+    from rayrec.store.staged import lent
 
     with ray_session(progress=progress), ExitStack() as stack:
         progress.stage("start Spark on Ray")

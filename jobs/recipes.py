@@ -4,11 +4,11 @@ from typing import Annotated
 
 from jobs.command import Command, Metavar, RecipeText, Request, Result, main, text_table
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import as_json, require_absent, write_atomically
 from rayrec.common.progress import Progress
 from rayrec.config.validation import is_yaml_file
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, recipe_schema, shipped_recipes, write_recipe_file
-from rayrec.storage.location import LocalPath
+from rayrec.store.files import as_json, require_absent, write_atomically
+from rayrec.store.paths import LocalPath
 
 
 class RecipesRequest(Request):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Result, describe_result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import new_folder, require_absent
 from rayrec.common.progress import Progress
 from rayrec.evaluation.expectations import Expectation, flat_metrics
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import new_folder, require_absent
+from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset

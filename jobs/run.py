@@ -11,9 +11,9 @@ from pydantic import model_validator
 from jobs.command import Command, Result, describe_result, main
 from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import locked, require_absent, write_json
+from rayrec.store.paths import Folder, location
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"

@@ -13,7 +13,7 @@ from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import higher_is_better
-from rayrec.storage.location import Folder, location
+from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.recipes import Recipe

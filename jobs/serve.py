@@ -30,7 +30,7 @@ from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.storage.location import LocalPath, location
+from rayrec.store.paths import LocalPath, location
 
 if TYPE_CHECKING:
     from serve.arguments import ServeArguments

@@ -12,11 +12,11 @@ from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
 from jobs.command.execution import PlacedRequest, place_training
 from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import is_vacant, owned, require_absent
 from rayrec.common.process import import_meanwhile
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import is_vacant, owned, require_absent
+from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.config.train import EarlyStopConfig
@@ -286,7 +286,7 @@ def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.storage.staged import fetch
+    from rayrec.store.staged import fetch
     from rayrec.training.run.folder import RunFolder
 
     folder = fetch(folder)

@@ -10,7 +10,7 @@ from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main,
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
-from rayrec.storage.location import Folder, location
+from rayrec.store.paths import Folder, location
 from tune.check import check_space, require_comparable, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings, owned_folder
 from tune.space import Space, load_space

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import UserError
-from rayrec.common.files import sha256_in
 from rayrec.common.machine import available_cpus
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder
+from rayrec.store.files import sha256_in
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import StoredFile
@@ -24,7 +24,7 @@ class VerifyRequest(Request):
 def run(request: VerifyRequest, progress: Progress) -> Result:
     """Read all files; `rows` are those of the dataset. Raises UserError if a file is missing or was changed."""
     from rayrec.ingest.dataset import Manifest, wrong_size
-    from rayrec.storage.files import open_file, sizes_in
+    from rayrec.store.files import open_file, sizes_in
 
     folder = request.folder
     manifest = Manifest.load(folder)

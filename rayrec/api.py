@@ -94,6 +94,6 @@ def load_explainer(folder: AnyPath) -> "Explainer":
 
 def _local(folder: AnyPath) -> Path:
     """Return the local path of a model folder; that of a URI is fetched when it is opened."""
-    from rayrec.storage.location import local_path
+    from rayrec.store.paths import local_path
 
     return local_path(fspath(folder))

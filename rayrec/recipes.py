@@ -17,7 +17,6 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.files import write_atomically, write_json
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import (
     Config,
@@ -32,6 +31,7 @@ from rayrec.config import (
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
+from rayrec.store.files import write_atomically, write_json
 
 JsonSchema = dict[str, Any]
 CONFIG_FILE = "config.yaml"

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import is_model_folder
-from rayrec.storage.location import Folder, local_path, uri_of
-from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_name
+from rayrec.store.mlflow_server import registered_name
+from rayrec.store.paths import REGISTRY_SCHEME, Folder, local_path, uri_of
 
 
 class ServeArguments(ServeConfig):

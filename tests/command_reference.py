@@ -18,7 +18,7 @@ from jobs.command.python_function import docstring
 from jobs.command.request import Overrides, PathText, PathTexts, RecipeText
 from jobs.command.runner import load_command
 from rayrec import api
-from rayrec.storage.location import Folder, LocalPath
+from rayrec.store.paths import Folder, LocalPath
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs" / "cli.md"

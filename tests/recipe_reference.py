@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayrec.common.files import as_json
 from rayrec.config import Config
 from rayrec.recipes import SCHEMA_FILE, Recipe, recipe_schema
+from rayrec.store.files import as_json
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = _REPOSITORY / "docs" / "recipe.md"

@@ -6,10 +6,10 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rayrec.common.files import new_folder, write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
+from rayrec.store.files import new_folder, write_json
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder, checkpoint_name
 from rayrec.training.run.history import cut_history
 

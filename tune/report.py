@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_atomically
+from rayrec.store.files import write_atomically
 from tune.search import suggest
 from tune.settings import Sweep
 from tune.trial_folder import TrialOutcome, outcome_rows

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import is_vacant, locked, require_absent, write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
+from rayrec.store.files import is_vacant, locked, require_absent, write_json
 from tune.space import Parameter, Space
 
 Search = Literal["random", "grid", "optuna", "pbt"]

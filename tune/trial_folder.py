@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrec.common.files import confined, write_json
+from rayrec.store.files import write_json
+from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
 from tune.settings import Sweep

@@ -12,7 +12,8 @@ import time
 import zipfile
 from pathlib import Path
 
-from rayrec.common.files import confined, write_atomically
+from rayrec.store.files import write_atomically
+from rayrec.store.paths import confined
 
 STATE_FOLDER = ".tune"
 _BACKUP_FILE = "tune-state.zip"

@@ -55,12 +55,12 @@ from jobs.benchmark_serve import measured
 from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
-from rayrec.common.files import write_json
 from rayrec.common.machine import Machine, available_cpus
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import load_model
+from rayrec.store.files import write_json
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
 from serve.operations.load import Post

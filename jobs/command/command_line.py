@@ -14,7 +14,7 @@ from jobs.command.request import Request
 from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.program import run_program, usage_error
-from rayrec.storage.location import location
+from rayrec.store.paths import location
 
 FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks and debug logs."}
 """The options that every command has besides the fields of its request."""

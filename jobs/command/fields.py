@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jobs.command.request import ByPosition, Metavar, Positional, Request
-from rayrec.storage.location import Folder, LocalPath
+from rayrec.store.paths import Folder, LocalPath
 
 _METAVARS = {Folder: "FOLDER|URI", LocalPath: "PATH", Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
 

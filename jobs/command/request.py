@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator
 
-from rayrec.common.files import is_uri, is_vacant
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
-from rayrec.storage.location import location
+from rayrec.store.files import is_vacant
+from rayrec.store.paths import is_uri, location
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrec.common.files import write_atomically
 from rayrec.common.text import format_number
 from rayrec.config import Config
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.execution import Execution
-from rayrec.storage.location import Folder, location
+from rayrec.store.files import write_atomically
+from rayrec.store.paths import Folder, location
 
 RESULT_FILE = "result.json"
 _COUNTS = {"rows", "positives", "groups"}

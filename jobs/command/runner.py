@@ -29,12 +29,12 @@ from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.disk_errors import disk_error, naming, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
-from rayrec.common.files import is_vacant
 from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
-from rayrec.storage.location import shown, staging_root, uri_of
+from rayrec.store.files import is_vacant
+from rayrec.store.paths import shown, staging_root, uri_of
 
 _LONGEST_LINE = 300
 """Characters of an unexpected error that are shown without --debug."""
@@ -146,7 +146,7 @@ def _staged(request: Request, progress: Progress) -> Iterator[None]:
         yield
         return
     # Imported only when needed, because it takes a while.
-    from rayrec.storage.staged import fetch, mirrored
+    from rayrec.store.staged import fetch, mirrored
 
     with naming(staging_root()), contextlib.ExitStack() as stack:
         if output is not None:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
-from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.chain import versions_in
-from rayrec.storage.location import location
+from rayrec.store.files import new_folder, write_json
+from rayrec.store.paths import location
 
 if TYPE_CHECKING:
     from jobs.pipeline.gate import Judgement

@@ -21,7 +21,7 @@ from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
-from rayrec.storage.location import location
+from rayrec.store.paths import location
 
 UNFINISHED_MODEL = ".export"
 """The model folder until its result is in it too; what a killed phase leaves of it is removed."""

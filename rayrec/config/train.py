@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rayrec.config.base import Config
 from rayrec.config.evaluate import MetricName, higher_is_better
 from rayrec.config.optimizers import MAIN_PART, LearningRates, PartConfig
-from rayrec.storage.location import Folder
+from rayrec.store.paths import Folder
 
 DeviceName = Literal["cpu", "cuda"]
 Sharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]

@@ -21,7 +21,7 @@ from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, 
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
 from rayrec.random.splitmix64 import hash_integers, mix
-from rayrec.storage.files import files_in, mappable, new_file
+from rayrec.store.files import files_in, mappable, new_file
 
 HASH = "hash"
 UNKNOWN = -1

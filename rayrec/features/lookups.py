@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.files import file_name
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
 from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES
+from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
 COUNTS = (ROWS, POSITIVES)

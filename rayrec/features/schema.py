@@ -9,7 +9,6 @@ import pyarrow as pa
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import confined
 from rayrec.config import Config
 from rayrec.config.base import TimeFormat, Zone
 from rayrec.config.transforms import (
@@ -26,7 +25,8 @@ from rayrec.config.transforms import (
 )
 from rayrec.config.validation import describe_validation_error
 from rayrec.features.text_forms import TextForm
-from rayrec.storage.files import write_json
+from rayrec.store.files import write_json
+from rayrec.store.paths import confined
 
 SCHEMA_FILE = "schema.json"
 STATISTICS_FOLDER = "statistics"

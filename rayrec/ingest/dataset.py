@@ -17,14 +17,15 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import as_json, confined
 from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import STATISTICS_FOLDER, Schema
 from rayrec.recipes import Recipe, differences
-from rayrec.storage.files import open_parquet, read_bytes, sizes_in, write_json
-from rayrec.storage.staged import fetch
+from rayrec.store.files import as_json, read_bytes, sizes_in, write_json
+from rayrec.store.parquet import open_parquet
+from rayrec.store.paths import confined
+from rayrec.store.staged import fetch
 
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"

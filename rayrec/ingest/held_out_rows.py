@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rayrec.config import Config
 from rayrec.features.schema import RawColumn
-from rayrec.storage.files import exists, read_bytes, write_json
+from rayrec.store.files import exists, read_bytes, write_json
 
 HELD_OUT_ROWS_FILE = "held_out_rows.json"
 MOST_LOOKED_AT = 4096

@@ -17,8 +17,9 @@ from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of, weighted_type
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
-from rayrec.storage.files import is_remote, open_parquet
-from rayrec.storage.staged import fetch
+from rayrec.store.files import is_remote
+from rayrec.store.parquet import open_parquet
+from rayrec.store.staged import fetch
 
 RowNumbers = NDArray[np.int64] | slice
 """Numbers of rows, in the order in which they are wanted."""

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 
 class SplitColumns:

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from rayrec.common.files import sha256_of
 from rayrec.ingest.dataset import MANIFEST_FILE, manifest_fingerprint
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.files import sha256_of
+from rayrec.store.tensors import StoredTensors
 from rayrec.training.run.folder import RunFolder
 
 Metrics = dict[str, dict[str, float | None]]

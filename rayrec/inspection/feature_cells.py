@@ -16,7 +16,7 @@ from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.vocabularies.value_names import ValueNames
 from rayrec.features.vocabularies.vocabulary import vocabulary_files
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 MOST_VALUES = 20
 """Values that have a cell of their own; others share one, or a range."""

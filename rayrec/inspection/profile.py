@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection.drift import FeatureDrift, drift_of_counts
 from rayrec.inspection.feature_cells import cells_of_values, list_lengths, values_of
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 MOST_ROWS = 2_000_000
 """Rows of a split that are read; of a larger one, row groups that are spread evenly over it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rayrec.common.files import write_atomically, write_json
 from rayrec.common.text import format_number
+from rayrec.store.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 

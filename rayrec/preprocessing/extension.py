@@ -11,9 +11,9 @@ from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
 from rayrec.preprocessing.vocabularies.value_counts import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.storage.files import files_below, new_file
-from rayrec.storage.location import location
-from rayrec.storage.staged import fetch
+from rayrec.store.files import files_below, new_file
+from rayrec.store.paths import location
+from rayrec.store.staged import fetch
 
 _END_BYTES = 2**16
 _DAY_SECONDS = 86_400

@@ -30,8 +30,8 @@ from rayrec.raw.blocks import (
     describe_rejected,
 )
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
-from rayrec.storage.files import files_in, open_parquet, remove
-from rayrec.storage.parquet_files import new_parquet, new_parquet_files
+from rayrec.store.files import files_in, remove
+from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
 _ROWS_PER_FILE = 8 * SEGMENT_ROWS

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.machine import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
@@ -22,9 +21,18 @@ from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, us
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.storage.files import exists, files_below, make_folder, open_file, remove
-from rayrec.storage.location import location
-from rayrec.storage.unfinished import new_folder_at_uri, require_new
+from rayrec.store.files import (
+    exists,
+    files_below,
+    make_folder,
+    new_folder,
+    open_file,
+    remove,
+    remove_unfinished_files,
+    sha256_in,
+)
+from rayrec.store.paths import is_uri, location
+from rayrec.store.unfinished import new_folder_at_uri, require_new
 
 _SCRATCH = ".scratch"
 _MEMORY_OF_TEXT = 16

@@ -15,7 +15,7 @@ from rayrec.preprocessing.runners.task_runner import PartitionedRows
 from rayrec.preprocessing.segments import Piece, Segment, count_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.parquet import new_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 SEGMENT_ROWS = 262_144
 """Most rows of a segment: limits what a task holds in memory."""

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import TypeAdapter
 
-from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
-from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
+from rayrec.store.files import exists, make_folder, read_bytes, remove, sync_folders, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +30,7 @@ class Workspace:
 
     runner: TaskRunner
     folder: Path
-    """The dataset that is being written; every task can read and write it, by `rayrec.storage.files`."""
+    """The dataset that is being written; every task can read and write it, by `rayrec.store.files`."""
     scratch: Path
     """A folder for the files that stages pass on to each other."""
     progress: Progress

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import is_uri
-from rayrec.storage.remote import open_filesystem, open_remote, reason, tried
+from rayrec.store.objects import open_filesystem, open_remote, reason, tried
+from rayrec.store.paths import is_uri
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16

@@ -38,8 +38,8 @@ from rayrec.internals.ray_train import (
     trainer_of_own_session,
 )
 from rayrec.recipes import Recipe
-from rayrec.storage.location import here
-from rayrec.storage.staged import borrowed, fetch, lent
+from rayrec.store.paths import here
+from rayrec.store.staged import borrowed, fetch, lent
 from rayrec.training.mistake import MistakeNote
 from rayrec.training.run.display import HistoryDisplay
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder

@@ -22,9 +22,9 @@ from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import draw_rows
 from rayrec.recipes import Recipe
-from rayrec.storage.location import resolve
-from rayrec.storage.staged import fetch
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.paths import resolve
+from rayrec.store.staged import fetch
+from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.compatibility import require_compatible
 from rayrec.training.run.folder import PROGRESS_FILE, Origin, RunFolder, RunProgress, read_progress

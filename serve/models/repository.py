@@ -18,14 +18,13 @@ from pathlib import Path
 from pydantic import NonNegativeFloat, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_atomically
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.inference.folder.chain import chain_of, versions_in
 from rayrec.inference.folder.table_files import is_model_folder
-from rayrec.storage.files import delete_remote_files, new_remote_file
-from rayrec.storage.location import uri_of
-from rayrec.storage.staged import fetch
+from rayrec.store.files import delete_remote_files, new_remote_file, write_atomically
+from rayrec.store.paths import uri_of
+from rayrec.store.staged import fetch
 
 TRAFFIC_FILE = "serving.json"
 _FETCH_SECONDS = 30.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.common.text import ascii_name
 from rayrec.inference.folder.table_files import is_delta
-from rayrec.storage.location import in_folder_around
+from rayrec.store.paths import in_folder_around
 from serve.errors import RequestError
 from serve.models.repository import TRAFFIC_FILE, ModelSource, StagedModels, Traffic, fingerprint, scan
 from serve.models.served_models import ServedModel, ServedModels, news

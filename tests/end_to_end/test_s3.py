@@ -15,8 +15,8 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe
-from rayrec.storage.location import local_path
-from rayrec.storage.staged import fetch
+from rayrec.store.paths import local_path
+from rayrec.store.staged import fetch
 from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (

@@ -14,16 +14,15 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.common.progress import SilentProgress
 from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import RowPacker
-from rayrec.storage import remote
-from rayrec.storage.files import delete_remote_files
-from rayrec.storage.location import here, local_path
-from rayrec.storage.remote import Remote
-from rayrec.storage.staged import borrowed, fetch, lent, mirrored
+from rayrec.store import objects
+from rayrec.store.files import delete_remote_files, write_json
+from rayrec.store.objects import Remote
+from rayrec.store.paths import here, local_path
+from rayrec.store.staged import borrowed, fetch, lent, mirrored
 from rayrec.training.loop.checkpoint import Checkpoints, load_state
 from rayrec.training.run.folder import RunProgress, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import append_history
@@ -202,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
 ) -> None:
     run, store = local_path(URI), endpoint.store
     step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
-    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
     with (
         pytest.raises(UserError) as raised,
         mirrored(run, continues=False, progress=SilentProgress()),
@@ -227,7 +226,7 @@ def test_a_store_that_does_not_get_well_ends_the_work_with_a_line(
 ) -> None:
     folder = Remote(URI)
     folder.write("file", io.BytesIO(b"12345"), 5)
-    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
     line = f"{URI}: cannot be read: the store keeps failing; try again later"
     for faults in (Faults(fail=1.0), Faults(short=1.0)):
         endpoint.store.faults = faults

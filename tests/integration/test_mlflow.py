@@ -20,7 +20,7 @@ from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.examples import Examples
 from rayrec.inference.predictor import load_model
-from rayrec.storage.location import STAGING_VARIABLE, local_path
+from rayrec.store.paths import STAGING_VARIABLE, local_path
 from rayrec.training.run.history import mlflow_run_of, read_history
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe, run_cases

@@ -11,8 +11,8 @@ import pytest
 
 import rayrec
 from rayrec.common.errors import UserError
-from rayrec.storage.location import local_path
-from rayrec.storage.staged import fetch
+from rayrec.store.paths import local_path
+from rayrec.store.staged import fetch
 from tests.faulty_store import BUCKET, Endpoint, faulty_store
 
 FOLDER = "tägliche 90% +#1;&=x"

@@ -23,8 +23,8 @@ from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
 from rayrec.sources.registry import preprocessing
-from rayrec.storage.location import local_path
-from rayrec.storage.staged import fetch, mirrored
+from rayrec.store.paths import local_path
+from rayrec.store.staged import fetch, mirrored
 from rayrec.training.run.folder import checkpoint_steps
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster

@@ -26,7 +26,7 @@ from rayrec.preprocessing.runners.spark_runner import SparkRunner, packed_items
 from rayrec.preprocessing.tasks import user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.parquet import new_parquet
 from tests.builders import make_recipe
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]

@@ -15,7 +15,6 @@ import requests
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.files import write_json
 from rayrec.common.network import free_port
 from rayrec.common.process import in_background
 from rayrec.common.progress import SilentProgress
@@ -26,6 +25,7 @@ from rayrec.inference.folder.reference_traffic import ReferenceTraffic, unknown_
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import load_recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
+from rayrec.store.files import write_json
 from tests.model_folders import make_model_folder, make_recommender_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel

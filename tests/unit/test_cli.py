@@ -18,7 +18,7 @@ from jobs.command.fields import fields_of
 from jobs.command.request import TrainingRecipeRequest
 from jobs.command.runner import Command, build_request, load_command
 from rayrec.cli import main as cli
-from rayrec.storage.location import local_path
+from rayrec.store.paths import local_path
 from tests import command_reference
 
 # Command, arguments, and the fields of the request that they make.

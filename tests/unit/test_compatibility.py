@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError
-from rayrec.common.files import write_json
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_json
 from rayrec.training.run.compatibility import require_compatible
 from rayrec.training.run.folder import Origin, RunFolder
 from tests.builders import make_rows, write_dataset

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import confined, file_name, write_json
 from rayrec.ingest.dataset import Dataset
-from rayrec.storage.location import local_path, resolve
+from rayrec.store.files import write_json
+from rayrec.store.paths import confined, file_name, local_path, resolve
 from rayrec.training.run.folder import RUN_FILE, RunFolder
 from tests.builders import make_dataset
 from tune.trial_folder import TRIAL_FILE, TrialRecord

@@ -21,15 +21,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from jobs.command import Command, Request, Result, execute
 from rayrec.common.disk_errors import disk_error, naming
 from rayrec.common.errors import DiskError, UserError, first_failure
-from rayrec.common.files import new_file, new_folder, owned, write_atomically
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.model_folder import copy
 from rayrec.inference.folder.table_files import save_tensors
 from rayrec.internals.torch_checkpoint import save
-from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import Folder
-from rayrec.storage.parquet_files import new_parquet
-from rayrec.storage.remote import RemoteFile
+from rayrec.store.files import new_file, new_folder, owned, write_atomically
+from rayrec.store.journal import Journal, LocalFile
+from rayrec.store.objects import RemoteFile
+from rayrec.store.parquet import new_parquet
+from rayrec.store.paths import Folder
 
 FULL = r"no space left on its disk: [\d.]+ \w+ of [\d.]+ \w+ free; free some space and run again"
 QUOTA = r"the quota of its disk is used up: .* free; free some space, or ask for more"

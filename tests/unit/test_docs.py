@@ -12,7 +12,7 @@ from jobs.command import parse_command
 from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
 from rayrec.config.validation import is_yaml_file
-from rayrec.storage import location
+from rayrec.store import mlflow_server
 from tests import recipe_reference
 from tests.pages import PAGES, REPOSITORY, blocks
 
@@ -89,7 +89,7 @@ def found_in_blocks(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
 
 def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     # The MLflow server of a page is the reader's own.
-    monkeypatch.setattr(location, "registered_folder", lambda uri, staging: "model")
+    monkeypatch.setattr(mlflow_server, "registered_folder", lambda uri, staging: "model")
     wrong, unknown = [], set()
     for page, line in found_in_blocks(COMMAND):
         words = shlex.split(line, comments=True)

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.common.files import write_json
 from rayrec.inspection import equality
 from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
+from rayrec.store.files import write_json
 from tests.builders import make_dataset
 
 

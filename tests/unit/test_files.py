@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import DiskError, UserError
-from rayrec.common.files import (
+from rayrec.store.files import (
     new_file,
     new_folder,
     owned,

@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torch_checkpoint import save
 from rayrec.preprocessing.numbers import number_fitting
 from rayrec.preprocessing.numbers.summary import Summary
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.tensors import StoredTensors
 from rayrec.training.run.folder import RunFolder
 from tests.builders import make_dataset
 from tests.model_folders import make_model_folder

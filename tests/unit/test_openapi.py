@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rayrec.common.files import write_json
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
+from rayrec.store.files import write_json
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
+from rayrec.store.parquet import WrittenFile, new_parquet_files
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

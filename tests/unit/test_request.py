@@ -25,7 +25,7 @@ from rayrec.features.schema import (
 from rayrec.inference.folder.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
-from rayrec.storage.location import local_path
+from rayrec.store.paths import local_path
 from serve.arguments import ServeArguments, named_folders
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels

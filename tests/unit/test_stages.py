@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import DiskError, UserError
-from rayrec.common.files import new_file, new_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
 from rayrec.config.transforms import Fill, NumericTransform, Standardize
@@ -22,6 +21,7 @@ from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
+from rayrec.store.files import new_file, new_folder
 from tests.builders import make_dataset, make_recipe
 
 
@@ -158,7 +158,7 @@ def test_a_users_error_leaves_nothing(tmp_path: Path) -> None:
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     """Another process holds it; when that is killed, it is free, with what lies in it."""
     code = (
-        "import sys, time; from pathlib import Path; from rayrec.common.files import new_folder\n"
+        "import sys, time; from pathlib import Path; from rayrec.store.files import new_folder\n"
         "with new_folder(Path(sys.argv[1]), 'abc') as folder:\n"
         "    (folder / 'held').touch(); time.sleep(60)\n"
     )

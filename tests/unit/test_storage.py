@@ -12,18 +12,17 @@ import pytest
 from pyarrow import fs
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.chain import require_place
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
-from rayrec.storage import remote, staged, transfer
-from rayrec.storage.files import open_file, sizes_in
-from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import here, local_path, location, resolve, shown, staging_root, uri_of
-from rayrec.storage.staged import fetch, mirrored
-from rayrec.storage.transfer import Upload, is_output
+from rayrec.store import objects, staged, transfer
+from rayrec.store.files import new_folder, open_file, sizes_in, write_atomically, write_json
+from rayrec.store.journal import Journal, LocalFile
+from rayrec.store.paths import here, local_path, location, resolve, shown, staging_root, uri_of
+from rayrec.store.staged import fetch, mirrored
+from rayrec.store.transfer import Upload, is_output
 from serve.models.repository import StagedModels, Traffic
 from tests.model_days import ModelDays, raw_rows
 
@@ -36,7 +35,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "remote" / "bucket"
     folder.mkdir(parents=True)
     filesystem = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
-    monkeypatch.setattr(remote, "open_filesystem", lambda uri: (filesystem, uri.removeprefix("s3://")))
+    monkeypatch.setattr(objects, "open_filesystem", lambda uri: (filesystem, uri.removeprefix("s3://")))
     use_machine(tmp_path / "one", monkeypatch)
     return folder
 
@@ -232,21 +231,21 @@ class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
         self.broken: set[str] = set()
-        write_file, delete = remote.Remote.write, remote.Remote.delete
+        write_file, delete = objects.Remote.write, objects.Remote.delete
 
-        def note_write(this: remote.Remote, name: str, source: BinaryIO, size: int) -> remote.RemoteFile:
+        def note_write(this: objects.Remote, name: str, source: BinaryIO, size: int) -> objects.RemoteFile:
             if name in self.broken:
                 raise UserError("s3://bucket: no answer")
             done = write_file(this, name, source, size)
             self.events.append(name)
             return done
 
-        def note_delete(this: remote.Remote, name: str) -> None:
+        def note_delete(this: objects.Remote, name: str) -> None:
             delete(this, name)
             self.events.append(f"-{name}")
 
-        monkeypatch.setattr(remote.Remote, "write", note_write)
-        monkeypatch.setattr(remote.Remote, "delete", note_delete)
+        monkeypatch.setattr(objects.Remote, "write", note_write)
+        monkeypatch.setattr(objects.Remote, "delete", note_delete)
 
     def wait_for(self, event: str) -> None:
         """Wait until a pass in the background has come to it."""
@@ -315,7 +314,7 @@ def test_a_file_that_goes_away_underway_lets_nothing_be_called_whole(
 ) -> None:
     """A pass that meets a checkpoint as it is pruned: index.json waits for the next."""
     run = local_path(URI)
-    upload = Upload(remote.Remote(URI), run, Journal(run.parent.parent / ".journal"), URI)
+    upload = Upload(objects.Remote(URI), run, Journal(run.parent.parent / ".journal"), URI)
     checkpoint(run, 1)
     listed = transfer.outputs
 
@@ -513,10 +512,10 @@ class _ShortFile:
 def test_a_short_answer_is_noticed_whatever_the_last_byte(
     value: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(objects, "_FIRST_PAUSE_SECONDS", 0.0)
     values = iter([value, 1, 2, 3])
     monkeypatch.setattr("random.randrange", lambda _: next(values))
-    assert remote.RemoteReader(_ShortFile(times), "s3://bucket/abc").read() == b"abc"
+    assert objects.RemoteReader(_ShortFile(times), "s3://bucket/abc").read() == b"abc"
 
 
 def test_a_delta_is_fetched_with_the_versions_that_it_needs(

@@ -22,7 +22,7 @@ from jobs.submit import SubmitRequest, _require_success, _result_in, run
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.storage.location import local_path
+from rayrec.store.paths import local_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEBUG = "dlrm-criteo-debug"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import DiskError, SmallClusterError, UserError
-from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe, read_recipe
+from rayrec.store.files import write_json
 from rayrec.training.run.folder import PROGRESS_FILE, checkpoint_name
 from tests.builders import make_dataset
 from tests.training_runs import recipe

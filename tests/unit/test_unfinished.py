@@ -14,11 +14,11 @@ from rayrec.common.errors import StoreError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
 from rayrec.preprocessing.workspace import Stages
-from rayrec.storage import remote
-from rayrec.storage.files import exists, files_below, files_in, mappable, new_file, read_bytes, remove, write_json
-from rayrec.storage.location import local_path
-from rayrec.storage.staged import lent, mirrored
-from rayrec.storage.unfinished import has_unfinished_work, new_folder_at_uri, require_new
+from rayrec.store import objects
+from rayrec.store.files import exists, files_below, files_in, mappable, new_file, read_bytes, remove, write_json
+from rayrec.store.paths import local_path
+from rayrec.store.staged import lent, mirrored
+from rayrec.store.unfinished import has_unfinished_work, new_folder_at_uri, require_new
 from tests.unit.test_storage import URI, Killed, bucket, tree, use_machine
 
 __all__ = ["bucket"]
@@ -33,7 +33,7 @@ class Mortal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: float = 0
         for name in ("write", "copy", "delete"):
-            monkeypatch.setattr(remote.Remote, name, self._mortal(getattr(remote.Remote, name)))
+            monkeypatch.setattr(objects.Remote, name, self._mortal(getattr(objects.Remote, name)))
 
     def _mortal(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
@@ -126,7 +126,7 @@ def test_what_is_there_already_is_not_written_again(bucket: Path) -> None:
 
 
 def test_files_too_large_for_a_copy_are_sent_again(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(objects, "_MOST_COPIED_BYTES", 0)
     attempt(".", False, "a")
     assert tree(bucket / "exp" / "run") == written(".", "a")
 

@@ -8,9 +8,9 @@ import pytest
 
 from jobs.verify import VerifyRequest, run
 from rayrec.common.errors import UserError
-from rayrec.common.files import sha256_of
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset, Manifest, StoredFile
+from rayrec.store.files import sha256_of
 from tests.builders import make_dataset
 
 

@@ -28,8 +28,8 @@ from rayrec.features.vocabularies.vocabulary import (
     read_vocabulary,
     write_index,
 )
-from rayrec.storage.files import new_file
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.files import new_file
+from rayrec.store.parquet import new_parquet
 
 _ROW = ("id", "value", "count")
 _CHANGES = pa.schema([

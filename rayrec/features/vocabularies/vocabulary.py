@@ -22,7 +22,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
-from rayrec.storage.files import files_in, mappable, new_file, open_parquet
+from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.parquet import open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]

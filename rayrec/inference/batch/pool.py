@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder
 from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
-from rayrec.storage.files import delete_remote_files, new_remote_file, open_parquet
-from rayrec.storage.location import staged_root
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.files import delete_remote_files, new_folder, new_remote_file
+from rayrec.store.parquet import new_parquet, open_parquet
+from rayrec.store.paths import staged_root
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset

@@ -42,9 +42,8 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.models.common.precision import AmpError, resolve_precision
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
-from rayrec.storage.files import open_parquet
-from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
-from rayrec.storage.staged import fetch
+from rayrec.store.parquet import WrittenFile, new_parquet_files, open_parquet
+from rayrec.store.staged import fetch
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import confined, sha256_of, write_json
 from rayrec.config import Config
 from rayrec.features.vocabularies.grown_vocabulary import VocabularyChanges
 from rayrec.inference.folder.table_files import DELTA_FILE, MappedTensors, is_delta, is_model_folder
 from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
-from rayrec.storage.location import in_folder_around, location
-from rayrec.storage.staged import fetch
+from rayrec.store.files import sha256_of, write_json
+from rayrec.store.paths import confined, in_folder_around, location
+from rayrec.store.staged import fetch
 
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`rayrec.inference.folder.changed_rows`)."""

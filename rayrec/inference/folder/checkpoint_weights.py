@@ -9,7 +9,7 @@ from rayrec.features.schema import Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.storage.stored_tensors import StoredTensors
+from rayrec.store.tensors import StoredTensors
 
 
 class CheckpointWeights:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder, sha256_of
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, STATISTICS_FOLDER, CategoricalFeature, Schema
 from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary, new_changes, write_whole_vocabulary
@@ -33,6 +32,7 @@ from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
+from rayrec.store.files import new_folder, sha256_of
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, ORIGIN_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""

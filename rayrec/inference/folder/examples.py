@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
@@ -23,6 +22,7 @@ from rayrec.features.vocabularies.vocabulary import vocabulary_files
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
+from rayrec.store.files import write_json
 
 _ROWS = 16
 # Float32 sums in another order (other kernels, other batches) differ by less than a tenth of this.

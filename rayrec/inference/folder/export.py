@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from rayrec.common.files import write_atomically, write_json
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.features.schema import STATISTICS_FOLDER
@@ -34,6 +33,7 @@ from rayrec.ingest.held_out_rows import (
 )
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_atomically, write_json
 
 _MOST_COMPARED_ROWS = 1_000_000
 """Both precisions score the same rows, so that their difference is far more exact than each metric."""

@@ -6,9 +6,9 @@ from typing import ClassVar, Self
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.store.files import write_json
 
 
 class ModelFacts(Config):

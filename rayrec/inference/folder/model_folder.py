@@ -27,7 +27,6 @@ from torch import Tensor
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
 from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary
@@ -62,7 +61,8 @@ from rayrec.inference.folder.table_files import (
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.storage.staged import fetch
+from rayrec.store.files import new_folder, write_atomically, write_json
+from rayrec.store.staged import fetch
 
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"

@@ -23,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file, shortened
 from rayrec.common.mapped_file import MappedFile
+from rayrec.store.files import new_file
+from rayrec.store.paths import shortened
 
 if TYPE_CHECKING:
     from rayrec.models.common.embedding_tables import EmbeddingTable

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rayrec.common.files import file_name
 from rayrec.features.keyed_table import HASH, hash_texts, write_file
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.schema import Rate
@@ -16,7 +15,8 @@ from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.files import files_in, make_folder, mappable
+from rayrec.store.files import files_in, make_folder, mappable
+from rayrec.store.paths import file_name
 
 _ALL = -1
 """The number of the line that counts all rows, in place of that of a rate."""

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import file_name
 from rayrec.config.table import SideTableConfig
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
@@ -21,7 +20,8 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import TableFiles, TableReader
-from rayrec.storage.files import make_folder
+from rayrec.store.files import make_folder
+from rayrec.store.paths import file_name
 
 
 class WrittenTable(NamedTuple):

@@ -17,7 +17,7 @@ from rayrec.preprocessing.runners.task_runner import Counter
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.files import new_file, read_bytes
+from rayrec.store.files import new_file, read_bytes
 
 _FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]

@@ -42,7 +42,7 @@ from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk
 from rayrec.raw.table_reader import TableReader
-from rayrec.storage.files import open_parquet
+from rayrec.store.parquet import open_parquet
 
 SPLIT_ORDER = ("train", "validation", "test")
 MICROSECONDS = 1_000_000

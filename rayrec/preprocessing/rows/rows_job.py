@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import file_name
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
@@ -36,6 +35,7 @@ from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.blocks import Reason
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import TableFiles, open_table
+from rayrec.store.paths import file_name
 
 
 class RowsJob:

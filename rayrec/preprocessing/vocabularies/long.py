@@ -27,8 +27,8 @@ from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.value_counts import distinct_values
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.storage.files import exists, open_parquet
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.files import exists
+from rayrec.store.parquet import new_parquet, open_parquet
 
 Rest = Mapping[Path, tuple[pa.Array, NDArray[np.int64]]]
 """Values beyond the limit (string) and their ids, by vocabulary."""

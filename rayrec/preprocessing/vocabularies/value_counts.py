@@ -22,8 +22,8 @@ from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
-from rayrec.storage.files import files_in, open_parquet, remove
-from rayrec.storage.parquet_files import new_parquet_files
+from rayrec.store.files import files_in, remove
+from rayrec.store.parquet import new_parquet_files, open_parquet
 
 _ROWS_PER_BATCH = 131_072
 _ROWS_PER_ROW_GROUP = 2**16

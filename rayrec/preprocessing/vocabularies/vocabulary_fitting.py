@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.files import file_name
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabularies.vocabulary import (
     VALUES_PER_FILE,
@@ -40,9 +39,10 @@ from rayrec.preprocessing.vocabularies.value_counts import (
 )
 from rayrec.preprocessing.workspace import Stages, Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
-from rayrec.storage.files import make_folder, open_parquet
-from rayrec.storage.parquet_files import new_parquet
-from rayrec.storage.staged import fetch
+from rayrec.store.files import make_folder
+from rayrec.store.parquet import new_parquet, open_parquet
+from rayrec.store.paths import file_name
+from rayrec.store.staged import fetch
 
 _GIVEN = 0
 """The partition that given values are written as."""

@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.common.files import sha256_of
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.sorted_rows import group_starts
-from rayrec.storage.files import new_file
+from rayrec.store.files import new_file, sha256_of
 
 _PARTS_AIMED_AT = 16
 _LEAST_ROW_GROUPS = 8

@@ -15,13 +15,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import HEAD, ClickModel, RawValues
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.turnover import Turnover, most_days
 from rayrec.sources.generated_text import csv_file, rows_by_file, to_hexadecimal
 from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
+from rayrec.store.files import new_folder, write_json
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.sources.generated_text import csv_file, rows_by_file
+from rayrec.store.files import new_folder
 
 FILE = "ratings.csv"
 NUM_ITEMS = 2_000

@@ -53,8 +53,7 @@ from rayrec.sources.interactions.histories import (
 )
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
 from rayrec.sources.interactions.ranking_lists import HeldOutLists, InteractionRows, encode_lists, read_rows, write_rows
-from rayrec.storage.files import open_parquet
-from rayrec.storage.parquet_files import new_parquet
+from rayrec.store.parquet import new_parquet, open_parquet
 
 GROUP = "group"
 _RAW_ITEM = pa.field(ITEM, pa.string(), False)

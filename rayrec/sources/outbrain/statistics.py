@@ -23,7 +23,7 @@ from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.storage.files import read_bytes, write_json
+from rayrec.store.files import read_bytes, write_json
 
 CONSTANTS_FILE = "constants.json"
 Aspect = Literal["category", "topic", "entity"]

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import (
@@ -41,6 +40,7 @@ from rayrec.sources.table.generated_columns import (
     rule_columns,
     written_times,
 )
+from rayrec.store.files import new_folder, write_json
 
 CHUNK_ROWS = 16_384
 _CALIBRATION = 2**31

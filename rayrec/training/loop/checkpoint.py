@@ -17,12 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from rayrec.common.disk_errors import disk_error
 from rayrec.common.errors import first_failure
-from rayrec.common.files import write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
 from rayrec.internals.torch_checkpoint import Streams, load, save
-from rayrec.storage.files import REMOTE_STREAMS, checkpoint_streams, delete_remote_files, on_this_node
-from rayrec.storage.staged import send
+from rayrec.store.files import REMOTE_STREAMS, checkpoint_streams, delete_remote_files, on_this_node, write_json
+from rayrec.store.staged import send
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
     CHECKPOINT_INDEX_FILE,

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
@@ -20,6 +19,7 @@ from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import Precision
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_json
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.parallel.ranks import RankContext

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.disk_errors import naming, temporary_folders
-from rayrec.common.files import write_json
 from rayrec.evaluation.progressive import progressive_metrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
+from rayrec.store.files import write_json
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, begin_history

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import confined, new_folder, write_atomically, write_json
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, manifest_fingerprint
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.storage.location import location, resolve
+from rayrec.store.files import new_folder, write_atomically, write_json
+from rayrec.store.paths import confined, location, resolve
 
 RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
@@ -76,7 +76,7 @@ class RunFolder:
 
     path: Path
     is_borrowed: bool = False
-    """Whether rank 0 alone writes a folder of a bucket, which other ranks do not see (`rayrec.storage.staged`)."""
+    """Whether rank 0 alone writes a folder of a bucket, which other ranks do not see (`rayrec.store.staged`)."""
 
     @property
     def checkpoints(self) -> Path:

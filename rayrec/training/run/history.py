@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.files import write_atomically, write_json
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.train import MLflowConfig
 from rayrec.recipes import Recipe
-from rayrec.storage.mlflow_server import mlflow_at
+from rayrec.store.files import write_atomically, write_json
+from rayrec.store.mlflow_server import mlflow_at
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

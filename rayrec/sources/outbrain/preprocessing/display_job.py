@@ -51,7 +51,7 @@ from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, wri
 from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
 from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
-from rayrec.storage.files import make_folder
+from rayrec.store.files import make_folder
 
 
 class DisplayJob:

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.generated_text import csv_file
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, OutbrainTable
@@ -30,6 +29,7 @@ from rayrec.sources.outbrain.synthetic.generated_tables import (
 from rayrec.sources.outbrain.synthetic.preferences import Preferences
 from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, OutbrainTruth, RankingAccumulator
 from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, PROMOTED_EVERY, World
+from rayrec.store.files import new_folder, write_json
 
 LEAST_ROWS = 2
 _DOCUMENTS_A_BATCH = 16_384

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.common.errors import UserError, first_failure
 from rayrec.internals.torch_checkpoint import load, read_metadata
-from rayrec.storage.files import checkpoint_streams, on_this_node
+from rayrec.store.files import checkpoint_streams, on_this_node
 
 
 class StoredTensors:

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import locked
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import here, is_at_uri, location, name_at_uri, staged_root
-from rayrec.storage.remote import Remote, RemoteFile
-from rayrec.storage.transfer import Upload, download, is_large, is_output, outputs
+from rayrec.store.files import locked
+from rayrec.store.journal import Journal, LocalFile
+from rayrec.store.objects import Remote, RemoteFile
+from rayrec.store.paths import here, is_at_uri, location, name_at_uri, staged_root
+from rayrec.store.transfer import Upload, download, is_large, is_output, outputs
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _HANDOVER_SECONDS = 60.0
 def fetch(path: Path, progress: Progress | None = None, *, whole: bool = False) -> Path:
     """Bring the staged folder of a path up to date with its URI, on this node; return the path on this node.
 
-    Large files are left where they are, and `rayrec.storage.files` reads them there; `whole`: those below `path` are
+    Large files are left where they are, and `rayrec.store.files` reads them there; `whole`: those below `path` are
     fetched too, as they will be mapped. Any other path is returned as it is. Only one process at a time fetches, and
     while a process of this machine writes the folder, which is then ahead of its URI, only what is missing of `path`.
     Raises UserError if the remote folder cannot be read.

@@ -5,6 +5,7 @@ and `=` and two hexadecimal digits for all but letters, digits, `.` and `-`. So 
 process on every machine finds the same folder.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -13,16 +14,49 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from rayrec.common.errors import ConfigError
-from rayrec.common.files import confined, is_uri
-from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_folder
+from rayrec.common.errors import ConfigError, UserError
 
+REGISTRY_SCHEME = "models:/"
+"""The scheme of models in MLflow's registry."""
 STAGING_VARIABLE = "RAYREC_STAGING"
 _DEFAULT_STAGING = "~/.cache/rayrec/staging"
 _COLLAPSED = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 _STAGED_NAME = r"[a-z][a-z0-9+.-]*=3A__[A-Za-z0-9._=-]+"
-_LONGEST_NAME = 255
+_LONGEST_STAGED = 255
 _AT_URI = ".at-uri-"
+_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_LONGEST_NAME = 160
+"""Bytes; file systems take 255, also of the longer names under which files are written, with endings and numbers."""
+
+
+def is_uri(path: str) -> bool:
+    """Return whether `path` names its file system, as s3://bucket/key does."""
+    return _URI.match(path) is not None
+
+
+def file_name(name: str) -> str:
+    """Return the name of a file or folder for something of any name: another for each, not hidden, in no folder."""
+    escaped = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return shortened(f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped or "%")
+
+
+def shortened(name: str) -> str:
+    """Return a name, or where a file could not have it the beginning of it and a hash."""
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    beginning = name.encode()[: _LONGEST_NAME // 2].decode(errors="ignore")
+    return f"{beginning}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def confined(name: str, where: object) -> str:
+    """`name`, if it is that of a file below a folder; those in manifests, buckets and archives may be anything.
+
+    Raises UserError, which begins with `where`.
+    """
+    parts = name.split("/")
+    if "\0" in name or not all(parts) or not {".", ".."}.isdisjoint(parts):
+        raise UserError(f"{where}: {name!a} lies outside the folder, or names no file; correct or remove it")
+    return name
 
 
 def local_path(given: str | Path) -> Path:
@@ -33,6 +67,8 @@ def local_path(given: str | Path) -> Path:
     """
     text = str(given)
     if text.startswith(REGISTRY_SCHEME):
+        from rayrec.store.mlflow_server import registered_folder
+
         return local_path(registered_folder(text, staging_root() / "mlflow"))
     if _COLLAPSED.match(text):
         raise ConfigError(f"{text}: a URI that was made a Path loses a slash; give it as text")
@@ -51,7 +87,7 @@ def local_path(given: str | Path) -> Path:
         form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
         raise ConfigError(f"{text}: names no folder; write it as {form}")
     name = _encode(_joined(parts, segments))
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _LONGEST_STAGED:
         raise ConfigError(f"{text}: longer than a file's name may be; give a shorter one")
     return staging_root() / name / (segments[-1] if segments else parts.netloc)
 

@@ -14,9 +14,9 @@ from types import ModuleType
 from urllib.parse import quote, urlsplit
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import file_name, new_folder
+from rayrec.store.files import new_folder
+from rayrec.store.paths import file_name
 
-REGISTRY_SCHEME = "models:/"
 _SERVER_VARIABLE = "MLFLOW_TRACKING_URI"
 _HELD_BY_THE_SERVER = "mlflow-artifacts"
 """The scheme of artifacts that only the server reads and writes."""

@@ -12,10 +12,10 @@ from itertools import filterfalse
 from pathlib import Path
 
 from rayrec.common.errors import PassingError, UserError
-from rayrec.common.files import require_absent
-from rayrec.storage.files import exists, files_below, remote_folder, remove
-from rayrec.storage.location import location, name_at_uri, staged_root, unfinished_at_uri
-from rayrec.storage.transfer import for_each, is_manifest, is_output
+from rayrec.store.files import exists, files_below, remote_folder, remove, require_absent
+from rayrec.store.objects import for_each
+from rayrec.store.paths import location, name_at_uri, staged_root, unfinished_at_uri
+from rayrec.store.transfer import is_manifest, is_output
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def require_new(path: Path) -> None:
 def new_folder_at_uri(path: Path, fingerprint: str, last: str) -> Iterator[Path]:
     """Yield an unfinished folder at a URI, whose files become those of the staged `path` when the block ends.
 
-    `rayrec.storage.files` writes and reads them, on any node. `last`: the file that says that the folder is whole. What
+    `rayrec.store.files` writes and reads them, on any node. `last`: the file that says that the folder is whole. What
     was done survives a kill and every error except a `UserError` after which the same work could not succeed, and the
     next caller with the same fingerprint finds it. Raises UserError if the folder at the URI is whole, or if the URI
     cannot be read or written.

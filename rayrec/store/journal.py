@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rayrec.common.disk_errors import naming
-from rayrec.common.files import write_atomically
-from rayrec.storage.remote import RemoteFile
+from rayrec.store.files import write_atomically
+from rayrec.store.objects import RemoteFile
 
 
 class LocalFile(NamedTuple):

@@ -1,6 +1,6 @@
 """Rows written to Parquet files that are whole or absent, in files of a bounded number of rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.storage.files import new_file
+from rayrec.store.files import is_remote, new_file, on_this_node, remote_file
+
+
+def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+    """Return a Parquet file, mapped if it is on this node; otherwise a read asks for all columns of a row group at
+    once.
+
+    Those of `dictionaries` that are columns of text come dictionary encoded. Raises OSError or ArrowInvalid, and
+    UserError if a bucket cannot be read.
+    """
+    source: Any = on_this_node(path)
+    options = {"memory_map": True}
+    if is_remote(path):
+        remote, name = remote_file(path)
+        source, options = remote.open(name), {"pre_buffer": True}
+    file = pq.ParquetFile(source, **options)
+    texts = [f.name for f in file.schema_arrow if f.name in dictionaries and pa.types.is_string(f.type)]
+    return pq.ParquetFile(source, metadata=file.metadata, read_dictionary=texts, **options) if texts else file
 
 
 @dataclass(frozen=True)

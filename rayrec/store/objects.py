@@ -8,7 +8,8 @@ import io
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import quote, urlsplit
@@ -17,13 +18,14 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import StoreError, UserError
-from rayrec.common.files import confined
+from rayrec.store.paths import confined
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 _BLOCK_BYTES = 2**23
+_AT_ONCE = 8
 _PATIENCE_SECONDS = 15.0
 """No new try begins so long after the first one; one on which nobody answers takes AWS's library six seconds."""
 _FIRST_PAUSE_SECONDS = 0.1
@@ -290,3 +292,14 @@ def reason(error: str, otherwise: str) -> str:
     explanations = (_LASTING | _PASSING).items()
     known = (explanation for explanation, signs in explanations if any(sign in error for sign in signs))
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")
+
+
+def for_each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
+    """Return the results of work on files, several at once, in order. The first error ends it, after what has begun."""
+    with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
+        futures = [pool.submit(work, name) for name in names]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

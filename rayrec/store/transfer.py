@@ -3,20 +3,18 @@
 import io
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.remote import Remote, RemoteFile
+from rayrec.store.files import new_file
+from rayrec.store.journal import Journal, LocalFile
+from rayrec.store.objects import Remote, RemoteFile, for_each
 
-_AT_ONCE = 8
 _DOTTED_OUTPUTS = {".metadata"}
 """Other names that begin with a dot are temporary or concern this machine only; this one is in torch's checkpoints."""
 
@@ -183,14 +181,3 @@ class _Counted:
 
 def _mib(size: int) -> int:
     return -(-size // 2**20)
-
-
-def for_each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
-    """Return the results of work on files, several at once, in order. The first error ends it, after what has begun."""
-    with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
-        futures = [pool.submit(work, name) for name in names]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
