@@ -26,7 +26,7 @@ from rayrec.store.files import new_folder, write_json
 from rayrec.store.paths import location
 
 if TYPE_CHECKING:
-    from jobs.pipeline.gate import Judgement
+    from rayrec.inspection.gate import Judgement
 
 DAYS_FOLDER = "days"
 MODELS_FOLDER = "models"
@@ -223,8 +223,8 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
 
 
 def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> "Judgement":
-    from jobs.pipeline.gate import judge
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.gate import judge
 
     recipe, places = request.load_recipe(), day.places
     assert places.before is not None

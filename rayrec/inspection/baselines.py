@@ -60,7 +60,7 @@ def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float
         return {}
     import torch
 
-    from rayrec.evaluation.ranking import RankingMetrics
+    from rayrec.metrics.ranking import RankingMetrics
 
     counts: NDArray[np.float64] = np.zeros(1)
     for batch in dataset.rows("train", [columns.item, label], _MOST_ROWS):

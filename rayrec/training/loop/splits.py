@@ -12,9 +12,6 @@ from torch import Tensor
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
-from rayrec.evaluation.binary import BinaryMetrics
-from rayrec.evaluation.distributed import compute_over_ranks
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
@@ -23,6 +20,9 @@ from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSpli
 from rayrec.ingest.loader import EpochLoader, open_batches, read_split
 from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.over_ranks import compute_over_ranks
+from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import AmpError, Precision
 from rayrec.training.parallel.parallel_model import ParallelModel
