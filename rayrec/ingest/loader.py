@@ -14,7 +14,7 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.batches import assemble
 from rayrec.ingest.broker import SharedEpoch
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, row_groups_of
 from rayrec.ingest.row_groups import stream_row_groups
 from rayrec.models.common.batch import Batch
@@ -109,17 +109,28 @@ def open_batches(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
             f"{order.global_batch_size}; lower train.global_batch_size, or set train.ingest.drop_last=false"
         )
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
+        place = torch.device("cuda", torch.cuda.current_device())
     if store is None and config.in_memory:
-        store = read_split(dataset, split, torch.device(device))
-    return BatchLoader(dataset, order, store, torch.device(device), config, shared, by_ray_data=by_ray_data)
+        store = read_split(dataset, split, place)
 
+    def batches() -> Generator[Batch]:
+        """Yield the batches, on the device; the work for them is queued on the current stream."""
+        if isinstance(store, ResidentSplit):
+            yield from store.batches(order)
+            return
+        row_groups = (
+            store.row_groups(order)
+            if store is not None
+            else stream_row_groups(dataset, order, by_ray_data=by_ray_data, shared=shared, task_cpus=config.task_cpus)
+        )
+        with contextlib.closing(row_groups):
+            for arrays in assemble(dataset.schema, order, row_groups, pin_memory=place.type == "cuda"):
+                yield arrays.to_batch(dataset.schema, place)
 
-def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
-    """Read a split for all epochs: onto `device` if it is a GPU with room for it, else into the host's memory."""
-    store = InMemorySplit.read(dataset, split)
-    if device.type == "cuda" and ResidentSplit.fits(store, device):
-        return ResidentSplit(store, dataset.schema, device)
-    return store
+    return BatchLoader(order, batches(), place, config.prefetch_batches, shared)
 
 
 _Item = tuple[Batch, torch.Event | None] | BaseException | None
@@ -127,7 +138,7 @@ _Item = tuple[Batch, torch.Event | None] | BaseException | None
 
 
 class BatchLoader(EpochLoader):
-    """Batches of the rows of a split:
+    """Batches that a thread makes ready ahead of the consumer:
 
         with open_batches(dataset, "train", config, global_batch_size=1024, drop_last=True) as batches:
             for batch in batches: ...
@@ -137,26 +148,20 @@ class BatchLoader(EpochLoader):
 
     def __init__(
         self,
-        dataset: Dataset,
         order: BatchOrder,
-        store: InMemorySplit | ResidentSplit | None,
+        batches: Generator[Batch],
         device: torch.device,
-        config: IngestConfig,
+        ahead: int,
         shared: SharedEpoch | None,
-        *,
-        by_ray_data: bool,
     ) -> None:
+        """`ahead`: the most batches that are ready at once. `shared` is left with the block."""
         super().__init__(order)
-        self._dataset, self._store, self._task_cpus, self._shared = dataset, store, config.task_cpus, shared
-        self._by_ray_data = by_ray_data
-        # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
-        is_current = device.type == "cuda" and device.index is None
-        self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
+        self._batches, self._device, self._shared = batches, device, shared
         # Not a `Queue`: the exception of a signal (Ctrl-C) can leave its lock taken, and then nobody would end.
         self._ready: SimpleQueue[_Item] = SimpleQueue()
         self._room: SimpleQueue[None] = SimpleQueue()
         """An entry for each batch that may still be made ready."""
-        for _ in range(config.prefetch_batches):
+        for _ in range(ahead):
             self._room.put(None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
@@ -192,44 +197,23 @@ class BatchLoader(EpochLoader):
         self._thread.join()
 
     def _produce(self) -> None:
+        """Make batches ready, in the thread, until there are no more or the consumer has left."""
+        is_cuda = self._device.type == "cuda"
         try:
-            with contextlib.closing(self._batches()) as batches:
-                self._produce_from(batches)
+            with contextlib.closing(self._batches) as batches:
+                if is_cuda:
+                    torch.cuda.set_device(self._device)  # otherwise pinning would open a context on the first GPU
+                # Copies to the GPU have a stream of their own, so that they run beside the steps.
+                stream = torch.cuda.Stream(self._device) if is_cuda else None
+                while True:
+                    with torch.cuda.stream(stream):
+                        batch = next(batches, None)
+                        copied = None if stream is None else stream.record_event()
+                    if batch is None or not self._put((batch, copied)):
+                        break
             self._put(None)
         except BaseException as error:  # raised again in the consumer
             self._put(error)
-
-    def _batches(self) -> Generator[Batch]:
-        """Yield the batches, on the device; the work for them is queued on the current stream."""
-        store, schema = self._store, self._dataset.schema
-        if isinstance(store, ResidentSplit):
-            yield from store.batches(self._order)
-            return
-        if store is not None:
-            row_groups = store.row_groups(self._order)
-        else:
-            row_groups = stream_row_groups(
-                self._dataset,
-                self._order,
-                by_ray_data=self._by_ray_data,
-                shared=self._shared,
-                task_cpus=self._task_cpus,
-            )
-        with contextlib.closing(row_groups):
-            for arrays in assemble(schema, self._order, row_groups, pin_memory=self._device.type == "cuda"):
-                yield arrays.to_batch(schema, self._device)
-
-    def _produce_from(self, batches: Iterator[Batch]) -> None:
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU
-        stream = torch.cuda.Stream(self._device) if cuda else None
-        while True:
-            with torch.cuda.stream(stream):
-                batch = next(batches, None)
-                copied = None if stream is None else stream.record_event()
-            if batch is None or not self._put((batch, copied)):
-                return
 
     def _put(self, item: _Item) -> bool:
         """Put an item as soon as there is room; False if the consumer has left."""

@@ -20,7 +20,6 @@ from rayrec.ingest.packed_rows import PackedRows, RowPacker, id_type
 from rayrec.models.common.batch import Batch
 
 _SHARE_OF_FREE_MEMORY = 0.25
-"""A split takes no more of what the model leaves free: activations need memory, and so do the other splits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +88,6 @@ class ResidentSplit:
         self._group = self._moved([_present(rows.group) for rows in packed]) if schema.group else None
         multi_hot = [feature for feature in schema.categorical if isinstance(feature, MultiHotFeature)]
         self._lists = [self._lists_of(packed, place, feature) for place, feature in enumerate(multi_hot)]
-
-    @classmethod
-    def fits(cls, split: InMemorySplit, device: torch.device) -> bool:
-        """Return whether the device, a GPU, has room for the split beside what a training needs."""
-        return split.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
 
     def batches(self, order: BatchOrder) -> Iterator[Batch]:
         """Yield the batches of one rank; work on the device is queued, and nothing waits for it."""
@@ -185,6 +179,15 @@ class ResidentSplit:
     def _sent(self, tensor: Tensor) -> Tensor:
         """Return the tensor on the device, without waiting for it."""
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+
+
+def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
+    """Read a split for all epochs: onto `device` if it is a GPU with room for it, else into the host's memory."""
+    store = InMemorySplit.read(dataset, split)
+    # A split takes no more of what the model leaves free: activations need memory, and so do the other splits.
+    if device.type == "cuda" and store.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]:
+        return ResidentSplit(store, dataset.schema, device)
+    return store
 
 
 def _present(column: NDArray[Any] | None) -> NDArray[Any]:

@@ -17,8 +17,8 @@ from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.pairs import AllCandidates, Positives
 from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
-from rayrec.ingest.loader import EpochLoader, open_batches, read_split
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit
+from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.over_ranks import compute_over_ranks
