@@ -77,7 +77,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
         # What was begun at a URI is ended there, though all nodes may see one disk by now.
         was_at_uri = job.reads_uris and has_unfinished_work(request.output)
         if place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=progress) == "process":
-            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.here())
+            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
         else:
             manifest = _run_on_spark(job, request.output, spark, progress, was_at_uri=was_at_uri)
     return result_of(manifest, request.output)
@@ -103,8 +103,7 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
 def _run_on_spark(
     job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress, *, was_at_uri: bool
 ) -> "Manifest":
-    from cluster.nodes import all_nodes_see
-    from cluster.ray_session import ray_session
+    from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner
     from rayrec.store.staged import lent

@@ -1,14 +1,11 @@
 """Raw Criteo files -> dataset folder, with Spark on Ray, against independent computations."""
 
-import gc
 import gzip
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipimport import zipimporter
 
 import numpy as np
 import pandas as pd
@@ -171,7 +168,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(dataset: Dataset) -> dict[str, Any]:
-    """All that a reader of the dataset can see, but for the settings that it was made with."""
+    """Return all that a reader of the dataset can see, but for the settings that it was made with."""
     files = {p: p.read_bytes() for p in dataset.folder.rglob("*.parquet")}
     return {
         "files": {p.relative_to(dataset.folder).as_posix(): data for p, data in files.items()},
@@ -216,7 +213,7 @@ def test_long_vocabulary_gives_the_same_dataset(run: Run, skewed: Path, monkeypa
 
 
 def line(day: int, number: int) -> str:
-    """A row that says where it comes from: I1 the day, I2 its line."""
+    """Return a row that says where it comes from: I1 the day, I2 its line."""
     return "\t".join([str(number % 2), str(day), str(number), *["5"] * 11, *[f"{number % 7:08x}"] * 26])
 
 
@@ -337,18 +334,6 @@ def test_a_task_is_sent_its_own_item(spark: Any) -> None:
     found = SparkRunner(spark).run(items, look)
     assert found == [(number, 10_000, number) for number in range(200)]
     assert SparkRunner(spark).run([], lambda item: item) == []
-
-
-def test_tasks_do_not_look_through_archives_and_imported_modules(spark: Any) -> None:
-    """See `rayrec.internals.spark.shorten_tasks`; with all three waits, a task took 0.07 s more."""
-
-    def look(_: int) -> tuple[list[str], bool, str]:
-        import pyspark.daemon
-
-        archives = [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
-        return archives, gc.get_freeze_count() > 100_000, pyspark.daemon.worker.__qualname__
-
-    assert SparkRunner(spark).run([0], look) == [([], True, "shorten_tasks.<locals>.without_delay")]
 
 
 def test_what_java_has_unpacked_is_removed(spark: Any) -> None:

@@ -90,14 +90,14 @@ class Checkpoints:
             self.prune()
 
     def _save_to_uri(self, step: TrainStep, progress: RunProgress, target: Path) -> None:
-        is_chief = dist.get_rank() == 0
+        is_rank_zero = dist.get_rank() == 0
         if _of_rank_0((target / PROGRESS_FILE).exists()):
             return  # of the same step of the same run, so it has the same values
-        if is_chief:
+        if is_rank_zero:
             delete_remote_files(target)  # what an attempt that died left, perhaps on more ranks
         dist.barrier()
         _save_state(step.state_dict(), target, REMOTE_STREAMS)
-        if is_chief:
+        if is_rank_zero:
             target.mkdir(parents=True, exist_ok=True)
             write_json(target / PROGRESS_FILE, asdict(progress))
             self.prune(target)
