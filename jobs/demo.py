@@ -273,21 +273,21 @@ def _serve_on_cluster(
     client = JobClient(dashboard)
     while True:
         with suppress(OSError, HTTPException):
-            urllib.request.urlopen(f"{serve.url}/healthz", timeout=5).close()
+            urllib.request.urlopen(f"{serve.listener.url}/healthz", timeout=5).close()
             break
         found = client.details(job)
         if found is None or found.status.is_terminal():
             raise UserError(f"serve on the cluster: {client.logs(job).strip().splitlines()[-1]}")
         time.sleep(0.5)
     progress.finish()
-    return _ask(serve.url, model, to_rank, progress), serving(dashboard)
+    return _ask(serve.listener.url, model, to_rank, progress), serving(dashboard)
 
 
 def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
     """Post one request to a server of the model, `to_rank` or one that suits it; return the request and the answer."""
     from jobs.serve import curl_line, endpoint_of
     from rayrec.features.schema import Schema
-    from rayrec.inference.folder.examples import example_row
+    from rayrec.inference.export.examples import example_row
 
     verb, content = "rank", to_rank
     if content is None:

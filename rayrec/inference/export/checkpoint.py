@@ -1,0 +1,225 @@
+"""A checkpoint of a run: its undistributed weights, and how it becomes a model folder, a few tables at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.config.evaluate import EvaluateConfig
+from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.inference.export.examples import write_examples
+from rayrec.inference.export.model_card import Baselines, model_card, tables_section
+from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
+from rayrec.inference.folder.facts import KnownItems, ModelOrigin, can_recommend
+from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
+from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
+from rayrec.inference.predictor import Predictor, load_model
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.held_out_rows import (
+    HELD_OUT_ROWS_FILE,
+    MOST_LOOKED_AT,
+    HeldOutRows,
+    held_out_rows,
+    read_held_out_rows,
+)
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
+from rayrec.store.files import write_atomically, write_json
+from rayrec.store.tensors import StoredTensors
+
+_MOST_COMPARED_ROWS = 1_000_000
+"""Both precisions score the same rows, so that their difference is far more exact than each metric."""
+
+
+class CheckpointWeights:
+    """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
+
+    It holds the unsharded names `model.embeddings.embedding_bags.<table>.weight` and `model.dense_network.*`, whatever
+    number of workers and sharding plan wrote it. Every method raises UserError if a weight of the model is missing,
+    has another shape or cannot be read.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, schema: Schema) -> None:
+        """`recipe` is the run's, `schema` its dataset's or its model's."""
+        self.recipe = recipe
+        self._model = build_model(recipe.model, schema, device="meta")
+        self.schema = self._model.schema
+        """The schema with every embedding_dim resolved."""
+        self.tables = self._model.tables
+        self._stored = StoredTensors(folder)
+
+    def dense(self) -> dict[str, Tensor]:
+        """Return the state dict of the model's `dense_network`."""
+        empty = self._model.dense_network.state_dict()
+        dense = {name: torch.empty_like(value, device="cpu") for name, value in empty.items()}
+        self._stored.fill({f"model.dense_network.{name}": value for name, value in dense.items()})
+        return dense
+
+    def table(self, table: EmbeddingTable) -> Tensor:
+        """Return the (rows, columns) float32 weights of a table."""
+        weights = torch.empty(table.shape)
+        self.fill_table(table, weights)
+        return weights
+
+    def fill_table(self, table: EmbeddingTable, weights: Tensor) -> None:
+        """Fill `weights` in place; each shard of the checkpoint is read on its own, so memory holds one of them."""
+        self._stored.fill({f"model.embeddings.embedding_bags.{table.name}.weight": weights})
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    output: Path,
+    *,
+    recipe: Recipe,
+    dataset: Dataset,
+    metrics: Metrics,
+    judged: str | None = None,
+    baselines: Baselines | None = None,
+    tables: TablePrecision = "fp32",
+    refit_of: Dataset | None = None,
+    origin: ModelOrigin | None = None,
+) -> dict[str, Any] | None:
+    """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
+
+    A few tables are read at once, each shard on its own, and written through the map of the table's file, so that
+    memory needs to hold some shards, not the model.
+
+    Args:
+        recipe: That of the run.
+        dataset: What the model was trained on; the model folder takes its vocabularies and statistics.
+        metrics: Of this checkpoint, by split.
+        judged: Which model the metrics are of, if not of this checkpoint; for the model card.
+        baselines: Metrics of simpler models by split, for the model card.
+        tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
+        refit_of: The dataset that the metrics are of, if the model was then trained on all of its rows; some of its
+            held-out rows go into the model folder.
+        origin: What the model was made from, as far as it is to be known of it.
+
+    Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
+    scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
+    the model or holds it in another shape.
+    """
+    dataset.fetch_mapped()
+    weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
+    loss: dict[str, Any] | None = None
+    with new_model_folder(
+        output,
+        schema=weights.schema,
+        tables=weights.tables,
+        recipe=recipe,
+        metrics=metrics,
+        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name, judged, baselines),
+        vocabularies_in=dataset.folder,
+        dense=weights.dense(),
+        fill_table=weights.fill_table,
+    ) as folder:
+        if origin is not None:
+            origin.save(folder)
+        if can_recommend(weights.schema):
+            KnownItems.read(dataset).save(folder)
+        if (dataset.folder / STATISTICS_FOLDER).is_dir():
+            copy(dataset.folder / STATISTICS_FOLDER, folder / STATISTICS_FOLDER)
+        preferred = recipe.train.evaluation_split
+        if tables != "fp32":
+            loss = _with_smaller_tables(folder, weights.tables, tables, dataset, preferred)
+            card = (folder / CARD_FILE).read_text()
+            write_atomically(folder / CARD_FILE, f"{card}\n{tables_section(tables, loss)}")
+        predictor = load_model(folder)
+        write_examples(predictor)
+        split = _split(dataset, preferred)
+        if split is not None:
+            ReferenceTraffic.measure(dataset, split, predictor).save(folder)
+            write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
+            if split != "train":
+                _write_held_out_rows(dataset, split, predictor)
+        if refit_of is not None:
+            kept = read_held_out_rows(refit_of.folder).get(_split(refit_of, preferred) or "")
+            if kept is not None and kept.rows:
+                kept = kept.model_copy(update={"trained_on": True})
+                write_json(folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
+    return loss
+
+
+def _write_held_out_rows(dataset: Dataset, split: str, predictor: Predictor) -> None:
+    """Write a few raw rows of a split into the model folder: those that the dataset keeps, or positive pairs."""
+    kept = read_held_out_rows(dataset.folder).get(split)
+    if kept is None and can_recommend(predictor.schema):
+        kept = _held_out_pairs(dataset, split, predictor)
+    if kept is not None and kept.rows:
+        write_json(predictor.folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
+
+
+def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldOutRows:
+    """Return the first positive pairs of users and items, as the vocabularies have them."""
+    schema = predictor.schema
+    names = [feature.name for feature in schema.features]
+    rows = pa.Table.from_batches(dataset.rows(split, [*names, schema.label], MOST_LOOKED_AT))
+    rows = rows.filter(pc.equal(rows[schema.label], 1))
+    values = {}
+    for feature in schema.categorical:
+        ids = rows[feature.name].to_numpy().astype(np.int64)
+        found = predictor.model_folder.vocabulary(feature).values(np.maximum(ids, 1)).to_pylist()
+        values[feature.columns[0]] = [value if id_ else None for value, id_ in zip(found, ids.tolist(), strict=True)]
+    label = rows[schema.label]
+    return held_out_rows(split, pa.table({**values, schema.label: label}), schema.raw_columns, schema.label)
+
+
+def _split(dataset: Dataset, preferred: str) -> str | None:
+    """Return the split to look at: `preferred`, or else another one that has rows."""
+    splits = dataset.manifest.splits
+    return next((name for name in (preferred, "test", "train") if name in splits and splits[name].rows > 0), None)
+
+
+def _with_smaller_tables(
+    folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
+) -> dict[str, Any] | None:
+    """Quantise a folder's tables; return what that changed on `preferred`, or else another labelled split, if any."""
+    split = dataset.split_to_judge(preferred)
+    if split is None:
+        quantise_tables(folder, tables, precision)
+        return None
+    before, metrics_before = _labelled_scores(folder, dataset, split)
+    quantise_tables(folder, tables, precision)
+    after, metrics_after = _labelled_scores(folder, dataset, split)
+    difference = np.abs(after.astype(np.float64) - before)
+    changes = {}
+    for name in ("auc", "log_loss"):
+        old, new = metrics_before[name], metrics_after[name]
+        changes[f"{name}_change"] = None if old is None or new is None else new - old
+    return {
+        "split": split,
+        "rows": len(before),
+        "fp32": metrics_before,
+        "stored": metrics_after,
+        **changes,
+        "mean_score_difference": float(difference.mean()),
+        "max_score_difference": float(difference.max()),
+    }
+
+
+def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArray[np.float32], dict[str, float | None]]:
+    """Return the probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without
+    labels.
+    """
+    dataset.labelled_split(split)
+    predictor, label = load_model(folder), dataset.schema.label
+    names = [feature.name for feature in predictor.schema.features]
+    metrics = BinaryMetrics.from_config(EvaluateConfig())
+    parts: list[NDArray[np.float32]] = []
+    for rows in dataset.rows(split, [*names, label], _MOST_COMPARED_ROWS):
+        scores = predictor.predict_encoded(rows.select(names))
+        # A probability that float32 rounds to 0 or 1 has no finite logit.
+        logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)
+        labels = torch.from_numpy(rows.column(label).to_numpy().astype(np.float32))
+        metrics.update(logits, labels, torch.ones(len(scores)))
+        parts.append(scores)
+    found = metrics.compute()
+    return np.concatenate(parts), {name: found[name] for name in ("auc", "log_loss")}

@@ -1,0 +1,232 @@
+"""The rule that admits a request over HTTP and gRPC: its token, size, memory and time, its metrics and log line."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from rayrec.config import ServeConfig
+from serve.json_log import JsonLog
+from serve.memory import Memory
+from serve.requests import CLIENT_LEFT, RequestError
+from serve.tokens import is_admin, is_allowed
+
+if TYPE_CHECKING:
+    # Ray Serve's proxies import this module, and have no need of what counts scores.
+    from serve.metrics import ServingMetrics
+
+AT_ONCE_BYTES = 16 * 2**10
+"""JSON of a smaller body is parsed in the event loop: to hand it to a thread takes as long."""
+
+ResultT = TypeVar("ResultT")
+
+logger = logging.getLogger("ray.serve.rayrec")
+
+
+@dataclass
+class Call:
+    """A request as admission and the log see it; the code that answers it fills in the fields with defaults."""
+
+    request_id: str
+    client: str
+    http_method: str
+    path: str
+    authorization: str | None
+    size: int
+    """Bytes of the body, as far as they are known before it is read."""
+    needs_token: bool
+    model: str = ""
+    version: str = ""
+    method: str = ""
+    status: int = 0
+    """HTTP status, over gRPC too; 0 until the answer begins."""
+
+    def answered_by(self, model: str, version: str, method: str) -> None:
+        """Note which version of which model is asked to do what, for metrics and log."""
+        self.model, self.version, self.method = model, version, method
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
+
+    settings: ServeConfig
+    tokens: Mapping[str, bool]
+    """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
+    metrics: "ServingMetrics"
+    access_log: JsonLog | None = None
+    """The log of requests; if absent, a request leaves metrics only."""
+    root_path: str = ""
+    """What the paths of requests may begin with, as that of a server behind a proxy."""
+    bodies: Memory = field(init=False)
+    """Holds the bodies, from their first byte to the answer."""
+    _parsed: Memory = field(init=False)
+    """Holds what the bodies are parsed into, up to the answer."""
+    _parser: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "parsing"))
+    """One thread: what a body is while it is parsed is many times its size, and no two of them are there at once."""
+
+    def __post_init__(self) -> None:
+        half = int(self.settings.request_memory_mib * 2**20) // 2
+        object.__setattr__(self, "bodies", Memory(half))
+        object.__setattr__(self, "_parsed", Memory(half))
+
+    def receive(self, call: Call) -> "_Limits":
+        """Read the body of a request within the block; if it is not refused, `admit` records it later.
+
+        Raises RequestError as `admit`.
+        """
+        return _Limits(self, call, is_last=False)
+
+    def admit(self, call: Call) -> "_Limits":
+        """Answer a request within the block, which sets `call.status` as soon as the answer begins.
+
+        Raises RequestError: 401 no valid token, 413 too large, 504 too slow, 500 for an unexpected error, and whatever
+        the block raises; other errors come through only if the answer has already begun.
+        """
+        return _Limits(self, call, is_last=True)
+
+    @asynccontextmanager
+    async def parsed(
+        self,
+        size: int,
+        rows: int,
+        row_bytes: int,
+        parse: Callable[[], ResultT],
+        at_once_bytes: int = AT_ONCE_BYTES,
+    ) -> AsyncIterator[ResultT]:
+        """Yield what `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
+
+        `rows` is how many rows the body may have, as far as that shows before it is parsed: a byte may be a row.
+        `row_bytes` is what a row takes in memory when all of its features are missing. Bodies of up to `at_once_bytes`
+        are parsed in the event loop, larger ones in a thread, one after the other.
+        """
+        with self._parsed.hold() as share:
+            await share.grow(2 * size + min(rows, self.settings.max_rows_per_request) * row_bytes)
+            if size <= at_once_bytes:
+                yield parse()
+                return
+            yield await self.in_turn(parse)
+
+    async def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
+        """Return what `work` makes of a body, in a thread that does one after the other. Raises as `work`."""
+        content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, work)
+        if isinstance(content, RequestError):
+            raise content
+        return content
+
+    def check(self, call: Call) -> None:
+        """Raise RequestError: 401 no valid token, 413 too large."""
+        if call.needs_token and not is_allowed(call.authorization, self.tokens):
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
+        require_size(call.size, self.settings)
+
+    def require_admin(self, call: Call) -> None:
+        """Raise RequestError 403 unless the request has the token of an administrator."""
+        if not is_admin(call.authorization, self.tokens):
+            how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
+            raise RequestError(403, f"this needs an administrator's token; {how}")
+
+    def unanswered(self, call: Call, error: Exception) -> RequestError:
+        """Return what a client is told of an error that nobody expected; the log has it."""
+        if isinstance(error, TimeoutError):
+            seconds = self.settings.request_timeout_seconds
+            return RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
+        logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
+        return RequestError(500, "internal error; the server's log has the details")
+
+    def record(self, call: Call, seconds: float) -> None:
+        """Count a request that took so long, and log it."""
+        status = call.status or CLIENT_LEFT
+        self.metrics.answered(call.model, call.version, call.method, status, seconds)
+        if self.access_log is not None:
+            noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
+            request = {name: getattr(call, name) for name in noted}
+            self.access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
+
+
+class _Limits:
+    """The block in which a request is received or answered. A generator would cost as much as half of its checks."""
+
+    __slots__ = ("_admission", "_began", "_call", "_is_last", "_timeout")
+
+    def __init__(self, admission: Admission, call: Call, *, is_last: bool) -> None:
+        """`is_last`: the request is recorded after the block in any case, not only if it fails."""
+        self._admission, self._call, self._is_last = admission, call, is_last
+
+    async def __aenter__(self) -> None:
+        self._began = time.perf_counter()
+        try:
+            self._admission.check(self._call)
+        except RequestError as error:
+            self._end(error)
+            raise
+        self._timeout = asyncio.timeout(self._admission.settings.request_timeout_seconds)
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        raised = error
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            raised = late
+        if isinstance(raised, Exception) and not isinstance(raised, RequestError) and not self._call.status:
+            raised = self._admission.unanswered(self._call, raised)
+        self._end(raised)
+        if raised is not error and raised is not None:
+            raise raised from None
+
+    def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, RequestError):
+            self._call.status = error.status
+        if self._is_last or error is not None:
+            self._admission.record(self._call, time.perf_counter() - self._began)
+
+
+def _attempt(parse: Callable[[], ResultT]) -> ResultT | RequestError:
+    """Return what `parse` gives, or the error that it raises without its frames: with them, what they had made of the
+    body would stay in memory for as long as the error does.
+    """
+    try:
+        return parse()
+    except RequestError as error:
+        return RequestError(error.status, error.message, error.headers)
+
+
+_replica: list[Admission] = []
+
+
+def set_of_this_replica(admission: Admission) -> None:
+    """Let the servers of this process, which Ray Serve starts, find the admission of the replica that it runs."""
+    _replica[:] = [admission]
+
+
+def of_this_replica() -> Admission | None:
+    """Return the admission of the replica that this process runs; None in a proxy of Ray Serve."""
+    return _replica[0] if _replica else None
+
+
+def limit_of(settings: ServeConfig) -> int:
+    """Return the most bytes of a body."""
+    return int(settings.max_body_mib * 2**20)
+
+
+def require_size(size: int, settings: ServeConfig) -> None:
+    """Raise RequestError 413 for a body of more bytes than the limit."""
+    if size > limit_of(settings):
+        raise RequestError(413, f"the body is larger than {settings.max_body_mib:g} MiB; send several requests")
+
+
+def request_id(given: str | None) -> str:
+    """Return the id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
+    if given and len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return os.urandom(16).hex()
