@@ -30,7 +30,7 @@ from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.store.paths import LocalPath, location
+from rayrec.store.paths import LocalPath
 
 if TYPE_CHECKING:
     from serve.arguments import ServeArguments
@@ -133,7 +133,7 @@ class ServeRequest(Request):
         yield from self.folders().values()
 
     def with_absolute_paths(self) -> Self:
-        models = tuple(f"{name}={location(folder)}" for name, folder in self.folders().items())
+        models = tuple(f"{name}={folder}" for name, folder in self.folders().items())
         return super().with_absolute_paths().model_copy(update={"model": models})
 
 

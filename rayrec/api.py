@@ -19,6 +19,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayrec.store.paths import to_path
+
 if TYPE_CHECKING:
     from rayrec.inference.explanation.additive import Explainer
     from rayrec.inference.predictor import Predictor
@@ -94,6 +96,5 @@ def load_explainer(folder: AnyPath) -> "Explainer":
 
 def _local(folder: AnyPath) -> Path:
     """Return the local path of a model folder; that of a URI is fetched when it is opened."""
-    from rayrec.store.paths import local_path
 
-    return local_path(fspath(folder))
+    return to_path(folder if isinstance(folder, Path) else fspath(folder))

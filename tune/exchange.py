@@ -9,7 +9,8 @@ from pathlib import Path
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.store.files import new_folder, write_json
+from rayrec.store.files import copy, new_folder, remove, write_json
+from rayrec.store.paths import RemotePath, to_path
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder, checkpoint_name
 from rayrec.training.run.history import cut_history
 
@@ -48,7 +49,7 @@ def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float
     if not kept.exists():
         _link_checkpoint(run / CHECKPOINTS_FOLDER / checkpoint_name(step), kept)
     for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
-        shutil.rmtree(old)
+        remove(old)
     return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
 
 
@@ -57,15 +58,18 @@ def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) ->
     schema = build_model(recipe.model, dataset.schema, device="meta").schema
     with new_folder(run) as unfinished:
         RunFolder.create(unfinished, recipe, dataset, schema)
-        _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
-        shutil.copyfile(pointer.history, unfinished / HISTORY_FILE)
+        _link_checkpoint(to_path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
+        copy(to_path(pointer.history), unfinished / HISTORY_FILE)
         cut_history(unfinished / HISTORY_FILE, pointer.step)
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:
     """Give the files of a checkpoint, which never change, a second name."""
     with new_folder(target) as unfinished:
-        shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
+        if isinstance(source, RemotePath):
+            copy(source, unfinished)
+        else:
+            shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
 
 
 def _link_file(source: str, target: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
-from rayrec.store.files import is_vacant, locked, require_absent, write_json
+from rayrec.store.files import is_vacant, locked, remove, require_absent, write_json
 from tune.space import Parameter, Space
 
 Search = Literal["random", "grid", "optuna", "pbt"]
@@ -114,4 +113,4 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
             yield
     finally:
         if begins and not settings.trials_folder.exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)

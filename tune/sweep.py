@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import socket
 import threading
 import time
@@ -17,13 +16,14 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
+from rayrec.store.files import remove
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.check import check_space, searchable_space
 from tune.exchange import EXCHANGE_FOLDER
 from tune.settings import SweepSettings
 from tune.trial_folder import ENDED_STATES, TrialOutcome, TrialRecord, read_outcomes
-from tune.tune_state import STATE_FOLDER, backup, can_be_restored, forget
+from tune.tune_state import backup, can_be_restored, forget, state_folder
 
 _SHORTEST_PAUSE = 1.0
 """Seconds between two readings of the trial folders, at least."""
@@ -77,7 +77,7 @@ def run_sweep(
     at_once = _concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_parameters(Trial, settings=settings)
     if resume and can_be_restored(settings.folder):
-        state = str(settings.folder / STATE_FOLDER)
+        state = str(state_folder(settings.folder))
         tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
     else:
         forget(settings.folder)
@@ -92,8 +92,8 @@ def run_sweep(
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
             ),
             run_config=ray.tune.RunConfig(
-                name=STATE_FOLDER,
-                storage_path=str(settings.folder),
+                name=state_folder(settings.folder).name,
+                storage_path=str(state_folder(settings.folder).parent),
                 # Run folders hold checkpoints of their own; only population based training asks Tune for more.
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
@@ -170,7 +170,7 @@ def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
         record = TrialRecord.load(folder)
         if folder.name not in known or record is None:
             # An attempt drew it and was killed before it saved so; Tune has drawn another one instead.
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         elif record.state == "running":
             replace(record, state="failed", message="its process died").save(folder)
     outcomes = read_outcomes(settings)
@@ -184,7 +184,7 @@ def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
 def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
     for outcome in outcomes:
         for checkpoints in (outcome.folder / EXCHANGE_FOLDER, *outcome.folder.glob(f"*/{CHECKPOINTS_FOLDER}")):
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            remove(checkpoints)
 
 
 def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskError], ended: threading.Event) -> None:

@@ -10,6 +10,7 @@ from ray.tune import PlacementGroupFactory, Trainable
 
 from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
+from rayrec.store.paths import RemotePath
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER, RUN_FILE, checkpoint_steps
 from tune.check import trial_recipe
 from tune.exchange import Pointer, begin_from, publish_checkpoint
@@ -22,7 +23,8 @@ EVALUATION = "evaluation"
 """The number of evaluations so far, which Tune uses as its time."""
 _ACTOR_BYTES = 2**29
 """Memory that the process of a trial reserves."""
-_POLL_SECONDS = 0.3
+_POLL_SECONDS, _REMOTE_SECONDS = 0.3, 3.0
+"""Pause between two looks at a run on a disk and in a bucket."""
 # A stopped trial may be asked to continue, so it is not one of them.
 _FINAL_STATES = ("finished", "refused")
 
@@ -80,7 +82,7 @@ class Trial(Trainable):
                     return self._result(record)
             elif is_over:
                 return self._end()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_REMOTE_SECONDS if isinstance(self._run, RemotePath) else _POLL_SECONDS)
 
     def _run_training(self, run: Path) -> None:
         try:

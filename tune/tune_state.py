@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 
 from rayrec.store.files import write_atomically
-from rayrec.store.paths import confined
+from rayrec.store.paths import RemotePath, confined, copy_of
 
-STATE_FOLDER = ".tune"
+_STATE_FOLDER = ".tune"
 _BACKUP_FILE = "tune-state.zip"
 # The last two are pickles, despite their names.
 _STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
@@ -29,13 +29,18 @@ _Files = dict[str, tuple[bytes, int]]
 """Content and time of change, in nanoseconds, by the file's name."""
 
 
+def state_folder(sweep: Path) -> Path:
+    """Return the folder of this node in which Tune keeps its state of a sweep."""
+    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / _STATE_FOLDER
+
+
 def can_be_restored(sweep: Path) -> bool:
     """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
     missing.
 
     It cannot if it was killed before it had saved a trial.
     """
-    state, backup_file = sweep / STATE_FOLDER, sweep / _BACKUP_FILE
+    state, backup_file = state_folder(sweep), sweep / _BACKUP_FILE
     found = _read(state)
     if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
         return True
@@ -43,18 +48,18 @@ def can_be_restored(sweep: Path) -> bool:
         return False
     for name in found:
         (state / name).unlink()
-    with zipfile.ZipFile(backup_file) as archive:
+    with zipfile.ZipFile(io.BytesIO(backup_file.read_bytes())) as archive:
         archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
     return True
 
 
 def backup(sweep: Path) -> None:
     """Copy the state, unless Tune is writing it at this moment."""
-    found = _read(sweep / STATE_FOLDER)
+    found = _read(state_folder(sweep))
     if not _is_complete(found) or not _is_of_one_save(found):
         return
     time.sleep(_QUIET_SECONDS)
-    if _read(sweep / STATE_FOLDER) != found:
+    if _read(state_folder(sweep)) != found:
         return
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -65,7 +70,7 @@ def backup(sweep: Path) -> None:
 
 def forget(sweep: Path) -> None:
     """Remove the state and its backup."""
-    shutil.rmtree(sweep / STATE_FOLDER, ignore_errors=True)
+    shutil.rmtree(state_folder(sweep), ignore_errors=True)
     (sweep / _BACKUP_FILE).unlink(missing_ok=True)
 
 

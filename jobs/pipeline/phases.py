@@ -21,7 +21,6 @@ from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
-from rayrec.store.paths import location
 
 UNFINISHED_MODEL = ".export"
 """The model folder until its result is in it too; what a killed phase leaves of it is removed."""
@@ -306,7 +305,7 @@ def run_phases(
     first = finished.index(None) if None in finished else len(phases)
     results = [result for result in finished[:first] if result is not None]
     for phase in phases[:first]:
-        progress.message(f"{phase.name}: already finished, in {location(phase.folder)}")
+        progress.message(f"{phase.name}: already finished, in {phase.folder}")
     seconds: dict[str, float | None] = {phase.name: None for phase in phases}
     if first < len(phases):
         from cluster.ray_session import ray_session
@@ -321,7 +320,7 @@ def run_phases(
                 device_of_workers(recipe)  # a cluster that is too small says so before there is a dataset
             for phase in phases[first:]:
                 progress.finish()
-                progress.message(f"\n{phase.name} -> {location(phase.folder)}")
+                progress.message(f"\n{phase.name} -> {phase.folder}")
                 started = time.perf_counter()
                 result = phase.run(progress)
                 seconds[phase.name] = time.perf_counter() - started

@@ -21,7 +21,8 @@ from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, 
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
 from rayrec.random.splitmix64 import hash_integers, mix
-from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.files import new_file
+from rayrec.store.node_copy import on_this_node
 
 HASH = "hash"
 UNKNOWN = -1
@@ -71,7 +72,7 @@ class KeyedTable:
     def __init__(self, folder: Path) -> None:
         """Map the files of `folder`; without files the table is empty. Raises UserError if one is damaged."""
         self.folder = folder
-        files = files_in(mappable(folder), "*.arrow")
+        files = sorted(on_this_node(folder).glob("*.arrow"))
         batches = [batch for path in files for batch in _open(path) if batch.num_rows]
         self._batches = [MappedBatch(batch) for batch in batches]
         self._first_rows = np.cumsum([0, *(batch.num_rows for batch in batches)])

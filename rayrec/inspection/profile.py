@@ -107,7 +107,6 @@ class DatasetProfile:
 
 def profile(dataset: Dataset, progress: Progress) -> DatasetProfile:
     """Read the splits of a dataset, one column after the other. Raises UserError if a part is damaged."""
-    dataset.fetch_mapped()
     names = [name for name, split in dataset.manifest.splits.items() if split.rows]
     splits: dict[str, SplitProfile] = {}
     features: list[FeatureProfile] = []

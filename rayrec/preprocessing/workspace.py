@@ -16,7 +16,7 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
-from rayrec.store.files import exists, make_folder, read_bytes, remove, sync_folders, write_json
+from rayrec.store.files import remove, sync_folders, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,12 +89,12 @@ class Stages:
         `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
-        if exists(mark):
+        if mark.exists():
             self._progress.message(f"{name}: already done")
-            return TypeAdapter(kind).validate_json(read_bytes(mark))
+            return TypeAdapter(kind).validate_json(mark.read_bytes())
         files = folder or self._folder / name
         remove(files)
-        make_folder(files)
+        files.mkdir(parents=True, exist_ok=True)
         result = work(files)
         sync_folders(self._folder.parent)
         write_json(mark, TypeAdapter(kind).dump_python(result, mode="json"))

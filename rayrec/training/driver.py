@@ -12,7 +12,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -38,8 +38,7 @@ from rayrec.internals.ray_train import (
     trainer_of_own_session,
 )
 from rayrec.recipes import Recipe
-from rayrec.store.paths import here
-from rayrec.store.staged import borrowed, fetch, lent
+from rayrec.store.paths import RemotePath, cache_root
 from rayrec.training.mistake import MistakeNote
 from rayrec.training.run.display import HistoryDisplay
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
@@ -62,8 +61,8 @@ _ELASTIC_START_SECONDS = 15
 
 _NAME_LENGTH = 64
 """Characters of a run folder's name that Ray Train knows the run by; a file system takes 255 bytes."""
-_FETCH_SECONDS = 5.0
-"""Pause between two looks at the history of a run whose rank 0 may be on another node."""
+_REMOTE_SECONDS = 5.0
+"""Pause between two looks at the history of a run in a bucket."""
 
 ENVIRONMENT_OF_OWN_SESSION = {POLL_INTERVAL: "0.5", PREEMPTION_WATCHER: "0", **ENVIRONMENT_OF_WORKERS}
 """What a session on this machine alone is started with, so that training in it begins and ends sooner.
@@ -130,19 +129,18 @@ def train(
     if recipe.train.rows is not None and recipe.train.rows < rows:
         progress.message(f"train.rows: training on the first {recipe.train.rows:,} of {rows:,} rows of 'train'")
     progress.stage("start training" if in_this_process else f"start {recipe.train.workers} workers")
-    with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
-        display = HistoryDisplay(recipe, rows, progress)
-        gauges = None if in_this_process else RunGauges(recipe.name, run.path)
-        show = partial(_show_history, run.history, is_lent, display, gauges)
-        with in_background(show, "rayrec-history"):
-            if in_this_process:
-                from rayrec.training.loop.worker import train_worker
+    display = HistoryDisplay(recipe, rows, progress)
+    gauges = None if in_this_process else RunGauges(recipe.name, run.path)
+    show = partial(_show_history, run.history, display, gauges)
+    with in_background(show, "rayrec-history"):
+        if in_this_process:
+            from rayrec.training.loop.worker import train_worker
 
-                with _only_rank() as context:
-                    train_worker(recipe, dataset, run, context, begin)
-            else:
-                work = partial(_train, run.path, is_lent, begin)
-                _run_workers(work, recipe, dataset, run.path, device, execution)
+            with _only_rank() as context:
+                train_worker(recipe, dataset, run, context, begin)
+        else:
+            work = partial(_train, run.path, begin)
+            _run_workers(work, recipe, dataset, run.path, device, execution)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -262,7 +260,7 @@ def _run_workers(
             # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that. The name is a tag of
             # Ray's metrics and names a folder.
             name=f"{ascii_name(folder.name)[-_NAME_LENGTH:]}-{uuid.uuid4().hex[:8]}",
-            storage_path=str(folder / ".ray_train"),
+            storage_path=str((cache_root() if isinstance(folder, RemotePath) else folder) / ".ray_train"),
             failure_config=FailureConfig(max_failures=recipe.train.max_failures),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
@@ -283,7 +281,6 @@ def _run_workers(
 
 def _train(
     folder: Path,
-    is_lent: bool,
     begin: "Begin | None",
     recipe: Recipe,
     dataset: Dataset,
@@ -291,9 +288,7 @@ def _train(
 ) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    with borrowed(folder) if is_lent and context.rank == 0 else nullcontext():
-        run = RunFolder(here(folder) if is_lent else folder, is_lent)
-        train_worker(recipe, dataset, run, context, begin, preempted_nodes)
+    train_worker(recipe, dataset, RunFolder(folder), context, begin, preempted_nodes)
 
 
 def _evaluate(
@@ -377,17 +372,14 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         raise
 
 
-def _show_history(
-    path: Path, is_lent: bool, display: HistoryDisplay, gauges: RunGauges | None, ended: threading.Event
-) -> None:
+def _show_history(path: Path, display: HistoryDisplay, gauges: RunGauges | None, ended: threading.Event) -> None:
     """Show and report the run's history as it grows, until it has ended: the workers write it, the driver reads."""
     seen, is_over = list(read_history(path)), False
     while not is_over:
-        is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
-        if is_lent:
-            with suppress(UserError):  # that the bucket fails for a while matters to the workers
-                fetch(path.parent)
-        records = list(read_history(path))
+        is_over = ended.wait(_REMOTE_SECONDS if isinstance(path, RemotePath) else 0.5)
+        records = seen
+        with suppress(UserError):  # that the bucket fails for a while matters to the workers
+            records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
         display.tick()

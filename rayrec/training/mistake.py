@@ -7,7 +7,7 @@ from uuid import uuid4
 from rayrec.common import errors
 from rayrec.common.errors import DiskError, UserError
 from rayrec.internals.ray_core import note, read_note, remove_note
-from rayrec.store.paths import shown
+from rayrec.store.node_copy import shown
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
-from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.files import new_file
+from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -136,7 +137,7 @@ class VocabularyIndex(VocabularyLookup):
         """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
         super().__init__()
         try:
-            file = MappedFile(mappable(index))
+            file = MappedFile(on_this_node(index))
             batch = pa.ipc.open_file(pa.py_buffer(file.content)).get_batch(0)
             batch.validate()
             hashes, entries, values = (batch[name] for name in ("hash", "entry", "value"))
@@ -195,7 +196,7 @@ def fingerprint(values: pa.Array, first_id: int) -> int:
 
 def vocabulary_files(path: Path) -> list[Path]:
     """Return the Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
-    return [path] if path.suffix == ".parquet" else files_in(path, "*.parquet")
+    return [path] if path.suffix == ".parquet" else sorted(path.glob("*.parquet"))
 
 
 def index_file(path: Path) -> Path:

@@ -22,9 +22,9 @@ from rayrec.config import Config
 from rayrec.features.vocabularies.grown_vocabulary import VocabularyChanges
 from rayrec.inference.folder.table_files import DELTA_FILE, MappedTensors, is_delta, is_model_folder
 from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
-from rayrec.store.files import sha256_of, write_json
-from rayrec.store.paths import confined, in_folder_around, location
-from rayrec.store.staged import fetch
+from rayrec.store.files import remove, sha256_of, write_json
+from rayrec.store.node_copy import on_this_node, original
+from rayrec.store.paths import RemotePath, confined
 
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`rayrec.inference.folder.changed_rows`)."""
@@ -144,22 +144,28 @@ def chain_of(folder: Path) -> list[Path]:
     return folders
 
 
-def among_siblings(delta: Path) -> Path:
-    """Return the path of a delta in a folder that has its siblings, too, and is fetched if it is staged.
-
-    Raises UserError.
-    """
-    path = in_folder_around(delta)
-    return path if path == delta else fetch(path.parent) / path.name
+def model_on_this_node(folder: Path) -> Path:
+    """Return a model folder of this node; beside a delta are the versions before it that it needs. Raises UserError."""
+    folder = original(folder)
+    copy = on_this_node(folder)
+    if isinstance(folder, RemotePath) and is_delta(copy):
+        before = _versions_before(folder)
+        for stale in _versions_before(copy):
+            if stale.name not in {version.name for version in before}:
+                remove(stale)
+        for version in before:
+            if not is_delta(on_this_node(version)):
+                break
+    return copy
 
 
 def require_place(output: Path, parent: Path) -> None:
     """Raise ConfigError unless a model that is written to `output` comes right after `parent`. Raises UserError."""
-    before = _versions_before(among_siblings(output))
-    if not before or location(before[0]) != location(parent):
-        right = f"{location(in_folder_around(parent).parent)}/{int(parent.name) + 1 if _number(parent) else 'NUMBER'}"
+    before, parent = _versions_before(output), original(parent)
+    if not before or before[0] != parent:
+        right = f"{parent.parent}/{int(parent.name) + 1 if _number(parent) else 'NUMBER'}"
         raise ConfigError(
-            f"--output {location(output)}: a delta must be the version right after its base {location(parent)}; "
+            f"--output {output}: a delta must be the version right after its base {parent}; "
             f"give --output {shlex.quote(right)}, or leave out --delta-of"
         )
 
@@ -173,7 +179,6 @@ def verified(folders: Sequence[Path], base: Version) -> tuple[Delta, ...]:
     before = base
     seen = {base.fingerprint: base.name}
     for folder in folders:
-        fetch(folder, whole=True)
         manifest = DeltaManifest.load(folder)
         _require_parent(folder, manifest, before, seen)
         deltas.append(Delta(folder, manifest))

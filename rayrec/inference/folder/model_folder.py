@@ -15,7 +15,6 @@ file declares its length, and a Parquet or Arrow file ends in its index, so a fi
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,9 +34,9 @@ from rayrec.inference.folder.chain import (
     ROWS_FILE,
     Delta,
     Version,
-    among_siblings,
     chain_of,
     missing_parent,
+    model_on_this_node,
     sha256_once,
     verified,
 )
@@ -61,8 +60,9 @@ from rayrec.inference.folder.table_files import (
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
+from rayrec.store import files
 from rayrec.store.files import new_folder, write_atomically, write_json
-from rayrec.store.staged import fetch
+from rayrec.store.paths import to_path
 
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
@@ -138,15 +138,15 @@ class ModelFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
-        """Open a model folder, which is fetched whole to this node if it is staged, or a delta with those before it.
+        """Open a model folder, or a delta with those before it; those at a URI are copied to this node.
 
         Raises UserError naming the file that is missing or does not fit, or the version that a delta lacks.
         """
-        folder = fetch(Path(folder).absolute())
+        folder = model_on_this_node(to_path(folder).absolute())
         if is_delta(folder):
             # A link to a version is that version.
-            return cls._open_delta(among_siblings(folder.resolve() if folder.is_symlink() else folder))
-        opened = cls._read(fetch(folder, whole=True))
+            return cls._open_delta(folder.resolve() if folder.is_symlink() else folder)
+        opened = cls._read(folder)
         for table in opened.tables:
             opened._check_table(table)
         for file in _vocabulary_files(opened.schema):
@@ -291,11 +291,7 @@ def copy(source: Path, target: Path) -> None:
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
     with naming(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, copy_function=shutil.copyfile)
-        else:
-            shutil.copyfile(source, target)
+        files.copy(source, target)
 
 
 def _read_metrics(path: Path) -> Metrics:
