@@ -1,6 +1,5 @@
 """`rayrec compare`: better, or lucky?"""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +33,6 @@ class CompareRequest(Request):
     def folders(self) -> list[Path]:
         """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
         return [to_path(run).absolute() for run in self.run]
-
-    def reads(self) -> Iterator[Path]:
-        yield from self.folders()
 
     def with_absolute_paths(self) -> "CompareRequest":
         """Return the same request for a process in another folder."""

@@ -128,10 +128,6 @@ class ServeRequest(Request):
 
         return named_folders(self.model)
 
-    def reads(self) -> Iterator[Path]:
-        yield from super().reads()
-        yield from self.folders().values()
-
     def with_absolute_paths(self) -> Self:
         models = tuple(f"{name}={folder}" for name, folder in self.folders().items())
         return super().with_absolute_paths().model_copy(update={"model": models})

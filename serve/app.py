@@ -24,7 +24,7 @@ from rayrec.recipes import CONFIG_FILE, load_recipe
 from serve.arguments import ServeArguments
 from serve.engine.admission import Admission, set_of_this_replica
 from serve.http_app import create_app
-from serve.models.repository import StagedModels, scan
+from serve.models.repository import scan
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.models.updates import Updates, poll_forever
@@ -68,7 +68,6 @@ def settings_of(args: ServeArguments) -> ServeConfig:
 
     Raises UserError if a folder holds no model.
     """
-    StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
     return args.settings(load_recipe(next(iter(first.versions.values())) / CONFIG_FILE).serve)
 

@@ -192,6 +192,7 @@ def _put(here: Path, path: RemotePath, mark: RemotePath) -> None:
             modified = write(path / name, file, os.fstat(file.fileno()).st_size).modified
         os.utime(here / name, (modified, modified))
 
+    _require_mark(mark)
     names = [name for name in files_below(here) if is_output(name)]
     for_each(put, [name for name in names if not name.endswith(".json")])
     _require_mark(mark)
@@ -378,7 +379,7 @@ def sync(path: Path) -> None:
 
 def sync_folders(root: Path) -> None:
     """Bring the names in `root` and all folders below it to the disk; the files themselves were synced before."""
-    for folder, _, _ in os.walk(root):
+    for folder, _, _ in os.walk(root) if not isinstance(root, RemotePath) else ():
         sync(Path(folder))
 
 

@@ -151,6 +151,6 @@ def _as_text(name: str) -> str:
 
 def _children(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(entry) for entry in os.scandir(folder) if entry.is_dir())
+        return sorted(child for child in folder.iterdir() if child.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -15,8 +15,8 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe
-from rayrec.store.paths import local_path
-from rayrec.store.staged import fetch
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
@@ -55,7 +55,7 @@ def bucket(server: fs.S3FileSystem) -> fs.SubTreeFileSystem:
 @pytest.fixture
 def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`new_machine(name)`: run commands as on another machine, where nothing is staged; the cluster's are others."""
-    return lambda name: monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / name))
+    return lambda name: monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / name))
 
 
 def has(bucket: fs.FileSystem, path: str) -> bool:
@@ -84,9 +84,9 @@ def test_a_model_and_its_scores_travel(
     assert has(bucket, "travels/scores/result.json")
 
     new_machine("three")
-    model, scores = local_path("s3://bucket/travels/model"), local_path("s3://bucket/travels/scores")
-    fetch(model, whole=True)
-    fetch(scores, whole=True)
+    model, scores = to_path("s3://bucket/travels/model"), to_path("s3://bucket/travels/scores")
+    on_this_node(model)
+    on_this_node(scores)
     assert weights(model) == weights(pipeline.model)
     table = pq.read_table(scores / "scores")
     direct = rayrec.load_model(pipeline.model).predict(raw_features(raw, 200))
@@ -127,8 +127,8 @@ def test_the_whole_way(
     assert done.out.startswith("run: done") and "-> s3://bucket/out\n" in done.out
 
     new_machine("three")
-    model = local_path("s3://bucket/out/model")
-    fetch(model, whole=True)
+    model = to_path("s3://bucket/out/model")
+    on_this_node(model)
     assert weights(model) == weights(pipeline.model)
     evaluated = rayrec.evaluate("s3://bucket/out/run", "s3://bucket/out/dataset", progress=False)
     expected = pipeline.results["train"]["metrics"]["test"]
@@ -210,7 +210,7 @@ def test_an_unusable_uri_is_told(case: str, new_machine: Callable[[str], None]) 
     uri, message = UNUSABLE[case]
     new_machine("one")
     with pytest.raises(UserError, match=rf"^{re.escape(uri)}: cannot be (read|opened): {message}[^\n]*$"):
-        fetch(local_path(uri))
+        to_path(uri)
 
 
 @pytest.mark.usefixtures("bucket")
@@ -240,7 +240,7 @@ def test_days_go_on_on_other_machines(
             assert done.code == 0, done.err
     new_machine("reader")
     remote, local = (
-        Dataset.open(local_path(f"{output}/days/0001/dataset")) for output in ("s3://bucket/days", tmp_path / "local")
+        Dataset.open(to_path(f"{output}/days/0001/dataset")) for output in ("s3://bucket/days", tmp_path / "local")
     )
     assert [(f.path, f.sha256) for f in remote.manifest.files] == [(f.path, f.sha256) for f in local.manifest.files]
     rows = [{"I1": number, "C1": f"{number:08x}"} for number in range(20)]

@@ -22,13 +22,13 @@ from jobs.submit import SubmitRequest, _require_success, _result_in, run
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.store.paths import local_path
+from rayrec.store.paths import to_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEBUG = "dlrm-criteo-debug"
 FILES = "preprocess.split={kind: files}"
 URI = "s3://bucket/exp/run?scheme=http"
-REMOTE = local_path(URI)
+REMOTE = to_path(URI)
 
 # A request as a person gives it in the folder /here, and the fields that change when it is sent away.
 SENT: list[tuple[Request, dict[str, Any]]] = [
