@@ -23,7 +23,7 @@ from uuid import uuid4
 from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 from rayrec.common.process import in_background
-from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name
+from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ def new_remote_file(path: Path) -> Iterator[BinaryIO]:
     assert isinstance(path, RemotePath), path
     with naming(cache_root()):
         cache_root().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache_root()) as file:
+        name = shortened(f"{path.parent.name}-{path.name}")
+        with tempfile.NamedTemporaryFile(dir=cache_root(), prefix=f"{name}.") as file:
             yield cast(BinaryIO, file)
             file.flush()
             with open(file.name, "rb") as written:  # a library may have written it anew, by its name

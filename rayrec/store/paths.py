@@ -92,7 +92,7 @@ class RemotePath(PosixPath):
     def relative_to(self, *others: Any, **options: Any) -> Path:  # type: ignore[override]
         return Path(*super().relative_to(*others, **options).parts)
 
-    def match(self, path_pattern: str, **options: Any) -> bool:  # type: ignore[override]
+    def match(self, path_pattern: str, **options: Any) -> bool:
         return PurePath(*self.parts).match(path_pattern, **options)
 
     def absolute(self) -> Self:

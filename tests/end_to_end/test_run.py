@@ -15,7 +15,7 @@ from tests.holding import Hold
 Rayrec = Callable[..., Finished]
 MOMENTS = {
     "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/manifest\.json$"],
-    "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
+    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/progress\.json$"],
     "export": [r"\.export\.unfinished-[^/]+$", r"\.export/result\.json$", r"\bmodel$"],
 }
 """For each phase, the paths of which it is about to make one when it is killed."""
