@@ -262,6 +262,17 @@ class RemoteReader(io.RawIOBase):
         raise OSError(_TOO_LITTLE)
 
 
+def delete_folder(path: RemotePath) -> None:
+    """Delete what a store has of a folder without files: pyarrow leaves an object there that stands for it."""
+    filesystem, name = filesystem_of(path)
+
+    def attempt() -> None:
+        if path.key and filesystem.get_file_info(name).type == fs.FileType.Directory:
+            filesystem.delete_dir(name)
+
+    tried(str(path), "written", attempt)
+
+
 def _bucket(path: RemotePath) -> RemotePath:
     return type(path)(*path.parts[:2])
 

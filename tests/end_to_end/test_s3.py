@@ -54,7 +54,7 @@ def bucket(server: fs.S3FileSystem) -> fs.SubTreeFileSystem:
 
 @pytest.fixture
 def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`new_machine(name)`: run commands as on another machine, which has copies of nothing; the cluster's are others."""
+    """`new_machine(name)`: run commands as on another machine, without copies; the cluster's are others."""
     return lambda name: monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / name))
 
 
