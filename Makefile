@@ -1,5 +1,5 @@
 # Needs Python 3.11 to 3.13, pip and make; everything else is installed into .venv (Java and uv too).
-#   make demo | demo-cluster | test | test-minutes | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
+#   make demo | demo-cluster | test | test-all | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
 #   PYTHON=python3.12 VENV=.venv-3.12: an environment of another Python beside the first
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
 STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup lock demo demo-cluster test test-minutes lint format docs wheel installed-wheel bench gpu-check clean
+.PHONY: setup lock demo demo-cluster test test-all lint format docs wheel installed-wheel bench gpu-check clean
 
 # An environment keeps the Python that it was made with, so a PYTHON that is named has to be that one.
 setup: $(STAMP)
@@ -67,18 +67,21 @@ demo-cluster: setup
 # Unit tests write thousands of small files, which takes a sixth less time in memory, where there is a gigabyte.
 IN_MEMORY = $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 1000000 && echo TMPDIR=/dev/shm)
 
-# Two processes: those of the integration and end-to-end tests have a Ray session each, and wait for processes to start.
-test: setup
-	$(IN_MEMORY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -p no:logging tests/unit
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "not minutes" \
-		tests/integration tests/end_to_end
+UNIT_TESTS = $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -p no:logging tests/unit
+# Two processes: each has a Ray session, and waits for processes to start.
+OTHER_TESTS = $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 tests/integration tests/end_to_end
 
-# Tests that take half a minute and more each: searches, whatever loses processes and nodes, jobs of Ray clusters, the
-# whole way on S3 and on all data sets. `MINUTES=kills` and `MINUTES=pages` run those that .ci/run leaves out: more kills of
-# processes and nodes, and the commands of the longest pages.
-MINUTES ?= minutes
-test-minutes: setup
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end
+# What every change has to pass: all tests but those with the marker `minutes`. Of the tests that kill something or need
+# several nodes, one of each kind has no marker.
+test: setup
+	$(UNIT_TESTS)
+	$(OTHER_TESTS) -m "not minutes"
+
+# Every test, which takes an hour and more on two cores; then Python 3.12, where there is one.
+test-all: setup
+	$(UNIT_TESTS)
+	$(OTHER_TESTS)
+	.ci/python-3.12
 
 lint: setup
 	$(BIN)/ruff check .

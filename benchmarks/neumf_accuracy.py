@@ -25,10 +25,10 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config import RankingConfig
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.loader import open_batches
+from rayrec.metrics.ranking import RankingMetrics
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import read_history
 

@@ -24,9 +24,9 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config import RankingConfig
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.metrics.ranking import RankingMetrics
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
 

@@ -42,14 +42,13 @@ class CompareRequest(Request):
 def run(request: CompareRequest, progress: Progress) -> Result:
     """Compare; `details.differences` has each pair of recipes by metric, and its verdict."""
     from rayrec.inspection.comparison import ComparedRun, compare_runs, group_by_recipe, require_same_rows
-    from rayrec.inspection.held_out import evaluation_split
     from rayrec.pages.comparison import comparison_page
     from rayrec.pages.page import write_page
 
     require_absent(request.output)
     folders = request.folders()
     runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    split = evaluation_split(runs[0].folder.recipe, runs[0].dataset)
+    split = runs[0].dataset.split_to_judge(runs[0].folder.recipe.train.evaluation_split)
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
     require_same_rows(runs, split)

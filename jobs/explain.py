@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
 from jobs.export import exported, read_schema
-from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
 from rayrec.store.paths import Folder
@@ -34,7 +34,7 @@ class ExplainRequest(Request):
     output: Folder
     """New folder for report.html and report.json."""
     split: str | None = None
-    """Split of the dataset; by default the one that training evaluates on, else test."""
+    """Split of the dataset; by default the one that training evaluates on."""
     group: Annotated[tuple[str, ...], Metavar("NAME=FEATURE,FEATURE")] = ()
     """Features to permute together; repeatable."""
     feature: Annotated[tuple[str, ...], Metavar("NAME")] = ()
@@ -74,9 +74,9 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     groups = request.groups()
     _require_features(schema, groups, request.feature)
     schema.require_same_features(dataset.schema, request.data)
-    split = request.split or recipe.train.evaluation_split
-    if request.split is None and split not in dataset.manifest.splits:
-        split = "test"
+    split = request.split or dataset.split_to_judge(recipe.train.evaluation_split)
+    if split is None:
+        raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split, or --split")
     dataset.labelled_split(split)
     with exported(request.source) as folder:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.

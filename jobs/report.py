@@ -10,7 +10,7 @@ from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Res
 from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.evaluation.expectations import Expectation, flat_metrics
+from rayrec.metrics.expectations import Expectation, flat_metrics
 from rayrec.store.files import new_folder, require_absent
 from rayrec.store.paths import Folder
 
@@ -160,7 +160,6 @@ def _date(seconds: float) -> str:
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.held_out import evaluation_split
     from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
     from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.pages.training import run_page
@@ -170,7 +169,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     trained = RunFolder.open(request.source)
     recipe, dataset = trained.recipe, Dataset.open(trained.dataset_folder)
     metrics = run_metrics(trained)
-    split = evaluation_split(recipe, dataset)
+    split = dataset.split_to_judge(recipe.train.evaluation_split)
     # Before scores are computed: a mistake is answered at once.
     expectations = _checked(request, flat_metrics(metrics, split))
     held_out = None
@@ -199,19 +198,17 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
 
 def _model(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.model_folder import CARD_FILE, ModelFolder
-    from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.held_out import evaluation_split
+    from rayrec.ingest.dataset import Dataset, judged_split
     from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.pages.training import model_page
 
     model = ModelFolder.open(request.source)
-    metrics, split, held_out = model.metrics, model.recipe.train.evaluation_split, None
-    if split not in metrics:
-        split = next(iter(metrics), split)
+    metrics, preferred, held_out = model.metrics, model.recipe.train.evaluation_split, None
+    split = judged_split(preferred, metrics) or preferred
     if request.data is not None:
         dataset = Dataset.open(request.data)
         model.schema.require_same_features(dataset.schema, request.data)
-        own = evaluation_split(model.recipe, dataset)
+        own = dataset.split_to_judge(preferred)
         if own is None:
             raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
         held_out = _scores(model.folder, dataset, own, progress)

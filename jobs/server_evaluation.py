@@ -153,8 +153,8 @@ def evaluate_server(
     import numpy as np
     import torch
 
-    from rayrec.evaluation.binary import BinaryMetrics
     from rayrec.inference.raw_rows import RawRows
+    from rayrec.metrics.binary import BinaryMetrics
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
     from rayrec.raw.input_files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of

@@ -234,7 +234,7 @@ def explain(
         source: Run folder, model folder, or its URI.
         data: Dataset folder.
         output: New folder for report.html and report.json.
-        split: Split of the dataset; by default the one that training evaluates on, else test.
+        split: Split of the dataset; by default the one that training evaluates on.
         group: Features to permute together; repeatable.
         feature: Feature whose partial dependence to show; by default the six most important ones; repeatable.
         rows: Approximate number of rows to score, from all over the split.

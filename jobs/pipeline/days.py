@@ -23,7 +23,7 @@ from rayrec.inference.folder.chain import versions_in
 from rayrec.store.files import copy, new_folder, remove, write_json
 
 if TYPE_CHECKING:
-    from jobs.pipeline.gate import Judgement
+    from rayrec.inspection.gate import Judgement
 
 DAYS_FOLDER = "days"
 MODELS_FOLDER = "models"
@@ -216,8 +216,8 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
 
 
 def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> "Judgement":
-    from jobs.pipeline.gate import judge
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.gate import judge
 
     recipe, places = request.load_recipe(), day.places
     assert places.before is not None

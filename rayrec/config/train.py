@@ -194,7 +194,7 @@ class TrainConfig(PartConfig):
     recency: RecencyConfig | None = None
     """How often each positive comes up with `negatives`; `null`: once an epoch."""
     evaluation_split: str = "validation"
-    """Split to evaluate; `test` where the dataset lacks it."""
+    """Split that judges the model; where the dataset lacks it, `test`, else the first with labels."""
     evaluations_per_epoch: NonNegativeFloat = 1
     """Evaluations in an epoch, evenly spaced: 0.5 is one every second epoch. Unless 0, the last one is at the end of
     training."""

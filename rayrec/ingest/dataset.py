@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,11 @@ class Manifest(Config):
         return manifest
 
 
+def judged_split(preferred: str, labelled: Collection[str]) -> str | None:
+    """Return the one of these held-out splits that a model is judged by: see `Dataset.split_to_judge`."""
+    return next((name for name in (preferred, "test", *labelled) if name in labelled), None)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A finished dataset folder."""
@@ -228,6 +233,14 @@ class Dataset:
     def evaluation_splits(self) -> list[str]:
         """Splits on which a model can be measured: all but `train` that have rows with known labels."""
         return [n for n, split in self.manifest.splits.items() if n != "train" and split.rows and split.labelled]
+
+    def split_to_judge(self, preferred: str) -> str | None:
+        """Return the split that a model is judged by: `preferred`, else `test`, else the first one with labels.
+
+        The one rule of training, reports, comparisons and the gate of a new day; `preferred` is what the recipe says
+        (`train.evaluation_split`). None if no rows with labels were held out.
+        """
+        return judged_split(preferred, self.evaluation_splits)
 
     def labelled_split(self, name: str) -> SplitInfo:
         """Return a split with known labels. Raises UserError if there is none of this name."""

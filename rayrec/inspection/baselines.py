@@ -60,8 +60,8 @@ def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float
         return {}
     import torch
 
-    from rayrec.evaluation.ranking import RankingMetrics
     from rayrec.ingest.reader import first_rows
+    from rayrec.metrics.ranking import RankingMetrics
 
     counts: NDArray[np.float64] = np.zeros(1)
     for batch in first_rows(dataset, "train", [columns.item, label], _MOST_ROWS):

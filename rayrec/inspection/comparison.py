@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.evaluation.statistics.paired import METRICS, Difference, difference, repeats_of, seed_variance
-from rayrec.evaluation.statistics.scored_rows import ScoredRows
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.inspection.held_out import MOST_ROWS, score_split
 from rayrec.inspection.run_facts import run_metrics, training_curves
+from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
+from rayrec.metrics.scored_rows import ScoredRows
 from rayrec.recipes import differences
 from rayrec.training.run.folder import RunFolder
 
@@ -149,7 +149,7 @@ def compare_runs(
     seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}
     pairs = [(a, b) for number, a in enumerate(recipes) for b in recipes[number + 1 :]]
     found = [
-        (a.name, b.name, difference(metric, repeats[metric][a.name], repeats[metric][b.name], seeds[metric]))
+        (a.name, b.name, compare_recipes(metric, repeats[metric][a.name], repeats[metric][b.name], seeds[metric]))
         for a, b in pairs
         for metric in METRICS
     ]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
-from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import encode_numeric, untransformed
@@ -22,6 +21,7 @@ from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, 
 from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import spread_rows
+from rayrec.metrics.estimates import stability_index
 from rayrec.raw.blocks import Cell
 from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
 from rayrec.raw.input_files import list_inputs

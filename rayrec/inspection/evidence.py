@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.metrics.auc import auc_of_rows
+
 _FOLDS = 5
 _FEW_ROWS = 20_000
 """Samples below this are cut into folds twice, so that chance matters less."""
@@ -137,7 +139,7 @@ class Evidence:
             if len(rows) < _LEAST_ROWS * width:
                 return None
             weights = _logistic(every[rows], self._label[rows])
-            found.append(auc(every[test] @ weights, self._label[test]))
+            found.append(_auc(every[test] @ weights, self._label[test]))
         return float(np.mean(found))
 
     def _rates(self, places: NDArray[np.int64], size: int, train: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -147,16 +149,15 @@ class Evidence:
         return (positives + _PRIOR_ROWS * label.mean()) / (rows + _PRIOR_ROWS)
 
     def _reading(self, scores: list[NDArray[np.float64]]) -> Reading:
-        values = [auc(score, self._label[test]) for score, (_, test) in zip(scores, self._folds, strict=True)]
+        values = [_auc(score, self._label[test]) for score, (_, test) in zip(scores, self._folds, strict=True)]
         return Reading(np.array(values), 1 / (_FOLDS - 1))
 
 
-def auc(scores: NDArray[np.float64], label: NDArray[np.float64]) -> float:
-    """Return the area under the ROC curve of (n,) scores; `label` (n,) has both 0 and 1. Ties count half."""
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    positives = label.sum()
-    return float((ranks[label == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(label) - positives)))
+def _auc(scores: NDArray[np.float64], label: NDArray[np.float64]) -> float:
+    """Return the AUC of (n,) scores; `label` (n,) has both 0 and 1."""
+    value = auc_of_rows(scores[label == 1], scores[label == 0])
+    assert value is not None
+    return value
 
 
 def _number_inputs(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

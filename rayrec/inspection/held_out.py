@@ -8,17 +8,21 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.evaluation.statistics.curves import Curve, score_histogram, threshold_curves
-from rayrec.evaluation.statistics.estimates import Estimate, label_rate, measure
-from rayrec.evaluation.statistics.reliability import expected_calibration_error, reliability
-from rayrec.evaluation.statistics.scored_rows import ScoredRows
-from rayrec.evaluation.statistics.slices import Slice, badness, by_score, slices
 from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.inspection.feature_cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
-from rayrec.recipes import Recipe
+from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
+from rayrec.metrics.estimates import Estimate
+from rayrec.metrics.scored_rows import (
+    ScoredRows,
+    SliceMetrics,
+    by_score,
+    expected_calibration_error,
+    reliability,
+    slices,
+)
 
 MOST_ROWS = 1_000_000
 """Rows that are scored: the first ones of the split."""
@@ -27,7 +31,7 @@ _BY_SCORE = "score"
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ScoredSplit:
     """Scored rows of a split."""
 
     split: str
@@ -38,19 +42,13 @@ class HeldOut:
     """The encoded features of the scored rows, in the order of the split."""
 
 
-Division = tuple[str, list[Slice]]
+Division = tuple[str, list[SliceMetrics]]
 """What all rows were divided by, and the parts."""
-
-
-def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return the split that training evaluates on, or else another one with labels; None if there is none."""
-    preferred = (recipe.train.evaluation_split, "test", *dataset.evaluation_splits)
-    return next((name for name in preferred if name in dataset.evaluation_splits), None)
 
 
 def score_split(
     predictor: Predictor, dataset: Dataset, split: str, progress: Progress, name: str | None = None
-) -> HeldOut:
+) -> ScoredSplit:
     """Score the first rows of a labelled split of a dataset that is encoded as the model reads it.
 
     Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels, or
@@ -61,9 +59,9 @@ def score_split(
     names = [feature.name for feature in predictor.schema.features]
     others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
     progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
-    batches, scores = [], []
+    batches, logits = [], []
     for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
-        scores.append(predictor.predict_encoded(batch.select(names)))
+        logits.append(predictor.logits_encoded(batch.select(names)))
         batches.append(batch)
         progress.advance(batch.num_rows)
     columns = pa.Table.from_batches(batches)
@@ -71,13 +69,13 @@ def score_split(
         None if name is None else columns[name].to_numpy() for name in (schema.label, schema.weight, schema.group)
     )
     assert label is not None
-    scored = ScoredRows.of(np.concatenate(scores), label, weight, group)
+    scored = ScoredRows.of(np.concatenate(logits), label, weight, group)
     if not len(scored):
         raise UserError(f"{dataset.folder}: no row of '{split}' has a weight above 0; give a dataset with such rows")
-    return HeldOut(split, rows, scored, columns.select(names).combine_chunks())
+    return ScoredSplit(split, rows, scored, columns.select(names).combine_chunks())
 
 
-def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[Division]:
+def divisions(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> list[Division]:
     """Return the rows by tenths of the score, by the values of each feature, and by how often values occurred in
     `train`.
     """
@@ -100,13 +98,13 @@ def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[D
     return found
 
 
-def held_out_figures(held_out: HeldOut, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+def held_out_figures(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> dict[str, Any]:
     """Return the metrics with standard errors, curves with bands, and slices of scored rows, as JSON values.
 
     Curves are None where all rows have the same label. `worst` has the places in `slices` of the worst ones by metric.
     """
     scored = held_out.scored
-    metrics = measure(scored)
+    metrics = scored.metrics.estimates()
     found = [(by, one) for by, parts in divisions(held_out, dataset, progress) for one in parts]
     progress.stage("curves")
     figures: dict[str, Any] = {
@@ -114,7 +112,7 @@ def held_out_figures(held_out: HeldOut, dataset: Dataset, progress: Progress) ->
         "rows": held_out.rows,
         "rows_scored": len(scored),
         "has_groups": scored.has_units,
-        "label_rate": _estimate(label_rate(scored)),
+        "label_rate": _estimate(scored.metrics.label_rate),
         "metrics": {name: _estimate(value) for name, value in metrics.items()},
         "curves": None,
         "slices": [_slice(by, one) for by, one in found],
@@ -145,12 +143,12 @@ def _curve(curve: Curve) -> dict[str, list[float]]:
     return {name: values.tolist() for name, values in vars(curve).items()}
 
 
-def _slice(by: str, one: Slice) -> dict[str, Any]:
+def _slice(by: str, one: SliceMetrics) -> dict[str, Any]:
     metrics = {name: _estimate(found) for name, found in one.metrics.items()}
     return {"by": by, "value": one.value, "rows": one.rows, "positives": one.positives, "metrics": metrics}
 
 
-def _worst(found: list[tuple[str, Slice]], metric: str) -> list[int]:
+def _worst(found: list[tuple[str, SliceMetrics]], metric: str) -> list[int]:
     """Return the places of the worst slices by a metric, the worst first.
 
     Rows of about the same score are hard to rank for any model, so slices by score count for calibration alone.
@@ -158,6 +156,6 @@ def _worst(found: list[tuple[str, Slice]], metric: str) -> list[int]:
     bad = {
         place: how
         for place, (by, one) in enumerate(found)
-        if (by != _BY_SCORE or metric == "calibration") and (how := badness(one, metric)) is not None
+        if (by != _BY_SCORE or metric == "calibration") and (how := one.badness(metric)) is not None
     }
     return sorted(bad, key=lambda place: -bad[place])[:_WORST]

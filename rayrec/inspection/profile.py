@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import RowsPreprocessConfig
-from rayrec.evaluation.statistics.estimates import wilson
-from rayrec.evaluation.statistics.scored_rows import sums
 from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection.drift import FeatureDrift, drift_of_counts
 from rayrec.inspection.feature_cells import cells_of_values, list_lengths, values_of
+from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet
 
 MOST_ROWS = 2_000_000
@@ -140,7 +139,11 @@ def _along(columns: SplitColumns, dataset: Dataset) -> tuple[CellProfile, ...]:
     labels = _labels(columns, dataset)
     part = np.arange(len(labels)) * _PARTS // len(labels)
     ends = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
-    return _cells(ends, np.bincount(part, minlength=_PARTS), sums(part, labels, _PARTS))
+    return _cells(
+        ends,
+        np.bincount(part, minlength=_PARTS),
+        np.bincount(part, weights=labels, minlength=_PARTS).astype(np.float64),
+    )
 
 
 def _profile(

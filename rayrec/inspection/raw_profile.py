@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.text import format_number
-from rayrec.evaluation.statistics.estimates import NORMAL_95, wilson
 from rayrec.inspection.column_profile import ColumnProfile
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.table import InspectedTable
+from rayrec.metrics.estimates import NORMAL_95, wilson
 
 _PARTS = 20
 """Parts of the file, one after the other, by which the label rate is shown."""

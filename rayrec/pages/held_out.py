@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.evaluation.statistics.estimates import Estimate
+from rayrec.metrics.estimates import Estimate
 from rayrec.pages.charts import histograms, intervals, lines
 from rayrec.pages.page import Chart, HtmlTable, Section, percent, plus_minus, text_of
 

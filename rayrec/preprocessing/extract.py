@@ -40,7 +40,7 @@ _ROWS_PER_REJECTED_PART = 1_000_000
 
 
 class Division(Protocol):
-    """Makes rows of a job's own of parsed ones, and deals them to files."""
+    """Makes rows of a job's own of parsed ones, and divides them into files."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def extract_tables(
 def _lines_before(workspace: Workspace, chunks: Sequence[Chunk], division: Division | None) -> list[int]:
     """Return, for each chunk, the number of lines of its file before it; 0 if the division does not ask for it.
 
-    To count lines takes a tenth of the time that it takes to parse them. Dealt after they were parsed, when their
+    To count lines takes a tenth of the time that it takes to parse them. Divided after they were parsed, when their
     numbers are known, all rows would be written twice.
     """
     count = None if division is None else division.count_lines

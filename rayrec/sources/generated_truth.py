@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.evaluation.auc import ScoreHistogram
+from rayrec.metrics.auc import ScoreHistogram
 
 TRUTH_FILE = "truth.json"
 BINS = 2**18
@@ -50,14 +50,15 @@ class TruthAccumulator:
 
     def result(self) -> RowsTruth:
         """Return what the true probabilities reach on the rows so far; at least one."""
-        best, expected = self._drawn.auc(), self._expected.auc().value
+        expected = self._expected.auc()
         assert expected is not None
+        best = self._drawn.auc()
         return RowsTruth(
             rows=self._rows,
             positives=int(self._drawn.positives.sum()),
-            best_auc=best.value,
-            best_auc_error=best.error_bound,
-            expected_auc=expected,
+            best_auc=None if best is None else best.value,
+            best_auc_error=self._drawn.error_bound(),
+            expected_auc=expected.value,
             best_log_loss=self._log_loss / self._rows,
             expected_log_loss=self._entropy / self._rows,
         )

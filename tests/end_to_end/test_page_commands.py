@@ -20,10 +20,8 @@ from tests.environments import environment_of_a_user
 from tests.pages import PAGES, REPOSITORY, commands
 
 pytestmark = pytest.mark.minutes
-SLOW = {"README.md", "docs/serving.md", "docs/tuning.md"}
-"""Pages whose commands take minutes, together twice as long as those of all others."""
 PAGES_ELSEWHERE = {
-    "CONTRIBUTING.md": ".ci/run calls the targets, and unit tests hold what the programs write equal to the files",
+    "CONTRIBUTING.md": "developers run the targets; unit tests hold what the programs write equal to the files",
     "docs/adding.md": "tests/end_to_end/test_adding.py makes the page's package first",
     "docs/cluster.md": "needs machines and Kubernetes; test_submit.py, test_s3.py, test_cluster_files.py have parts",
 }
@@ -228,14 +226,7 @@ def smaller(command: str) -> str:
 WITH_COMMANDS = [page for page in PAGES if name_of(page) not in PAGES_ELSEWHERE and commands(page)]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name_of(page), marks=[pytest.mark.pages] if name_of(page) in SLOW else [])
-        for page in WITH_COMMANDS
-        if name_of(page) not in READ_AFTER
-    ],
-)
+@pytest.mark.parametrize("page", [page for page in WITH_COMMANDS if name_of(page) not in READ_AFTER], ids=name_of)
 def test_commands_run(page: Path, pipeline: Pipeline, tmp_path: Path) -> None:
     write_tables(tmp_path)
     write_lists(tmp_path)
@@ -253,4 +244,3 @@ def test_all_exceptions_are_needed() -> None:
     assert [pattern for pattern in SMALLER if not any(re.search(pattern, command) for command in found)] == []
     assert set(BEFORE) <= set(map(name_of, WITH_COMMANDS))
     assert set(PAGES_ELSEWHERE) <= set(map(name_of, PAGES))
-    assert set(SLOW) <= set(map(name_of, WITH_COMMANDS))

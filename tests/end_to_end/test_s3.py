@@ -67,7 +67,6 @@ def lose(staging: Path) -> None:
     staging.rename(staging.with_name(f"{staging.name}-lost"))
 
 
-@pytest.mark.minutes
 def test_a_model_and_its_scores_travel(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], pipeline: Pipeline, ray_cluster: str
 ) -> None:
@@ -93,7 +92,6 @@ def test_a_model_and_its_scores_travel(
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_the_whole_way(
     bucket: fs.SubTreeFileSystem,
     new_machine: Callable[[str], None],
@@ -152,7 +150,6 @@ def test_the_whole_way(
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_sweep_goes_on_on_another_machine(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], ray_cluster: str, tmp_path: Path
 ) -> None:

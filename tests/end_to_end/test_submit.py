@@ -24,7 +24,6 @@ Submit = Callable[..., Finished]
 # Longer than any test, and on a disk that it cannot fill should the tests be killed.
 LONG = ("submit", "generate", "criteo", "--rows", "20000000", "--output")
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +77,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(("arguments", "code", "is_sent", "line"), FAILURES, ids=["config", "data", "cluster"])
 def test_exit_codes_are_those_of_the_command(
     arguments: list[str], code: int, is_sent: bool, line: str, pipeline: Pipeline, submit: Submit, tmp_path: Path
@@ -114,6 +114,7 @@ def _read_until(process: "subprocess.Popen[str]", pattern: str) -> re.Match[str]
     pytest.fail(f"no line matches {pattern}:\n{''.join(read)}")
 
 
+@pytest.mark.minutes
 def test_ctrl_c_leaves_the_job_running(cluster: str, tmp_path: Path) -> None:
     process = _start(cluster, *LONG, tmp_path / "raw")
     job, address = _read_until(process, r"^job (\S+) at (http[^;]+)").groups()
@@ -164,6 +165,7 @@ def _is_job(command_line: list[str] | None, output: Path) -> bool:
     return words[1:3] == ["-m", "jobs.train"] and str(output) in words
 
 
+@pytest.mark.minutes
 def test_rays_own_submission_works_from_the_checkout(cluster: str, submit: Submit, tmp_path: Path) -> None:
     """As docs/cluster.md shows it."""
     # Ray refuses jobs while its agent starts; rayrec's client waits for it.
@@ -182,6 +184,7 @@ def test_rays_own_submission_works_from_the_checkout(cluster: str, submit: Submi
     assert (tmp_path / "raw" / "criteo.tsv").read_text().count("\n") == 1000
 
 
+@pytest.mark.minutes
 def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> None:
     """As docs/cluster.md says it: `ray start --head` with Java and a token, and HTTP access to it from elsewhere."""
     provide_java()
@@ -212,6 +215,7 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
     assert (tmp_path / "sweep" / "best.yaml").exists()
 
 
+@pytest.mark.minutes
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     plain |= {"HOME": str(tmp_path), "PYTHONPATH": ""}  # where a token of this machine's user is not found

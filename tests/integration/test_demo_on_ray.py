@@ -68,7 +68,7 @@ def test_the_cluster_computes_what_this_machine_computes(environment: dict[str, 
     assert (tmp_path / "demo/logs/head/raylet.out").exists() and (tmp_path / "demo/logs/nodes/0/raylet.out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.kills)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_cluster(number: signal.Signals, environment: dict[str, str], tmp_path: Path) -> None:
     demo = _demo(tmp_path / "demo", environment, "--rows", "2000")
     assert demo.stderr is not None

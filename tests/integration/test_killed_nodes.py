@@ -33,7 +33,6 @@ from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_nodes import node_of, runs_on
 from tests.training_runs import Case, recipe, run_cases
 
-pytestmark = pytest.mark.minutes
 RATE, SECONDS = 20, 40
 """Of the requests: how many a second, and for how long."""
 # The heads have no CPUs: the commands belong to them, what they start runs on the nodes.
@@ -63,7 +62,7 @@ def _kill_one_with(title: str, nodes: Sequence[int]) -> int:
     return place
 
 
-@pytest.mark.kills
+@pytest.mark.minutes
 def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
     """A node with a Spark executor is killed while rows are parsed; in another run, when a shuffle is half read."""
     rayrec.generate("criteo", 60_000, tmp_path / "raw")

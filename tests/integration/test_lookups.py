@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.table import FileFormat, SideTableConfig
 from rayrec.features.lookups import RATES_FOLDER, Lookups
@@ -225,15 +224,6 @@ def test_completed_rows_equal_pandas_row_by_row(
     (batch,) = of_train.read(train[0], ["items_brand", "user"], ["items_brand", "user"])
     assert all(pa.types.is_dictionary(kind) for kind in batch.schema.types)
     assert batch["items_brand"].to_pylist() == [row["items_brand"] for row in found[: len(batch)]]
-
-
-def test_a_key_that_is_there_twice_is_named(write: WriteTable, tmp_path: Path) -> None:
-    users = make_tables()["users"]
-    twice = pd.concat([users, users[users["user id"] == "007"]])
-    with pytest.raises(
-        UserError, match=r"^side table 'users' \(users\): key user id has the value 007 twice; keep one"
-    ):
-        write(USERS, write_csv(twice, tmp_path / "users", 2))
 
 
 def test_rows_without_a_key_are_set_aside(workspace: Workspace, write: WriteTable, tmp_path: Path) -> None:

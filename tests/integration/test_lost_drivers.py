@@ -69,8 +69,7 @@ assert again.wait(30)
 """
 
 
-@pytest.mark.minutes
-@pytest.mark.parametrize("moment", ["waiting for a CPU", "training"])
+@pytest.mark.parametrize("moment", [pytest.param("waiting for a CPU", marks=pytest.mark.minutes), "training"])
 def test_its_cpus_are_free_again(moment: str, tmp_path: Path) -> None:
     """An upgrade may have changed a private part of Ray if this fails: adapt rayrec/internals/train_reservations.py."""
     make_dataset(tmp_path / "data", {"train": 200, "test": 20})

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from rayrec.common.errors import UserError
 from rayrec.config import RankingConfig
-from rayrec.evaluation.binary import BinaryMetrics
-from rayrec.evaluation.distributed import compute_over_ranks
-from rayrec.evaluation.ranking import RankingMetrics
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.over_ranks import compute_over_ranks
+from rayrec.metrics.ranking import RankingMetrics
 from tests.ranks import run_ranks
 
 ROWS = 3_000

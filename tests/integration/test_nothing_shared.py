@@ -33,7 +33,6 @@ from tests.holding import run_module
 from tests.ray_nodes import hiding
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
-pytestmark = pytest.mark.minutes
 NODES, STEPS, TEST_ROWS = 3, 60, 60_000
 FAULTS = Faults(seed=8, fail=0.02, reset=0.02, slow=0.02, cut=0.02, short=0.02)
 SCORES = "scores"
@@ -129,6 +128,7 @@ def _require_same_weights(model: Path, expected: Path) -> None:
             assert found[name].equal(value), (path.name, name)
 
 
+@pytest.mark.minutes
 def test_training_gives_the_same_weights(trained: Cluster, local: Path) -> None:
     assert sum(trained.store.met.values()) > 20
     assert not trained.staged(".parquet")
@@ -144,6 +144,7 @@ def test_training_gives_the_same_weights(trained: Cluster, local: Path) -> None:
         assert metrics[split] == pytest.approx(wanted, rel=1e-12, abs=0)
 
 
+@pytest.mark.minutes
 def test_each_node_reads_its_share(trained: Cluster, local: Path) -> None:
     """Every row group of an epoch is read once among the nodes; what else is read is little."""
     manifest = Dataset.open(local / "data").manifest
@@ -156,6 +157,7 @@ def test_each_node_reads_its_share(trained: Cluster, local: Path) -> None:
     assert all(size < needed / 2 for size in others), (others, needed)
 
 
+@pytest.mark.minutes
 def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None:
     # What a node has staged is only a copy.
     trained.store.faults = FAULTS

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 import rayrec
 from rayrec.training.run.folder import RunFolder
@@ -18,7 +17,6 @@ def _files(folder: Path, *, without: set[str]) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in names}
 
 
-@pytest.mark.minutes
 def test_both_ways_give_the_same_bits(ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     rayrec.generate("criteo", 3_000, tmp_path / "raw", progress=False)
     rayrec.preprocess(RECIPE, tmp_path / "raw" / "criteo.tsv", tmp_path / "data", on="process", progress=False)

@@ -311,32 +311,6 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_too_many_bad_rows_leave_no_trace(run: Run, tmp_path: Path) -> None:
-    rows = [line(0, n) for n in range(1, 21)]
-    rows[3] = rows[7] = "bad"
-    path = write(tmp_path, "rows.tsv", "\n".join(rows))
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(UserError) as error:
-        run({None: [str(path)]}, max_rejected_fraction=0.05)
-    assert str(error.value) == (
-        "2 of 20 rows are bad (wrong column count: 2), more than preprocess.max_rejected_fraction (0.05); "
-        f"the first is {path}, line 4: wrong column count"
-    )
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_all_rows_bad(run: Run, tmp_path: Path) -> None:
-    path = write(tmp_path, "rows.tsv", "hello\nworld\n")
-    with pytest.raises(UserError, match=r"rows\.tsv: no good rows in the input; give"):
-        run({None: [str(path)]}, max_rejected_fraction=1.0)
-
-
-def test_empty_gzip(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "rows.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(UserError, match=r"rows\.gz: empty"):
-        run({None: [str(tmp_path / "rows.gz")]})
-
-
 def test_long_gzip_gives_several_files_and_the_same_dataset(
     run: Run, skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

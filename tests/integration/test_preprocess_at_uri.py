@@ -52,9 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
         yield store, {**own, "RAYREC_CACHE": str(staging), "RAY_ADDRESS": head.address}
 
 
-@pytest.mark.parametrize(
-    "kind", [name if name == "table" else pytest.param(name, marks=pytest.mark.kills) for name in ROWS]
-)
+@pytest.mark.parametrize("kind", ROWS)
 def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, str]], tmp_path: Path) -> None:
     store, environment = cluster
     arguments, memory = write_raw(tmp_path, kind, ROWS[kind] // 20), ["--set", "preprocess.spark.executor_memory=1g"]

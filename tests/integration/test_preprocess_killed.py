@@ -50,11 +50,8 @@ def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> 
     assert files_of(output) == files_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.minutes
 @pytest.mark.parametrize(
-    "kind",
-    # Other tests of .ci/run kill Spark at the other kinds.
-    [kind if kind == "interactions" else pytest.param(kind, marks=pytest.mark.kills) for kind in ROWS],
+    "kind", [kind if kind == "interactions" else pytest.param(kind, marks=pytest.mark.minutes) for kind in ROWS]
 )
 def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     on_cluster = {**os.environ, "RAY_ADDRESS": ray_cluster}

@@ -10,7 +10,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
@@ -114,43 +113,3 @@ def test_splits(run: Run, table: pd.DataFrame, kind: str) -> None:
         is_test, is_held_out = now >= ranked[-round(0.25 * len(now))], now >= ranked[-round(0.35 * len(now))]
     assert rows["test"] == table["row"][is_test].tolist()
     assert rows["validation"] == table["row"][is_held_out & ~is_test].tolist()
-
-
-ROW = {"columns": "row", "kind": "numeric"}
-WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "constant label": (
-        small(ROW, label={"column": "rating", "at_least": 0}),
-        {},
-        "source.label: column 'rating' is 1 in all 2,998 rows of train, so there is nothing to learn; give",
-    ),
-    "cardinality too small": (
-        small({"columns": "code", "kind": "categorical", "cardinality": 7}),
-        {},
-        "source.features.0.cardinality: ids of 'code' go up to 29 in train, so 7 is too small; give 30 or more",
-    ),
-    "nothing listed": (
-        small({"columns": "user", "kind": "categorical"}),
-        {"frequency_limit": 1_000},
-        "preprocess.frequency_limit: no value of a categorical column occurs 1000 times in train, so",
-    ),
-    "empty split": (
-        small(ROW),
-        {"split": {"kind": "column", "column": "debug_note", "values": {"test": ["T"]}}},
-        "preprocess.split.test: none of 2,998 good rows falls into test; change it",
-    ),
-    "words as numbers": (
-        small(ROW, {"columns": "device", "kind": "numeric"}),
-        {},
-        ": not a number (column 'device': '",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_only_the_rows_show_is_one_line(run: Run, case: str, tmp_path: Path) -> None:
-    source, preprocess, message = WRONG[case]
-    with pytest.raises(UserError) as caught:
-        run("csv", "wrong", source, **{"split": {"kind": "fraction", "test": 0.0}, **preprocess})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())

@@ -24,7 +24,6 @@ SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requ
 BODY = b'{"instances": [' + b",".join([b"{}"] * 8_000) + b"]}"
 
 
-@pytest.mark.minutes
 def test_overload_and_the_death_of_a_replica(ray_cluster: str, tmp_path: Path) -> None:
     folder = tmp_path / "dlrm"
     make_model_folder(folder)

@@ -78,7 +78,6 @@ def hold(tmp_path: Path) -> Hold:
     return Hold(tmp_path / "hold", checkpoint_name(150))
 
 
-@pytest.mark.minutes
 def test_a_killed_worker_restarts_the_run(
     ray_cluster: str, undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_killed_worker_restarts_the_run(
     _assert_same(run, undisturbed)
 
 
-@pytest.mark.minutes
 def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path) -> None:
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
     arguments = _arguments(tmp_path, dataset)
@@ -115,7 +113,6 @@ def _kill_all(held: Held) -> None:
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
     """It is killed before its first checkpoint is written, and, resumed, before its second one is."""
     run, expected = tmp_path / "run", tmp_path / "expected"
@@ -136,7 +133,6 @@ def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_pa
     assert metrics[0]["progressive"] == pytest.approx(metrics[1]["progressive"], rel=1e-9)
 
 
-@pytest.mark.minutes
 def test_elastic_training_goes_on_without_a_killed_node(
     undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:

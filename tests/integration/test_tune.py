@@ -111,7 +111,6 @@ def _waits(hold: Hold, trial: str, checkpoint: str) -> list[int]:
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_sweep_on_two_cpus_survives_kills(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:

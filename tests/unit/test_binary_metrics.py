@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.metrics.binary import BinaryMetrics
 
 
 def measure(logits, labels, weights=None, *, exact_auc_rows=10**6, auc_bins=2**20, batch=7) -> dict[str, float | None]:

@@ -23,7 +23,6 @@ from rayrec.sources.criteo.generator import (
     GeneratedRows,
     generate,
 )
-from rayrec.sources.criteo.turnover import Turnover
 from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
@@ -107,18 +106,6 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Criteo
     return pd.concat(frames), truth
 
 
-def test_ids_follow_the_power_law(days: tuple[pd.DataFrame, CriteoTruth]) -> None:
-    frame, _ = days
-    assert frame["C9"].nunique() == 3
-    edges = np.arange(1, 585.0) ** -0.45
-    shares = -np.diff(edges) / (edges[0] - edges[-1])
-    counts = frame["C2"].value_counts()
-    assert 300 < len(counts) <= 583
-    for rank in (0, 1, 2, 10):
-        expected = shares[rank] * len(frame)
-        assert abs(counts.iloc[rank] - expected) < 5 * np.sqrt(expected)
-
-
 def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, CriteoTruth]) -> None:
     frame, truth = days
     probability = np.concatenate([c.probability for c in CriteoGenerator(seed=5).chunks(len(frame))])
@@ -152,17 +139,6 @@ def test_one_label_only_has_no_auc() -> None:
     accumulator = TruthAccumulator()
     accumulator.add(np.array([0.2, 0.4]), np.array([False, False]))
     assert accumulator.result().best_auc is None
-
-
-@pytest.mark.usefixtures("scaled_as_users_rows_are")
-@pytest.mark.parametrize("seed", range(5))
-def test_every_seed_gives_a_learnable_task(seed: int) -> None:
-    chunks = list(CriteoGenerator(seed).chunks(CHUNK_ROWS))
-    probability = np.concatenate([c.probability for c in chunks])
-    accumulator = TruthAccumulator()
-    accumulator.add(probability, np.concatenate([c.rows.column(LABEL).to_numpy() for c in chunks]) == 1)
-    assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)
-    assert 0.78 < accumulator.result().expected_auc < 0.82
 
 
 def test_labels_carry_the_signal_that_the_truth_states(drawn: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
@@ -200,31 +176,6 @@ def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
     generate(tmp_path / "data", 1_000)
     content = (tmp_path / "data" / "criteo.tsv").read_bytes()
     assert hashlib.sha256(content).hexdigest() == "558c029b604a7a46eca44ae3674bb2e81ab7f1a1605bee87de2133b90d506a81"
-
-
-def test_same_arguments_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        generate(tmp_path / name, 500, days=2, drift=1.0, compress=True)
-    files = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert files == ["day_0.gz", "day_1.gz", "truth.json"]
-    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
-
-
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generator_module.TruthAccumulator, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        generate(tmp_path / "data", 100)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_output_stays(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(UserError, match="already exists"):
-        generate(tmp_path, 100)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -298,24 +249,6 @@ def test_every_day_brings_values_that_no_earlier_day_had(drifting: list[list[Gen
         assert len(seen) <= small.get(column, len(seen))
 
 
-def test_values_come_take_over_and_fade() -> None:
-    rng, rows = np.random.default_rng(0), 10_000
-    ranks = np.ones((rows, 3), np.int64)
-    ranks[:, 2] = 0
-    turnover = Turnover(1, np.array([5_000.0, 50.0, 5_000.0]), drift=1.0)
-    days = [turnover.draw(rng, day, ranks) for day in range(45)]
-    shares = np.array([np.bincount(generations[:, 0], minlength=6) / rows for generations, _ in days])
-    assert shares[0, 0] == 1.0
-    for day, share in enumerate(shares):
-        # No more than two values, one after the other, share a rank.
-        assert np.ptp(np.flatnonzero(share)) <= 1
-        if 0.0 < share.max() < 1.0:
-            assert (np.diff(shares[day : day + 2, share.nonzero()[0][0]]) <= 0.0).all()
-    assert np.count_nonzero((shares > 0.1) & (shares < 0.9)) >= 4
-    assert shares[-1, :4].sum() == 0.0
-    assert not any(generations[:, 1:].any() or is_new[:, 1:].any() for generations, is_new in days)
-
-
 def test_each_day_states_its_own_truth(
     drifting: list[list[GeneratedRows]], drifting_files: tuple[Path, CriteoTruth]
 ) -> None:
@@ -330,20 +263,3 @@ def test_each_day_states_its_own_truth(
         assert file.new_values == sum(chunk.values.is_new.sum() for chunk in chunks) / present
         assert 0.78 < file.expected_auc < 0.82
         assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)
-
-
-def test_preferences_drift(generators: list[CriteoGenerator], drifting: list[list[GeneratedRows]]) -> None:
-    """What is true of one day is less so the more days pass."""
-
-    def lost(day: int, of_day: int) -> float:
-        """AUC that the click model of another day has less than that of the day."""
-        label = np.concatenate([chunk.rows.column(LABEL).to_numpy() for chunk in drifting[day]])
-        best, other = (
-            np.concatenate([generators[d].click_model.probability(chunk.values) for chunk in drifting[day]])
-            for d in (day, of_day)
-        )
-        return float(roc_auc_score(label, best) - roc_auc_score(label, other))
-
-    assert 0.0 < lost(6, of_day=5) < 0.006
-    assert lost(6, of_day=5) + 0.005 < lost(6, of_day=3) < lost(6, of_day=0) - 0.005
-    assert lost(6, of_day=0) > 0.02

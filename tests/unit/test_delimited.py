@@ -134,29 +134,6 @@ def test_only_bad_rows(line: bytes) -> None:
     assert len(parsed.rejected_reasons) == parsed.num_lines == 1
 
 
-def test_files_with_and_without_the_label_and_a_header(tmp_path: Path) -> None:
-    expected = expected_row(row())
-    without = {name: value for name, value in expected.items() if name != "label"}
-    header = "\t".join(NAMES).encode()
-    texts = {
-        "labelled": (row(), expected),
-        "unlabelled": (row()[2:], without),
-        "labelled, header": (header + b"\n" + row(), expected),
-        "unlabelled, header": (header[len("label\t") :] + b"\n" + row()[2:], without),
-        "empty": (b"", None),
-    }
-    for name, (text, _) in texts.items():
-        (tmp_path / name).write_bytes(text)
-    for name, (_, rows) in texts.items():
-        if rows is not None:
-            found = read_table(tmp_path / name, COLUMNS, "label", optional=["label"], table_format=WITHOUT_HEADER)
-            assert found.rows == [rows], name
-    paths = [tmp_path / name for name in texts]
-    found = read_table(paths, COLUMNS, "label", optional=["label"], table_format=WITHOUT_HEADER)
-    assert found.rows == [rows for _, rows in texts.values() if rows is not None]
-    assert [line for _, line in found.places] == [1, 1, 2, 2]
-
-
 def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     long = b"x" * (MAX_TEXT + 5)

@@ -90,10 +90,3 @@ def test_tables_that_are_missing(feature_set: Any, absent: str, needed: bool, ra
             find_tables(config, {None: [str(raw)]})
     else:
         assert find_tables(config, {None: [str(raw)]})
-
-
-def test_splits_do_not_come_as_files(raw: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--input train=\.\.\.: preprocess\.split\.kind is 'displays', which splits"
-    ):
-        find_tables(DisplayPreprocessConfig(), {"train": [str(raw)]})

@@ -13,7 +13,6 @@ from jobs.command.runner import run_command
 from jobs.inspect import COMMAND
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Fill, HashUnlisted, Standardize, TimePart, Vocabulary
-from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import read_column
@@ -22,6 +21,7 @@ from rayrec.features.vocabularies.vocabulary import write_vocabulary
 from rayrec.inference.folder.reference_traffic import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
+from rayrec.metrics.estimates import stability_index
 from rayrec.sources.table.config import CONFIG as TABLE
 from tests.builders import make_dataset, make_recipe, write_dataset
 

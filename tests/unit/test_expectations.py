@@ -3,7 +3,7 @@
 import pytest
 
 from rayrec.common.errors import ConfigError
-from rayrec.evaluation.expectations import Expectation, flat_metrics
+from rayrec.metrics.expectations import Expectation, flat_metrics
 
 METRICS = flat_metrics(
     {"validation": {"auc": 0.75, "hr@10": 0.5}, "test": {"auc": 0.7, "log_loss": 0.4, "calibration": None}}, "test"

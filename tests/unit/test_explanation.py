@@ -15,15 +15,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import NumericFeature
 from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
 from rayrec.inference.explanation.columns import with_columns
 from rayrec.inference.explanation.dependence import partial_dependence
 from rayrec.inference.explanation.importance import permutation_importance
-from rayrec.inference.explanation.rows import LabelledRows, Measure, estimate
+from rayrec.inference.explanation.rows import LabelledRows, MetricsOfBlocks, estimate
 from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE, write_reference_rows
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 from tests.table_schema import CHAINS, SCHEMA, WORDS
@@ -157,7 +157,7 @@ def test_all_items_are_not_ranked_anew(tmp_path: Path) -> None:
     table = pa.table({**columns, "label": rng.integers(0, 2, 300).astype(np.float32)})
     rows = LabelledRows.read(write_dataset(tmp_path / "data", predictor.schema, {"test": table}), "test", 300)
     assert rows.items is not None and rows.items.tolist() == columns["item"].tolist()
-    assert Measure(rows, predictor.recipe.evaluate).names == ("auc", "log_loss")
+    assert MetricsOfBlocks(rows, predictor.recipe.evaluate).names == ("auc", "log_loss")
 
 
 def test_intervals_hold_the_truth() -> None:
@@ -170,7 +170,7 @@ def test_intervals_hold_the_truth() -> None:
         rows = LabelledRows(
             pa.RecordBatch.from_pydict({"x": logits}), torch.from_numpy(labels).float(), torch.ones(600), None, None
         )
-        values = Measure(rows, EvaluateConfig())(logits)[:, 0]
+        values = MetricsOfBlocks(rows, EvaluateConfig())(logits)[:, 0]
         found = estimate(values[0], values[1:])
         assert found.lower is not None and found.upper is not None
         inside += found.lower < truth < found.upper

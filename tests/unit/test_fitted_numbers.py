@@ -1,4 +1,4 @@
-"""What transforms are fitted to: the same bits however rows are dealt to tasks; exact, or close where it cannot be."""
+"""What transforms are fitted to: the same bits however tasks share the rows; exact, or close where it cannot be."""
 
 from fractions import Fraction
 
@@ -30,7 +30,7 @@ BEFORE = (
 FITS = (FitFill(value="mean"), FitFill(value="median"), FitStandardize(), FitMinMax(), FitQuantile(count=7))
 
 
-def dealt(values: np.ndarray, cuts: list[int]) -> Summary:
+def spread(values: np.ndarray, cuts: list[int]) -> Summary:
     """The summary of values that were summarised in parts and put together in another order."""
     parts = [Summary.of(part) for part in np.split(values, sorted(cuts))]
     found = [part for part in parts if part is not None]
@@ -82,7 +82,7 @@ def test_bits_do_not_depend_on_the_tasks(values: list[float], data: st.DataObjec
     ranges = data.draw(st.integers(2, 30))  # positive numbers and negative ones are apart
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "MOST_RANGES", ranges)
-        whole, parts = Summary.of(np.array(values)), dealt(np.array(values[::-1]), cuts)
+        whole, parts = Summary.of(np.array(values)), spread(np.array(values[::-1]), cuts)
         assert whole is not None
         assert len(whole.keys) <= ranges
         assert np.array_equal(whole.keys, parts.keys) and np.array_equal(whole.counts, parts.counts)
@@ -113,7 +113,7 @@ def test_exact_quantiles_are_numpys(rows: int) -> None:
 def test_many_values_are_fitted_closely(offset: float) -> None:
     rng = np.random.default_rng(0)
     values = np.concatenate([rng.normal(3.0, 2.0, 100_000), rng.lognormal(0.0, 3.0, 100_000)]) + offset
-    found = dealt(values, [10, 50_000, 120_000])
+    found = spread(values, [10, 50_000, 120_000])
     assert found.shift and found.values is None and len(found.keys) <= summary.MOST_RANGES
     mean, deviation = found.mean_and_deviation()
     assert (mean, deviation) == pytest.approx((values.mean(), values.std()), rel=1e-9)

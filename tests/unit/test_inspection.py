@@ -18,9 +18,10 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.inspection import recipe_text
 from rayrec.inspection.column_profile import ColumnProfile, profile_column
 from rayrec.inspection.decisions import Decision
-from rayrec.inspection.evidence import Evidence, auc
+from rayrec.inspection.evidence import Evidence
 from rayrec.inspection.file_form import recognize
 from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.metrics.auc import auc_of_rows
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
@@ -201,7 +202,7 @@ def test_auc_is_the_share_of_pairs_in_order(rows: list[tuple[int, bool]]) -> Non
     if len(set(label)) < 2:
         return
     pairs = [(a > b) + (a == b) / 2 for a in scores[label == 1] for b in scores[label == 0]]
-    assert auc(scores, label) == pytest.approx(np.mean(pairs))
+    assert auc_of_rows(scores[label == 1], scores[label == 0]) == pytest.approx(np.mean(pairs))
 
 
 def test_evidence_of_noise_is_one_half() -> None:

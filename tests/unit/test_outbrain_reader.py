@@ -15,6 +15,9 @@ from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
 from rayrec.sources.outbrain.outbrain_tables import LEAN_TABLES, OutbrainTable
 from rayrec.sources.outbrain.source import SOURCE
+from rayrec.sources.outbrain.synthetic.generator import generate
+from tests.outbrain_reference import Tables, read_tables
+from tests.outbrain_tables import SAMPLE, write_sample_tables
 
 Rows = list[tuple[Any, ...]]
 Rejected = list[tuple[int, str, str]]
@@ -147,6 +150,29 @@ def test_rows(case: str, packing: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(packed(content, packing))
     for chunk_bytes in (2**20, 7):
         assert read(table, tmp_path / "file", chunk_bytes) == (rows, rejected)
+
+
+def all_rows(folder: Path) -> Tables:
+    """Return the rows of all tables in a folder, of which none may be bad."""
+    tables: Tables = {table.value: [] for table in OutbrainTable}
+    for table, file in find_files([str(folder)]).items():
+        for chunk in plan_chunks([file], 2**20):
+            for block in OutbrainReader.open(table, file).read(chunk):
+                assert block.rejected.num_rows == 0
+                tables[table.value] += block.rows.to_pylist()
+    return tables
+
+
+def test_generated_tables_are_read_as_pandas_reads_them(tmp_path: Path) -> None:
+    generate(tmp_path / "raw", 1_500, seed=3)
+    assert all_rows(tmp_path / "raw") == read_tables(tmp_path / "raw")
+
+
+def test_real_tables_are_read_as_pandas_reads_them(shared_data: Path, tmp_path: Path) -> None:
+    write_sample_tables(shared_data / SAMPLE, tmp_path)
+    found = all_rows(tmp_path)
+    assert found == read_tables(tmp_path)
+    assert (len(found["clicks_train"]), len(found["events"]), len(found["promoted_content"])) == (9_999, 1_959, 4_319)
 
 
 def names(folder: Path, *paths: str, **given: Any) -> dict[str, str]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rayrec.evaluation.statistics.paired import Difference, _t_quantile, difference, repeats_of, seed_variance
-from rayrec.evaluation.statistics.scored_rows import ScoredRows
-from tests.unit.test_scored_rows import draw
+from rayrec.metrics.paired import Difference, _t_quantile, compare_recipes, repeats_of, seed_variance
+from rayrec.metrics.scored_rows import ScoredRows
+from tests.unit.test_scored_rows import draw, scored
 
 ROWS, VALUES = 6_000, 12
 PAIRS = 100
@@ -19,7 +19,7 @@ Recipe = tuple[int, float]
 @pytest.fixture
 def fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of them gives the same verdicts in a quarter of the time."""
-    monkeypatch.setattr("rayrec.evaluation.statistics.paired._RESAMPLES", 50)
+    monkeypatch.setattr("rayrec.metrics.paired._RESAMPLES", 50)
 
 
 def pair(rng: np.random.Generator, first: Recipe, second: Recipe) -> dict[str, Difference]:
@@ -35,12 +35,13 @@ def pair(rng: np.random.Generator, first: Recipe, second: Recipe) -> dict[str, D
 
     def run(seen: float) -> ScoredRows:
         error = rng.normal(0, 0.3, VALUES)
-        return ScoredRows.of(1 / (1 + np.exp(1 - effect[value] - seen * detail - error[value])), label)
+        return ScoredRows.of(effect[value] + seen * detail + error[value] - 1, label)
 
     groups = {name: [run(seen) for _ in range(seeds)] for name, (seeds, seen) in (("a", first), ("b", second))}
     found = repeats_of(groups, int(rng.integers(1 << 30)))
     return {
-        metric: difference(metric, of["a"], of["b"], seed_variance(list(of.values()))) for metric, of in found.items()
+        metric: compare_recipes(metric, of["a"], of["b"], seed_variance(list(of.values())))
+        for metric, of in found.items()
     }
 
 
@@ -79,7 +80,7 @@ def test_the_error_by_rows_is_that_of_paired_aucs() -> None:
     """DeLong et al. 1988 for two AUCs of the same rows, by comparing all pairs; and the error of a mean of losses."""
     score, label, _ = draw(3_000)
     other = np.clip(score + np.random.default_rng(4).normal(0, 0.05, 3_000), 0.001, 0.999)
-    first, second = (ScoredRows.of(s, label) for s in (score, other))
+    first, second = (scored(s, label) for s in (score, other))
     found = repeats_of({"a": [first], "b": [second]})
     placements = []
     for s in (score, other):
@@ -87,19 +88,19 @@ def test_the_error_by_rows_is_that_of_paired_aucs() -> None:
         wins = (positive[:, None] > negative[None]) + 0.5 * (positive[:, None] == negative[None])
         placements.append((wins.mean(axis=1), wins.mean(axis=0)))
     expected = np.sqrt(sum((b - a).var(ddof=1) / len(a) for a, b in zip(*placements, strict=True)))
-    auc = difference("auc", found["auc"]["a"], found["auc"]["b"], None)
+    auc = compare_recipes("auc", found["auc"]["a"], found["auc"]["b"], None)
     assert auc.row_error == pytest.approx(expected, rel=0.15)
     losses = second.losses[np.argsort(second.row)] - first.losses[np.argsort(first.row)]
-    loss = difference("log_loss", found["log_loss"]["a"], found["log_loss"]["b"], None)
+    loss = compare_recipes("log_loss", found["log_loss"]["a"], found["log_loss"]["b"], None)
     assert loss.value == pytest.approx(losses.mean())
     assert loss.row_error == pytest.approx(losses.std() / np.sqrt(3_000), rel=0.15)
 
 
 def test_the_same_scores_do_not_differ_at_all() -> None:
     score, label, _ = draw(1_000)
-    rows = ScoredRows.of(score, label)
+    rows = scored(score, label)
     found = repeats_of({"a": [rows, rows], "b": [rows]})["auc"]
-    same = difference("auc", found["a"], found["b"], seed_variance(list(found.values())))
+    same = compare_recipes("auc", found["a"], found["b"], seed_variance(list(found.values())))
     assert (same.value, same.row_error, same.verdict) == (0.0, 0.0, "no difference shown")
 
 

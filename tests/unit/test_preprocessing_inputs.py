@@ -85,14 +85,6 @@ def test_refused(case: str, folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_output_that_exists_is_refused_and_stays(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "manifest.json").write_text("old")
-    with pytest.raises(UserError, match="already exists"):
-        preprocessing(recipe(), {None: [str(folder / "train.tsv")]}, tmp_path / "out")
-    assert (tmp_path / "out" / "manifest.json").read_text() == "old"
-
-
 def test_days_are_read_in_their_order(folder: Path) -> None:
     paths = {None: [str(folder / name) for name in ("day_10", "day_0", "day_2")]}
     inputs = resolve_inputs(RowsPreprocessConfig(), paths)

@@ -78,21 +78,6 @@ def test_part_smaller_than_a_row_group_holds_one() -> None:
     assert rows_of_a_part(10**6, ShardLayoutConfig(rows_per_row_group=1_000, rows_per_part=10)) == 1_000
 
 
-def test_packed_rows_come_back() -> None:
-    packing = RowPacking(SCHEMA, {})
-    packed = packing.pack(rows(5, 1_000))
-    assert packing.unpack(packed).equals(rows(5, 1_000))
-    assert packing.unpack(packed[300:320]).equals(rows(305, 20))
-
-
-def test_packed_vectors_come_back() -> None:
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(15, dtype=np.float32)), 3)
-    batch = pa.RecordBatch.from_arrays([pa.array(range(5)), vectors], names=["n", "vector"])
-    packing = RowPacking(batch.schema, {})
-    assert packing.unpack(packing.pack(batch)).equals(batch)
-    assert packing.unpack(packing.pack(batch.slice(1, 3))[1:3]).equals(batch.slice(2, 2))
-
-
 def test_packed_lists_come_back() -> None:
     lists = pa.array([[], [1, 2, 3], [4], [], [0, 0]], pa.list_(pa.int32()))
     batch = pa.RecordBatch.from_arrays([lists, pa.array(range(5))], names=["values", "n"])

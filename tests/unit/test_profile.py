@@ -11,7 +11,6 @@ import pytest
 
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Clip, Fill, HashIds, Log, MinMax, NumericTransform, Quantile, Vocabulary
-from rayrec.evaluation.statistics.estimates import wilson
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.schema import CategoricalFeature
 from rayrec.features.vocabularies.value_names import ValueNames
@@ -23,6 +22,7 @@ from rayrec.inspection import profile as profile_module
 from rayrec.inspection.drift import drift_between
 from rayrec.inspection.feature_cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.profile import DatasetProfile, FeatureProfile, profile
+from rayrec.metrics.estimates import wilson
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing

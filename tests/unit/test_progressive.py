@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.evaluation.binary import BinaryMetrics
-from rayrec.evaluation.progressive import progressive_metrics
+from rayrec.metrics.binary import BinaryMetrics, progressive_metrics
 
 
 def _record(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> dict[str, object]:

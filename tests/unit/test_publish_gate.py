@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import log_loss
 
 from rayrec.config import PublishConfig
-from rayrec.evaluation.gate import Comparison
+from rayrec.inspection.gate import LossComparison
 
 ROWS = 4_000
 
@@ -20,6 +20,10 @@ def scores(seed: int, rows: int = ROWS, noise: float = 0.0, factor: float = 1.0)
     labels = (random.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     blurred = logits + noise * np.random.default_rng(seed).normal(size=rows)
     return labels, np.minimum(factor / (1 + np.exp(-blurred)), 0.999).astype(np.float32)
+
+
+def compare(labels: np.ndarray, weights: np.ndarray, probabilities: np.ndarray, serving: np.ndarray) -> LossComparison:
+    return LossComparison.of(labels, weights, *(np.log(p) - np.log1p(-p) for p in (probabilities, serving)))
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
@@ -43,7 +47,7 @@ def test_what_may_serve(case: str) -> None:
     new, serving, fault = CASES[case]
     labels, own = scores(**{"seed": 3, **new})
     _, before = scores(**{"seed": 4, **serving})
-    comparison = Comparison.of(labels, np.ones_like(labels), own, before)
+    comparison = compare(labels, np.ones_like(labels), own, before)
     assert comparison.loss == pytest.approx(log_loss(labels, own.astype(np.float64)))
     assert comparison.serving_loss == pytest.approx(log_loss(labels, before.astype(np.float64)))
     faults = comparison.faults(PublishConfig(), is_calibrated=True)
@@ -58,10 +62,10 @@ def test_weights_count_as_that_many_rows() -> None:
     labels, own = scores(seed=1, noise=0.5)
     _, before = scores(seed=2, noise=0.2)
     weights = np.random.default_rng(5).integers(0, 3, ROWS).astype(np.float32)
-    weighted = Comparison.of(labels, weights, own, before)
+    weighted = compare(labels, weights, own, before)
     times = weights.astype(int)
     repeated = [np.repeat(column, times) for column in (labels, own, before)]
-    plain = Comparison.of(repeated[0], np.ones_like(repeated[0]), repeated[1], repeated[2])
+    plain = compare(repeated[0], np.ones_like(repeated[0]), repeated[1], repeated[2])
     for name in ("loss", "serving_loss", "calibration"):
         assert getattr(weighted, name) == pytest.approx(getattr(plain, name), rel=1e-6)
 
@@ -73,14 +77,14 @@ def test_the_error_is_that_of_the_difference() -> None:
     random, differences = np.random.default_rng(7), []
     for _ in range(400):
         rows = random.integers(0, ROWS, ROWS)
-        drawn = Comparison.of(labels[rows], np.ones(ROWS, np.float32), own[rows], before[rows])
+        drawn = compare(labels[rows], np.ones(ROWS, np.float32), own[rows], before[rows])
         differences.append(drawn.loss - drawn.serving_loss)
-    error = Comparison.of(labels, np.ones_like(labels), own, before).loss_difference_error
+    error = compare(labels, np.ones_like(labels), own, before).loss_difference_error
     assert np.std(differences) == pytest.approx(error, rel=0.15)
 
 
 def test_without_positives_nothing_is_said_of_calibration() -> None:
     labels, own = np.zeros(50, np.float32), np.full(50, 0.9, np.float32)
-    comparison = Comparison.of(labels, np.ones_like(labels), own, own)
+    comparison = compare(labels, np.ones_like(labels), own, own)
     assert comparison.calibration is None
     assert comparison.faults(PublishConfig(), is_calibrated=True) == []

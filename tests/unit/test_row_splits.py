@@ -53,7 +53,7 @@ def divided(
     seed: int = 0,
     parent: Dataset | None = None,
 ) -> dict[str, list[int]]:
-    """The numbers of the rows of each split, parsed and dealt as a job does it in one thread."""
+    """The numbers of the rows of each split, parsed and divided as a job does it in one thread."""
     files = list_inputs([str(path) for path in ([given] if isinstance(given, Path) else given)])
     columns = raw_columns(n="integer", user="text", fold="text", weight="number")
     reader = open_table(files, FileFormat()).reader(columns, "click")
@@ -147,7 +147,7 @@ def test_files_of_one_name_are_dealt_differently(tmp_path: Path) -> None:
     assert both[: len(alone[0])] == alone[0]
     second = both[len(alone[0]) :]
     assert len(set(second) & set(alone[0])) / len(second) == pytest.approx(0.5, abs=0.1)
-    # As an extension, the second file is dealt as it was beside the first.
+    # As an extension, the second file is divided as it was beside the first.
     parent = make_dataset(tmp_path / "data", {"train": 1})
     source = SourceFile(path=str(days[0]), bytes=0, modified=0, digest="")
     manifest = parent.manifest.model_copy(update={"sources": (source,)})

@@ -9,12 +9,16 @@ from scipy import stats
 from sklearn import metrics as sklearn
 from sklearn.calibration import calibration_curve
 
-from rayrec.evaluation.statistics.curves import ThresholdCurves, score_histogram, threshold_curves
-from rayrec.evaluation.statistics.estimates import label_rate, measure, rate_interval, wilson
-from rayrec.evaluation.statistics.reliability import expected_calibration_error, reliability
-from rayrec.evaluation.statistics.resampling import resamples
-from rayrec.evaluation.statistics.scored_rows import ScoredRows
-from rayrec.evaluation.statistics.slices import badness, by_score, slices
+from rayrec.metrics.curves import ThresholdCurves, score_histogram, threshold_curves
+from rayrec.metrics.estimates import Estimate, wilson
+from rayrec.metrics.scored_rows import (
+    ScoredRows,
+    by_score,
+    expected_calibration_error,
+    rate_interval,
+    reliability,
+    slices,
+)
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -29,6 +33,16 @@ def draw(rows: int, seed: int = 0, *, decimals: int | None = None) -> Arrays:
     return score.astype(np.float32), label, rng.integers(0, 4, rows).astype(np.float32) / 2
 
 
+def scored(score: NDArray[Any], *columns: NDArray[Any] | None) -> ScoredRows:
+    """Rows of which the probabilities are given."""
+    probability = np.clip(score.astype(np.float64), 1e-9, 1 - 1e-9)
+    return ScoredRows.of(np.log(probability) - np.log1p(-probability), *columns)
+
+
+def measure(rows: ScoredRows) -> dict[str, Estimate | None]:
+    return rows.metrics.estimates()
+
+
 CASES = [
     pytest.param(decimals, weighted, id=f"{'ties' if decimals else 'distinct'}{', weights' if weighted else ''}")
     for decimals in (None, 1)
@@ -40,7 +54,7 @@ CASES = [
 def test_metrics_equal_scikit_learn(decimals: int | None, weighted: bool) -> None:
     score, label, weight = draw(3_000, decimals=decimals)
     weights = weight if weighted else np.ones_like(weight)
-    found = measure(ScoredRows.of(score, label, weights if weighted else None))
+    found = measure(scored(score, label, weights if weighted else None))
     probability = np.clip(score.astype(np.float64), 1e-9, 1 - 1e-9)
     loss = sklearn.log_loss(label, np.stack([1 - probability, probability], axis=1), sample_weight=weights)
     rate = np.average(label, weights=weights)
@@ -63,7 +77,7 @@ def test_metrics_equal_scikit_learn(decimals: int | None, weighted: bool) -> Non
     ids=["negatives", "positives", "no rows"],
 )
 def test_undefined_metrics_are_none(label: NDArray[np.float64], undefined: set[str]) -> None:
-    found = measure(ScoredRows.of(np.linspace(0.1, 0.9, 5)[: len(label)], label))
+    found = measure(scored(np.linspace(0.1, 0.9, 5)[: len(label)], label))
     assert {name for name, value in found.items() if value is None} == undefined
 
 
@@ -77,7 +91,7 @@ def delong_error(score: NDArray[Any], label: NDArray[Any]) -> float:
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_the_error_of_auc_is_delongs(decimals: int | None) -> None:
     score, label, _ = draw(2_000, decimals=decimals)
-    found = measure(ScoredRows.of(score, label))["auc"]
+    found = measure(scored(score, label))["auc"]
     assert found is not None and found.error == pytest.approx(delong_error(score, label), rel=2e-3)
 
 
@@ -91,7 +105,7 @@ def test_errors_are_those_of_repeated_samples(grouped: bool) -> None:
         rng = np.random.default_rng(seed)
         own, luck = (rng.normal(0, 1, 100)[groups] if grouped else rng.normal(0, 1, 800) for _ in range(2))
         label = rng.random(800) < 1 / (1 + np.exp(1 - own - 1.5 * luck))
-        return ScoredRows.of(1 / (1 + np.exp(1 - own)), label, None, groups if grouped else None)
+        return scored(1 / (1 + np.exp(1 - own)), label, None, groups if grouped else None)
 
     samples = [measure(sample(seed)) for seed in range(300)]
     for name in samples[0]:
@@ -107,7 +121,7 @@ def points_of(curves: ThresholdCurves) -> dict[str, tuple[NDArray[Any], NDArray[
 def test_curves_are_scikit_learns_at_some_thresholds(decimals: int | None, weighted: bool) -> None:
     score, label, weight = draw(3_000, decimals=decimals)
     weights = weight if weighted else np.ones_like(weight)
-    curves = threshold_curves(ScoredRows.of(score, label, weights if weighted else None))
+    curves = threshold_curves(scored(score, label, weights if weighted else None))
     points = points_of(curves)
     fallout, recall, _ = sklearn.roc_curve(label, score, sample_weight=weights, drop_intermediate=False)
     precision, recall_of, _ = sklearn.precision_recall_curve(label, score, sample_weight=weights)
@@ -133,11 +147,11 @@ def test_curves_are_scikit_learns_at_some_thresholds(decimals: int | None, weigh
 def test_bands_hold_the_curve_of_the_truth() -> None:
     """About 95 of 100 heights of the ROC curve of all rows lie in the band of a sample's."""
     score, label, _ = draw(200_000, seed=5)
-    whole = threshold_curves(ScoredRows.of(score, label))
+    whole = threshold_curves(scored(score, label))
     held = []
     for start in range(0, 40_000, 2_000):
         part = slice(start, start + 2_000)
-        curve = threshold_curves(ScoredRows.of(score[part], label[part])).roc
+        curve = threshold_curves(scored(score[part], label[part])).roc
         inner = (curve.x > 0.02) & (curve.x < 0.98)
         truth = np.interp(curve.x, whole.roc.x, whole.roc.y)
         held.append(((curve.low <= truth) & (truth <= curve.high))[inner].mean())
@@ -148,7 +162,7 @@ def test_bands_hold_the_curve_of_the_truth() -> None:
 @pytest.mark.parametrize("decimals", [None, 2])
 def test_reliability_equals_scikit_learn(decimals: int | None) -> None:
     score, label, _ = draw(5_000, decimals=decimals)
-    found = reliability(ScoredRows.of(score, label))
+    found = reliability(scored(score, label))
     rates, scores = calibration_curve(label, score.astype(np.float64), n_bins=20, strategy="quantile")
     assert sum(one.rows for one in found) == 5_000
     if decimals is None:
@@ -164,13 +178,13 @@ def test_reliability_equals_scikit_learn(decimals: int | None) -> None:
 def test_the_interval_of_a_rate_is_wider_for_groups() -> None:
     """Groups whose rows all have one label are so many rows, not eight times as many."""
     label = np.repeat(np.random.default_rng(0).random(200) < 0.3, 8).astype(float)
-    rows = ScoredRows.of(np.full(1_600, 0.3), label, None, np.repeat(np.arange(200), 8))
-    assert rate_interval(rows) == pytest.approx(wilson(label_rate(rows).value, 200), abs=1e-3)
+    rows = scored(np.full(1_600, 0.3), label, None, np.repeat(np.arange(200), 8))
+    assert rate_interval(rows) == pytest.approx(wilson(rows.metrics.label_rate.value, 200), abs=1e-3)
 
 
 def test_the_histogram_has_every_row_once() -> None:
     score, label, weight = draw(3_000)
-    edges, negatives, positives = score_histogram(ScoredRows.of(score, label, weight))
+    edges, negatives, positives = score_histogram(scored(score, label, weight))
     kept = weight > 0
     assert (len(edges), negatives.sum(), positives.sum()) == (51, pytest.approx(1), pytest.approx(1))
     inside = kept & (label == 1) & (score < edges[10])
@@ -181,7 +195,7 @@ def test_the_histogram_has_every_row_once() -> None:
 def test_slices_are_metrics_of_their_rows(grouped: bool) -> None:
     score, label, weight = draw(4_000)
     groups = np.arange(4_000) // 5 if grouped else None
-    rows = ScoredRows.of(score, label, weight, groups)
+    rows = scored(score, label, weight, groups)
     place = np.random.default_rng(1).integers(0, 5, 4_000)
     place[place == 3] = 4
     found = slices(rows, place, ["a", "b", "c", "nothing", "e"])
@@ -189,7 +203,7 @@ def test_slices_are_metrics_of_their_rows(grouped: bool) -> None:
     assert sum(one.rows for one in found) == len(rows) == (weight > 0).sum()
     for number, one in zip((0, 1, 2, 4), found, strict=True):
         own = place == number
-        expected = measure(ScoredRows.of(score[own], label[own], weight[own], None if groups is None else groups[own]))
+        expected = measure(scored(score[own], label[own], weight[own], None if groups is None else groups[own]))
         for name, estimate in expected.items():
             own_estimate = one.metrics[name]
             assert estimate is not None and own_estimate is not None
@@ -199,7 +213,7 @@ def test_slices_are_metrics_of_their_rows(grouped: bool) -> None:
 
 def test_tenths_of_the_score_follow_each_other() -> None:
     score, label, weight = draw(4_000)
-    rows = ScoredRows.of(score, label, weight)
+    rows = scored(score, label, weight)
     place, names = by_score(rows)
     found = slices(rows, place, names)
     assert [one.rows for one in found] == pytest.approx([len(rows) / 10] * 10, abs=1)
@@ -215,20 +229,23 @@ def test_few_rows_are_not_the_worst() -> None:
     place = np.repeat([0, 1, 2, 3], [3_000, 2_900, 80, 20])
     label = (rng.random(6_000) < np.where(place == 1, 0.5, score)).astype(float)
     label[place == 3] = 0
-    good, bad, few, none = slices(ScoredRows.of(score, label), place, ["good", "bad", "few", "none"])
-    order = sorted((good, bad, few), key=lambda one: -(badness(one, "auc") or 0))
+    good, bad, few, none = slices(scored(score, label), place, ["good", "bad", "few", "none"])
+    order = sorted((good, bad, few), key=lambda one: -(one.badness("auc") or 0))
     assert order[0] is bad
-    assert badness(none, "auc") is None and badness(none, "calibration") is None
+    assert none.badness("auc") is None and none.badness("calibration") is None
     over, under = (
-        slices(ScoredRows.of(np.full(9_000, p), np.tile([0.0, 0.0, 1.0], 3_000)), np.zeros(9_000, int), [""])[0]
+        slices(scored(np.full(9_000, p), np.tile([0.0, 0.0, 1.0], 3_000)), np.zeros(9_000, int), [""])[0]
         for p in (0.9, 0.34)
     )
-    worse, better = (badness(one, "calibration") for one in (over, under))
+    worse, better = (one.badness("calibration") for one in (over, under))
     assert worse is not None and better is not None and worse > better
 
 
 def test_units_count_as_often_as_poisson_says() -> None:
-    drawn = np.concatenate(list(resamples(20_000, 10, seed=3)))
+    rows = ScoredRows.of(np.arange(20_000), np.zeros(20_000))
+    drawn = np.concatenate(list(rows.resamples(10, seed=3))).astype(int)
     shares = np.bincount(drawn, minlength=6)[:6] / len(drawn)
     assert shares == pytest.approx(stats.poisson(1).pmf(np.arange(6)), abs=5e-3)
-    assert np.array_equal(next(resamples(50, 2, seed=1)), next(resamples(50, 2, seed=1)))
+    other = ScoredRows.of(-np.arange(20_000), np.ones(20_000))
+    one, two = next(rows.resamples(10, seed=3)), next(other.resamples(10, seed=3))
+    assert np.array_equal(one[np.argsort(rows.row)], two[np.argsort(other.row)])

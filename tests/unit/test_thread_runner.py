@@ -64,21 +64,6 @@ def test_rows_are_sorted_as_spark_sorts_them() -> None:
     assert found == [(None, "b", 1), (1, "a", 2), (1, "a", 1), (2, None, 1), (2, "\ufb01", 1), (2, "\U0001f600", 1)]
 
 
-def test_sums_and_partitions() -> None:
-    rows = held((1, "a", 1), (0, "b", 2), (1, "a", 3), (3, "a", 4))
-    summed = rows.sum_by_fold(("text", "key"), ("count",), "key", 2).sort_within("key")
-    columns = "text string, key long, count long, count_0 long, count_1 long"
-    assert summed.results(as_they_are, columns) == [("b", 0, 2, 2, 0), ("a", 1, 4, 0, 4), ("a", 3, 4, 0, 0)]
-
-    def with_number(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.RecordBatch.from_pydict({"partition": [partition], "rows": [batch.num_rows]})
-
-    partitioned = rows.partition_by_key("key", 4)
-    assert partitioned.results(with_number, "partition int, rows int") == [(0, 1), (1, 2), (3, 1)]
-    assert [table["count"].to_pylist() for table in partitioned.partitions] == [[2], [1, 3], [], [4]]
-
-
 def test_work_is_given_batches_of_one_size() -> None:
     rows = 2 * ROWS_PER_BATCH + 5
     schema = pa.schema([("n", pa.int64())])

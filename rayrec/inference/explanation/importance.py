@@ -15,7 +15,7 @@ import pyarrow as pa
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import higher_is_better
 from rayrec.inference.explanation.columns import with_columns
-from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, Measure, estimate, in_threads
+from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, MetricsOfBlocks, estimate, in_threads
 from rayrec.inference.predictor import Predictor
 from rayrec.random.permutation import HashPermutation
 
@@ -36,11 +36,11 @@ def permutation_importance(
     permutations: int,
     progress: Progress,
 ) -> Importance:
-    """Measure each of `permuted`, which are features by the name of what they are together.
+    """MetricsOfBlocks each of `permuted`, which are features by the name of what they are together.
 
     The same names, rows and number of permutations give the same numbers, whatever else is measured.
     """
-    measure = Measure(rows, predictor.recipe.evaluate)
+    measure = MetricsOfBlocks(rows, predictor.recipe.evaluate)
     signs = np.array([1.0 if higher_is_better(name) else -1.0 for name in measure.names])
     # By one thread, too: then what changes nothing changes no bit.
     (before,) = in_threads(lambda features: measure(predictor.logits_encoded(features)), [rows.features])

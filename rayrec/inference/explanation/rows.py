@@ -16,10 +16,10 @@ from torch import Tensor
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.evaluation.binary import BinaryMetrics
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import group_numbers
 from rayrec.random.permutation import HashPermutation
 
@@ -131,7 +131,7 @@ class LabelledRows:
         return estimate(float(whole), np.array(blocks))
 
 
-class Measure:
+class MetricsOfBlocks:
     """Exact metrics of scores of some rows: AUC, log loss, and the ranking metrics of a recipe that ranks groups."""
 
     def __init__(self, rows: LabelledRows, config: EvaluateConfig) -> None:

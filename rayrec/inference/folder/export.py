@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
@@ -32,6 +31,7 @@ from rayrec.ingest.held_out_rows import (
     read_held_out_rows,
 )
 from rayrec.ingest.reader import first_rows
+from rayrec.metrics.binary import BinaryMetrics
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_atomically, write_json
@@ -147,20 +147,20 @@ def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
     """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
-    splits = sorted(dataset.evaluation_splits, key=lambda name: name != preferred)
-    if not splits:
+    split = dataset.split_to_judge(preferred)
+    if split is None:
         quantise_tables(folder, tables, precision)
         return None
-    before, metrics_before = _labelled_scores(folder, dataset, splits[0])
+    before, metrics_before = _labelled_scores(folder, dataset, split)
     quantise_tables(folder, tables, precision)
-    after, metrics_after = _labelled_scores(folder, dataset, splits[0])
+    after, metrics_after = _labelled_scores(folder, dataset, split)
     difference = np.abs(after.astype(np.float64) - before)
     changes = {}
     for name in ("auc", "log_loss"):
         old, new = metrics_before[name], metrics_after[name]
         changes[f"{name}_change"] = None if old is None or new is None else new - old
     return {
-        "split": splits[0],
+        "split": split,
         "rows": len(before),
         "fp32": metrics_before,
         "stored": metrics_after,

@@ -5,13 +5,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rayrec.evaluation.stability import stability_index
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.facts import ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
+from rayrec.metrics.estimates import stability_index
 
 REFERENCE_FILE = "reference_traffic.json"
 _ROWS = 20_000
@@ -50,7 +50,7 @@ class ReferenceTraffic(ModelFacts):
         )
 
     def drift(self, counts: NDArray[np.float64]) -> float:
-        """Return how far the scores counted in each bin are from the reference (`rayrec.evaluation.stability`)."""
+        """Return how far the scores counted in each bin are from the reference (`rayrec.metrics.estimates`)."""
         return stability_index(np.array(self.score_shares), counts)
 
 

@@ -52,7 +52,7 @@ _FORM = re.compile(r"(\.[A-Za-z]+)?(\.(gz|gzip|zip|zst|zstd))?$")
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Keeps what is needed of parsed rows, and deals them to splits if that follows from each row alone."""
+    """Keeps what is needed of parsed rows, and divides them into splits if that follows from each row alone."""
 
     split: SplitConfig
     seed: int
@@ -122,7 +122,7 @@ def keys_of_files(files: Sequence[str], parent: Dataset | None = None) -> tuple[
     before.
 
     The name is that of the file without folders, format and packing. Files of one name, in several folders or of each
-    day, are dealt differently, as they may have rows of the same users in the same order. In an extension of `parent`,
+    day, are split differently, as they may have rows of the same users in the same order. In an extension of `parent`,
     a file whose name has been there counts the datasets before.
     """
 

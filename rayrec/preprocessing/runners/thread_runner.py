@@ -36,7 +36,7 @@ class _Counter:
 class RowsInMemory:
     """Rows in memory."""
 
-    threads: "ThreadRunner"
+    runner: "ThreadRunner"
     partitions: tuple[pa.Table, ...]
     order: tuple[tuple[str, str], ...] = ()
     """The columns that each partition is sorted by, before work begins on it, each `ascending` or `descending`."""
@@ -85,7 +85,7 @@ class RowsInMemory:
             yielded = work(number, (batch for batch in batches if batch.num_rows))
             return [tuple(row.values()) for batch in yielded for row in batch.to_pylist()]
 
-        found = self.threads.run(list(enumerate(self.partitions)), run)
+        found = self.runner.run(list(enumerate(self.partitions)), run)
         return [row for of_partition in found for row in of_partition]
 
     def _whole(self) -> pa.Table:
@@ -99,7 +99,7 @@ class RowsInMemory:
         from 0.
         """
 
-        def deal(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        def cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
             partition, rows = partition_of(batch), batch
             # Shuffled blocks come in order, and need no copy.
             if (np.diff(partition) < 0).any():
@@ -109,7 +109,7 @@ class RowsInMemory:
             return [rows.slice(low, high - low) for low, high in pairwise(starts.tolist())]
 
         schema = self.partitions[0].schema
-        partitioned = self.threads.run([batch for table in self.partitions for batch in table.to_batches()], deal)
+        partitioned = self.runner.run([batch for table in self.partitions for batch in table.to_batches()], cut)
         tables = (pa.Table.from_batches([parts[number] for parts in partitioned], schema) for number in range(count))
         return replace(self, partitions=tuple(tables), order=())
 

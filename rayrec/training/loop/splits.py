@@ -11,9 +11,6 @@ from torch import Tensor
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
-from rayrec.evaluation.binary import BinaryMetrics
-from rayrec.evaluation.distributed import compute_over_ranks
-from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
@@ -25,6 +22,9 @@ from rayrec.ingest.interactions.samples import SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches, read_split
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.ingest.resident import ResidentSplit
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.over_ranks import compute_over_ranks
+from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import AmpError, Precision
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.disk_errors import naming, temporary_folders
-from rayrec.evaluation.progressive import progressive_metrics
 from rayrec.ingest.dataset import Dataset
+from rayrec.metrics.binary import progressive_metrics
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
@@ -23,7 +23,6 @@ from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
-from rayrec.training.run.preflight import evaluation_split
 
 Begin = Callable[[TrainStep], RunProgress]
 """Fills a new run's model and optimizers in place, and returns the progress that the run begins with."""
@@ -84,7 +83,7 @@ class _Training:
             whole_groups=self._config.loss.listwise > 0,
             train_rows=self._config.rows,
         )
-        self._evaluation_split = evaluation_split(recipe, dataset)
+        self._evaluation_split = dataset.split_to_judge(self._config.evaluation_split)
         self._recorder = RunRecorder(recipe, run, context, self._step, precision)
         self._progress = RunProgress()
 

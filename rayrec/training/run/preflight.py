@@ -31,9 +31,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName | Non
     if (name := train.evaluation_split) not in {*dataset.manifest.splits, "validation", "test"}:
         hint = did_you_mean(name, dataset.evaluation_splits, "it has")
         raise ConfigError(f"train.evaluation_split: {dataset.folder} has no split '{name}'; {hint}")
-    evaluated = evaluation_split(recipe, dataset)
-    if train.early_stop is not None and evaluated is not None:
-        _require_reachable(train.early_stop, dataset, evaluated)
+    if train.early_stop is not None:
+        _require_reachable(train.early_stop, dataset, dataset.split_to_judge(name))
     require_evaluable(recipe, dataset)
     if train.negatives is not None:
         _require_interactions(dataset)
@@ -127,21 +126,12 @@ def _require_interactions(dataset: Dataset) -> None:
         )
 
 
-def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return the split that training evaluates on: the recipe's, else `test`, else none.
-
-    Raises ConfigError where the recipe stops at a target and there is no split to measure it on.
+def _require_reachable(stop: EarlyStopConfig, dataset: Dataset, name: str | None) -> None:
+    """Raise ConfigError where there is no split to measure the target on, or its metric is undefined there, as all of
+    its labels are the same.
     """
-    for candidate in (recipe.train.evaluation_split, "test"):
-        if candidate in dataset.evaluation_splits:
-            return candidate
-    if recipe.train.early_stop is not None:
-        raise ConfigError("train.early_stop: the dataset has no validation or test split to evaluate on")
-    return None
-
-
-def _require_reachable(stop: EarlyStopConfig, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError where the target's metric is undefined on the split, as all of its labels are the same."""
+    if name is None:
+        raise ConfigError(f"train.early_stop: {dataset.folder} has no held-out split with labels to evaluate on")
     split = dataset.split(name)
     if stop.metric in {"auc", "normalized_entropy"} and split.positives in (0, split.rows):
         raise ConfigError(

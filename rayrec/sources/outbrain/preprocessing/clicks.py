@@ -53,7 +53,7 @@ _CLICKS = pa.schema(
 def write_click_rows(
     workspace: Workspace, tables: ParsedTables, config: DisplayPreprocessConfig, folder: Path
 ) -> SplitRows:
-    """Join clicks with events, one row for each line of the clicks, and deal the displays to splits."""
+    """Join clicks with events, one row for each line of the clicks, and divide the displays into splits."""
     from pyspark.sql import functions as f
 
     train, test = tables.of(OutbrainTable.CLICKS_TRAIN), tables.of(OutbrainTable.CLICKS_TEST)
@@ -64,8 +64,8 @@ def write_click_rows(
         # The rows of a display lie in one range.
         partitioned = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
         ordered = partitioned.sortWithinPartitions(DISPLAY, "is_test", "position")
-        deal = partial(_deal, config=config)
-        return write_by_split(ordered, folder, SPLITS, CLICK_SCHEMA, _DICTIONARIES, CLICKED, deal)
+        divide = partial(_divide, config=config)
+        return write_by_split(ordered, folder, SPLITS, CLICK_SCHEMA, _DICTIONARIES, CLICKED, divide)
 
 
 def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
@@ -92,7 +92,7 @@ def _read_clicks(segment: Segment, is_test: bool) -> Iterator[pa.RecordBatch]:
         first += len(batch)
 
 
-def _deal(batch: pa.RecordBatch, config: DisplayPreprocessConfig) -> tuple[NDArray[np.integer], pa.RecordBatch]:
+def _divide(batch: pa.RecordBatch, config: DisplayPreprocessConfig) -> tuple[NDArray[np.integer], pa.RecordBatch]:
     """Return the split of each row, and the rows with their folds."""
     display = batch[DISPLAY].to_numpy()
     is_timed = batch["timestamp"].is_valid().to_numpy(zero_copy_only=False)

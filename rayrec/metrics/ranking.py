@@ -27,14 +27,13 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import RankingConfig
+from rayrec.metrics.estimates import Estimate, MetricValues
 from rayrec.models.common.batch import group_numbers
 
 _log = logging.getLogger(__name__)
 
 # Rows of unfinished groups that may gather before they are cut to what can still matter.
 _SHORTEN_BEYOND = 1 << 20
-
-_COUNTS = ("rows", "not_finite", "groups")
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class RankedRows:
 
 
 class RankingMetrics:
-    """Accumulates rows; `rayrec.evaluation.distributed` merges the accumulators of several ranks.
+    """Accumulator of rows; `add` and `rayrec.metrics.over_ranks` merge those of several processes.
 
     An `update` must hold consecutive rows of data whose groups are contiguous: then only its first and its last group
     can continue elsewhere. Those wait, cut to their positives and their best negatives, for the end; the others are
@@ -89,9 +88,12 @@ class RankingMetrics:
 
     def __init__(self, config: RankingConfig) -> None:
         self._config = config
-        self.sums: NDArray[np.float64] = np.zeros(len(_COUNTS) + len(config.names))
-        """Counts, then the sum over groups of each metric."""
-        self.finished: list[NDArray[np.int64]] = []
+        self._rows = self._not_finite = 0
+        self._groups = 0
+        """Groups with a positive that were counted."""
+        self._sums: NDArray[np.float64] = np.zeros((2, len(config.names)))
+        """Sums over these groups of each metric, and of its square."""
+        self._finished: list[NDArray[np.int64]] = []
         """Ids of the groups that were counted, and of those without a positive."""
         self._open: list[RankedRows] = []
         self._shorten_at = _SHORTEN_BEYOND
@@ -108,7 +110,8 @@ class RankingMetrics:
         score, positive, group, item = (column.detach().reshape(-1)[counted] for column in columns)
         if not len(score):
             return
-        self.sums[:2] += len(score), float((~torch.isfinite(score)).sum())
+        self._rows += len(score)
+        self._not_finite += int((~torch.isfinite(score)).sum())
         run = group_numbers(group)
         last = int(run[-1])
         at_edge = (run == 0) | (run == last)
@@ -117,49 +120,65 @@ class RankingMetrics:
         worst.scatter_reduce_(0, run, torch.where(positive, score, torch.inf), "amin")
         kept = at_edge | (score >= worst[run])
         starts = torch.cat([run.new_ones(1, dtype=torch.bool), run.diff() > 0])
-        self.finished.append(group[starts & ~at_edge].cpu().numpy())
+        self._finished.append(group[starts & ~at_edge].cpu().numpy())
         rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive, item.long())))
         edge = at_edge[kept].cpu().numpy()
-        self.sums += self._sums_of(rows.take(~edge))
+        self._count(rows.take(~edge))
         self._open.append(self._shortened(rows.take(edge)))
-        if sum(map(len, self._open)) > self._shorten_at:
-            self._shorten_at = max(_SHORTEN_BEYOND, 2 * len(self.open_rows()))
+        self._bound_memory()
 
-    def open_rows(self) -> RankedRows:
-        """Return the rows of the groups that may go on elsewhere: all positives, and as many negatives as can
-        matter.
-        """
-        self._open = [self._shortened(RankedRows.concat(self._open))]
-        return self._open[0]
+    def add(self, other: "RankingMetrics") -> None:
+        """Add the rows of another one, which is used up."""
+        self._rows += other._rows
+        self._not_finite += other._not_finite
+        self._groups += other._groups
+        self._sums += other._sums
+        self._finished += other._finished
+        self._open += other._open
+        self._bound_memory()
 
-    def add_open(self, rows: RankedRows) -> None:
-        """Add another accumulator's `open_rows`."""
-        self._open.append(rows)
-
-    def compute(self) -> dict[str, float | None]:
+    def compute(self) -> MetricValues:
         """Return the metrics by name (`hr@10`, ...), and `groups`; None, with a warning, where no group has a positive.
 
-        Raises UserError if a score of a row that counts is infinite or NaN, or a group's rows are not next to each
-        other.
+        All rows must have been added. Raises UserError if a score of a row that counts is infinite or NaN, or a
+        group's rows are not next to each other.
         """
-        waiting = self.open_rows()
-        rows, not_finite, groups, *sums = (self.sums + self._sums_of(waiting)).tolist()
-        if not_finite:
+        values = {name: None if found is None else found.value for name, found in self.estimates().items()}
+        if not self._groups:
+            _log.warning("no group has a positive: %s undefined", ", ".join(self._config.names))
+        return {**values, "groups": float(self._groups)}
+
+    def estimates(self) -> dict[str, Estimate | None]:
+        """Return the metrics with their standard errors over groups. Raises UserError as `compute`."""
+        if self._not_finite:
             raise UserError(
-                f"evaluation: {not_finite:.0f} of {rows:.0f} scores are infinite or NaN: the model has diverged; "
+                f"evaluation: {self._not_finite} of {self._rows} scores are infinite or NaN: the model has diverged; "
                 "lower the learning rates (train.embedding_optimizer.lr, train.dense_optimizer.lr)"
             )
-        ids = np.sort(np.concatenate([*self.finished, np.unique(waiting.group)]))
+        # Nothing goes on elsewhere: the groups that have waited are whole now.
+        waiting = RankedRows.concat(self._open)
+        self._count(waiting)
+        self._finished.append(np.unique(waiting.group))
+        self._open = []
+        ids = np.sort(np.concatenate(self._finished))
         repeated = ids[1:][ids[1:] == ids[:-1]]
         if len(repeated):
             raise UserError(
                 f"evaluate.ranking: the rows of group {repeated[0]} are not next to each other in the split; "
                 "preprocess so that groups stay together"
             )
-        if not groups:
-            _log.warning("no group has a positive: %s undefined", ", ".join(self._config.names))
-        means = {n: value / groups if groups else None for n, value in zip(self._config.names, sums, strict=True)}
-        return {**means, "groups": groups}
+        if not self._groups:
+            return dict.fromkeys(self._config.names)
+        means, squares = self._sums / self._groups
+        errors = np.sqrt(np.maximum(squares - means**2, 0.0) / self._groups)
+        found = zip(self._config.names, means.tolist(), errors.tolist(), strict=True)
+        return {name: Estimate(mean, error) for name, mean, error in found}
+
+    def _bound_memory(self) -> None:
+        """Cut the rows of the groups that may go on elsewhere to those that can matter, if they are many."""
+        if sum(map(len, self._open)) > self._shorten_at:
+            self._open = [self._shortened(RankedRows.concat(self._open))]
+            self._shorten_at = max(_SHORTEN_BEYOND, 2 * len(self._open[0]))
 
     def _shortened(self, rows: RankedRows) -> RankedRows:
         """Return the rows without the negatives that stand below as many others of their group as any metric
@@ -179,8 +198,8 @@ class RankingMetrics:
             place = place[first][_run_of(first)]
         return rows.take(rows.positive | (place <= max(self._config.k)))
 
-    def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
-        """Return what whole groups add to `sums`, except for the counts of rows, which `update` adds."""
+    def _count(self, rows: RankedRows) -> None:
+        """Count whole groups."""
         rows = rows.distinct()
         by_label = rows.positive if self._config.ties == "pessimistic" else ~rows.positive
         rows = rows.take(np.lexsort((by_label, -rows.score, rows.group)))
@@ -194,12 +213,12 @@ class RankingMetrics:
         # Of each positive: its group among those that have one, and its number within it.
         group = (np.cumsum(with_positive) - 1)[run[is_positive]]
         number = np.arange(len(rank)) - (np.cumsum(total) - total)[group] + 1
-        sums = [0.0, 0.0, float(len(total))]
-        for k, metric in product(self._config.k, self._config.metrics):
+        self._groups += len(total)
+        for column, (k, metric) in enumerate(product(self._config.k, self._config.metrics)):
             gain = _gain(metric, rank, number, total[group], k) * (rank <= k)
             of_group = np.bincount(group, weights=gain, minlength=len(total))
-            sums.append(float(np.minimum(of_group, 1.0).sum() if metric == "hr" else of_group.sum()))
-        return np.array(sums)
+            of_group = np.minimum(of_group, 1.0) if metric == "hr" else of_group
+            self._sums[:, column] += of_group.sum(), (of_group**2).sum()
 
 
 def _gain(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.evaluation.statistics.resampling import resamples
-from rayrec.evaluation.statistics.scored_rows import ScoredRows, sums
+from rayrec.metrics.scored_rows import ScoredRows, sums
 
 _POINTS = 101
 _LEAST_ROWS = 10
@@ -105,9 +104,8 @@ def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int)
     """Return what is above each of the thresholds at the ends of `cells` ranges of scores, the highest first."""
     positives, negatives = np.empty((2, _RESAMPLES, cells))
     place = 2 * cell + (rows.label > 0)
-    units = int(rows.unit.max()) + 1
-    for number, times in enumerate(resamples(units, _RESAMPLES, seed)):
-        weights = sums(place, rows.weight * times[rows.unit], 2 * cells)
+    for number, weight in enumerate(rows.resamples(_RESAMPLES, seed)):
+        weights = sums(place, weight, 2 * cells)
         negatives[number], positives[number] = weights[::2], weights[1::2]
     # A class of few rows may be absent from a resample.
     drawn = (positives.any(axis=1)) & (negatives.any(axis=1))

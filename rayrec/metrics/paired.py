@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config.evaluate import higher_is_better
-from rayrec.evaluation.statistics.resampling import resamples
-from rayrec.evaluation.statistics.scored_rows import ScoredRows, sums, weighted_auc
+from rayrec.metrics.auc import auc_of_cells
+from rayrec.metrics.scored_rows import ScoredRows, sums
 
 METRICS = ("auc", "log_loss")
 _RESAMPLES = 200
@@ -70,14 +70,10 @@ class Difference:
 def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dict[str, dict[str, Repeats]]:
     """Return, by metric and recipe, the values of its runs; all of them scored the same rows in the same order."""
     runs = [run for group in groups.values() for run in group]
-    first = runs[0]
-    units = int(first.unit.max()) + 1
-    points = np.array([(weighted_auc(*run.class_weights(run.weight)), _mean_loss(run, run.weight)) for run in runs])
+    points = np.array([[_value(run, metric) for metric in METRICS] for run in runs])
     places = [_places(run) for run in runs]
-    drawn = np.array([
-        [_of_resample(run, place, times) for run, place in zip(runs, places, strict=True)]
-        for times in resamples(units, _RESAMPLES, seed)
-    ])  # fmt: skip
+    resamples = zip(*(run.resamples(_RESAMPLES, seed) for run in runs), strict=True)
+    drawn = np.array([[_of_resample(*one) for one in zip(runs, places, w, strict=True)] for w in resamples])
     drawn = drawn[np.isfinite(drawn).all(axis=(1, 2))]  # a class may be absent from a resample of few rows
     found: dict[str, dict[str, Repeats]] = {metric: {} for metric in METRICS}
     start = 0
@@ -101,7 +97,7 @@ def seed_variance(recipes: Sequence[Repeats]) -> tuple[float, int] | None:
     return squares / freedom, freedom
 
 
-def difference(metric: str, first: Repeats, second: Repeats, seeds: tuple[float, int] | None) -> Difference:
+def compare_recipes(metric: str, first: Repeats, second: Repeats, seeds: tuple[float, int] | None) -> Difference:
     """Compare two recipes; `seeds` is the `seed_variance` of all recipes that are compared.
 
     The interval adds the squares of two: that of the normal distribution for the rows, and for the seeds Student's, as
@@ -128,15 +124,16 @@ def _places(rows: ScoredRows) -> NDArray[np.int64]:
     return 2 * cell + (rows.label > 0)
 
 
-def _of_resample(rows: ScoredRows, place: NDArray[np.int64], times: NDArray[np.uint8]) -> tuple[float, float]:
-    """Return the `METRICS` where each unit counts so many times."""
-    weight = rows.weight * times[rows.unit]
+def _value(rows: ScoredRows, metric: str) -> float:
+    found = rows.metrics.estimates()[metric]
+    return math.nan if found is None else found.value
+
+
+def _of_resample(rows: ScoredRows, place: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the `METRICS` where each row has the weight of a resample."""
     counts = sums(place, weight, 2 * (int(place[-1]) // 2 + 1))
-    return weighted_auc(counts[1::2], counts[::2]), _mean_loss(rows, weight)
-
-
-def _mean_loss(rows: ScoredRows, weight: NDArray[np.float64]) -> float:
-    return float((rows.losses * weight).sum() / weight.sum())
+    auc = auc_of_cells(counts[1::2], counts[::2])
+    return math.nan if auc is None else auc, float((rows.losses * weight).sum() / weight.sum())
 
 
 @cache

@@ -1,1 +1,0 @@
-"""Statistics of scored rows, with their errors: what reports and comparisons show."""
