@@ -57,7 +57,7 @@ def require_root_path(path: str) -> str:
 def _name_of(folder: Path) -> str:
     """Return the folder's name; of CTR/models, where `rayrec run --continue CTR` keeps versions, that of CTR."""
     path = folder if isinstance(folder, RemotePath) else Path(os.path.abspath(folder))
-    if path.name != "models" or is_model_folder(path):
+    if path.name != "models" or (not isinstance(path, RemotePath) and is_model_folder(path)):
         return path.name
     return path.parent.name or path.name
 

@@ -18,7 +18,7 @@ from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.store.files import remove, sync_folders, write_json
-from rayrec.store.paths import is_uri, to_path
+from rayrec.store.paths import RemotePath, is_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +119,7 @@ def _with_uris(value: Any) -> Any:
     match value:
         case Path():
             text = re.sub("^([a-z][a-z0-9+.-]+):/", r"\1://", str(value))
-            return to_path(text) if is_uri(text) else value
+            return RemotePath.of(text) if is_uri(text) else value
         case tuple() if hasattr(value, "_fields"):
             return type(value)(*map(_with_uris, value))
         case tuple() | list():

@@ -44,7 +44,10 @@ class RemotePath(PosixPath):
 
     @classmethod
     def of(cls, uri: str) -> Self:
-        """Return the path of a URI. Raises ConfigError if it does not name a folder, or contains a password."""
+        """Return the path of a URI. Raises ConfigError if it does not name a folder, or contains a password.
+
+        Names that begin with a dot are only rayrec's own, which `to_path` refuses.
+        """
         parts = urlsplit(uri)
         if parts.password is not None:
             raise ConfigError(
@@ -52,7 +55,7 @@ class RemotePath(PosixPath):
                 "AWS_SECRET_ACCESS_KEY, or the variables of your file system, instead"
             )
         names = [unquote(name) for name in parts.path.split("/") if name]
-        if not parts.netloc or parts.fragment or any(name.startswith(".") for name in names):
+        if not parts.netloc or parts.fragment or not {".", ".."}.isdisjoint(names):
             form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
             raise ConfigError(f"{uri}: names no folder; write it as {form}")
         query = f"?{parts.query}".replace("/", "%2F") if parts.query else ""
@@ -217,7 +220,10 @@ def to_path(given: str | Path) -> Path:
         return Path(text)
     if text.startswith("file://"):
         return Path(unquote(urlsplit(text).path))
-    return RemotePath.of(text)
+    path = RemotePath.of(text)
+    if any(name.startswith(".") for name in path.parts[2:]):
+        raise ConfigError(f"{text}: names no folder; write it as s3://BUCKET/FOLDER, without names in dots")
+    return path
 
 
 def cache_root() -> Path:
