@@ -35,13 +35,13 @@ _MOST_CONNECTIONS = 4096
 _OTHER_FILES = 128
 
 
-class Limit(NamedTuple):
-    """One limit of the machine."""
+class MachineCheck(NamedTuple):
+    """One thing about the machine that was checked."""
 
     name: str
     found: str
     status: Status
-    fix: str
+    fix: str = ""
     """What to do unless the status is `ok`."""
 
 
@@ -58,7 +58,9 @@ def require_room(*, serves: bool) -> None:
             logger.warning("%s", text)
 
 
-def machine_limits(process: Path = Path("/proc/self"), shared_memory: Path = Path("/dev/shm")) -> Iterator[Limit]:
+def machine_limits(
+    process: Path = Path("/proc/self"), shared_memory: Path = Path("/dev/shm")
+) -> Iterator[MachineCheck]:
     """Yield the limits of a process, whose folder of /proc is given, on the machine's resources."""
     yield _open_files()
     yield _processes(process)
@@ -90,22 +92,22 @@ def connections_of_haproxy() -> int:
     return min(_MOST_CONNECTIONS, max(1, (files - _OTHER_FILES) * 2 // 5))
 
 
-def _open_files() -> Limit:
+def _open_files() -> MachineCheck:
     """Look at the hard limit: Ray and HAProxy raise the soft one to it."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = connections_of_haproxy()
     fix = "raise the hard limit (ulimit -Hn, LimitNOFILE, docker --ulimit nofile=65536:65536)"
     if files == resource.RLIM_INFINITY:
-        return Limit(_FILES, "no limit", "ok", fix)
+        return MachineCheck(_FILES, "no limit", "ok", fix)
     if files < _LEAST_FILES:
-        return Limit(_FILES, f"{files:,} per process; Ray needs {_LEAST_FILES}", "fail", fix)
+        return MachineCheck(_FILES, f"{files:,} per process; Ray needs {_LEAST_FILES}", "fail", fix)
     found = f"{files:,} per process"
     if connections == _MOST_CONNECTIONS:
-        return Limit(_FILES, found, "ok", fix)
-    return Limit(_FILES, f"{found}: a server accepts at most {connections:,} connections", "warn", fix)
+        return MachineCheck(_FILES, found, "ok", fix)
+    return MachineCheck(_FILES, f"{found}: a server accepts at most {connections:,} connections", "warn", fix)
 
 
-def _processes(process: Path) -> Limit:
+def _processes(process: Path) -> MachineCheck:
     """Look at what pids.max of the cgroups leaves, and at the user's limit, which does not count for root."""
     fix = "raise the limit (ulimit -u, TasksMax, docker --pids-limit, the kubelet's podPidsLimit)"
     limits = [] if os.geteuid() == 0 else [resource.getrlimit(resource.RLIMIT_NPROC)[1]]
@@ -114,26 +116,30 @@ def _processes(process: Path) -> Limit:
         limits += [] if most is None or now is None else [max(0, most - now)]
     room = min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
     if room is None:
-        return Limit("Processes", "no limit", "ok", fix)
+        return MachineCheck("Processes", "no limit", "ok", fix)
     found = f"room for {room:,} processes and threads"
     if room >= 2 * _PROCESSES:
-        return Limit("Processes", found, "ok", fix)
+        return MachineCheck("Processes", found, "ok", fix)
     status: Status = "warn" if room >= _LEAST_PROCESSES else "fail"
-    return Limit("Processes", f"{found}; a Ray session needs {_LEAST_PROCESSES}, with Spark {_PROCESSES}", status, fix)
+    return MachineCheck(
+        "Processes", f"{found}; a Ray session needs {_LEAST_PROCESSES}, with Spark {_PROCESSES}", status, fix
+    )
 
 
-def _shared_memory(folder: Path) -> Limit:
+def _shared_memory(folder: Path) -> MachineCheck:
     """Look if there is room for Ray's object store, 30 % of the memory; Ray puts all of it on a disk otherwise."""
     free = shutil.disk_usage(folder).free if folder.exists() else 0
     store = min(3 * available_memory() // 10, _LARGEST_STORE)
     found = f"{format_bytes(free)} free at {folder}"
     if free >= store:
-        return Limit("Shared memory", found, "ok", "")
+        return MachineCheck("Shared memory", found, "ok", "")
     fix = f"start the container with --shm-size={-(-store // _GIB)}g (Kubernetes: an emptyDir of medium Memory there)"
-    return Limit("Shared memory", f"{found}: Ray's object store is in {temporary_folder()}, on a disk", "warn", fix)
+    return MachineCheck(
+        "Shared memory", f"{found}: Ray's object store is in {temporary_folder()}, on a disk", "warn", fix
+    )
 
 
-def _temporary_files(folder: Path) -> Limit:
+def _temporary_files(folder: Path) -> MachineCheck:
     """Check the folder of temporary files.
 
     It has Ray's sessions, the copies of its library that Java maps, Spark's shuffle and HAProxy's program.
@@ -142,23 +148,25 @@ def _temporary_files(folder: Path) -> Limit:
     try:
         usage, flags = shutil.disk_usage(folder), os.statvfs(folder).f_flag
     except OSError as error:
-        return Limit(name, f"{folder}: {(error.strerror or str(error)).lower()}", "fail", f"create it, {elsewhere}")
+        return MachineCheck(
+            name, f"{folder}: {(error.strerror or str(error)).lower()}", "fail", f"create it, {elsewhere}"
+        )
     made = folder / "ray"
     written = made if made.exists() else folder
     if flags & os.ST_RDONLY or not os.access(written, os.W_OK | os.X_OK):
-        return Limit(name, f"{written} is not writable", "fail", f"change its permissions, {elsewhere}")
+        return MachineCheck(name, f"{written} is not writable", "fail", f"change its permissions, {elsewhere}")
     if not _can_have_sockets(folder):
         most = _LONGEST_SOCKET - len(_SOCKET) - 1
         found = f"{folder}: Ray needs a path of at most {most} ASCII characters without apostrophes"
-        return Limit(name, found, "fail", "set RAY_TMPDIR to another folder, such as /tmp")
+        return MachineCheck(name, found, "fail", "set RAY_TMPDIR to another folder, such as /tmp")
     found = f"{format_bytes(usage.free)} free at {folder}"
     if flags & os.ST_NOEXEC:
-        return Limit(
+        return MachineCheck(
             name, f"{folder} is mounted noexec: Spark and HAProxy do not run", "warn", f"remount it, {elsewhere}"
         )
     if usage.free < _LEAST_TEMPORARY:
-        return Limit(name, found, "fail", f"free some space, {elsewhere}")
+        return MachineCheck(name, found, "fail", f"free some space, {elsewhere}")
     # Ray writes no more objects to a disk that is 95 % full.
     if usage.free < 5 * _GIB or usage.free < usage.total / 20:
-        return Limit(name, found, "warn", f"free some space, {elsewhere}")
-    return Limit(name, found, "ok", "")
+        return MachineCheck(name, found, "warn", f"free some space, {elsewhere}")
+    return MachineCheck(name, found, "ok", "")

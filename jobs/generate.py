@@ -90,16 +90,16 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
             compress=request.compress,
             progress=progress,
         )
-        return Result(command="generate", output=request.output, rows=request.rows, details=details)
-    details = source.generate(
-        request.output,
-        request.rows,
-        seed=request.seed,
-        days=request.days,
-        drift=1.0 if request.drift is None else request.drift,
-        compress=request.compress,
-        progress=progress,
-    )
+    else:
+        details = source.generate(
+            request.output,
+            request.rows,
+            seed=request.seed,
+            days=request.days,
+            drift=1.0 if request.drift is None else request.drift,
+            compress=request.compress,
+            progress=progress,
+        )
     return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 

@@ -77,7 +77,10 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
-    from rayrec.inspection.table import inspect_table
+    from rayrec.inspection.inspected_table import inspect_table
+    from rayrec.inspection.table_profile import table_figures
+    from rayrec.pages.page import write_page
+    from rayrec.pages.profiles import inspection_page
     from rayrec.recipes import write_recipe_file
 
     for written in (request.output, request.page, request.page and request.page.with_suffix(".json")):
@@ -88,11 +91,19 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     for note in notes:
         progress.message(f"note: {note}")
     progress.stage("read a sample")
-    command = _command_line(request)
+    words = ["rayrec", "inspect", *request.path]
+    for option, value in (
+        ("--label", request.label),
+        ("--missing-label", request.missing_label),
+        ("--model", request.model),
+    ):
+        words += [option, str(value)] if value is not None else []
     found = inspect_table(
-        request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
+        request.path, request.label, request.model, request.rows, shlex.join(words), missing_label=request.missing_label
     )
     progress.finish()
+    inputs = [word for path in request.path for word in ("--input", path)]
+    training = ["rayrec", "run", str(request.output or "RECIPE.yaml"), *inputs, "--output", "out"]
     details: dict[str, Any] = {
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),
@@ -106,14 +117,10 @@ def run(request: InspectRequest, progress: Progress) -> Result:
             "examples": [{**row, "text": row["text"][:_EXAMPLE_CHARACTERS]} for row in found.left_out.examples],
         },
         "recipe": found.recipe,
-        "next": _next_command(request) if found.can_run else None,
+        "next": shlex.join(training) if found.can_run else None,
     }
     if request.page is not None:
-        from rayrec.inspection.raw_profile import raw_figures
-        from rayrec.pages.inspection import inspection_page
-        from rayrec.pages.page import write_page
-
-        figures = raw_figures(found, ", ".join(request.path))
+        figures = table_figures(found, ", ".join(request.path))
         write_page(request.page.parent, inspection_page(figures), figures, request.page.name)
         progress.message(f"{request.page} is written")
     if request.output is not None:
@@ -156,20 +163,6 @@ def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
     kind = next((kind for kind in SOURCES.packages if source_of(kind).recognizes(lines)), None)
     names = [name for name, text in shipped_recipes().items() if parse_yaml(text)["source"]["kind"] == kind]
     return [f"the files have the layout of source.kind '{kind}'; recipes for it: {', '.join(names)}"] if names else []
-
-
-def _command_line(request: InspectRequest) -> str:
-    words = ["rayrec", "inspect", *request.path]
-    words += ["--label", request.label] if request.label is not None else []
-    words += ["--missing-label", str(request.missing_label)] if request.missing_label is not None else []
-    words += ["--model", request.model] if request.model is not None else []
-    return shlex.join(words)
-
-
-def _next_command(request: InspectRequest) -> str:
-    recipe = str(request.output or "RECIPE.yaml")
-    inputs = [word for path in request.path for word in ("--input", path)]
-    return shlex.join(["rayrec", "run", recipe, *inputs, "--output", "out"])
 
 
 def describe(result: Result) -> str:

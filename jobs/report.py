@@ -103,10 +103,10 @@ def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> lis
 
 def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.dataset_profile import profile_dataset
     from rayrec.inspection.drift import drift_between
-    from rayrec.inspection.profile import profile
     from rayrec.inspection.split_checks import split_notes, split_warnings
-    from rayrec.pages.dataset import dataset_page
+    from rayrec.pages.profiles import dataset_page
 
     dataset = Dataset.open(request.source)
     other = Dataset.open(request.against) if request.against is not None else None
@@ -127,7 +127,7 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     }
     # Before rows are read: a mistake is answered at once.
     _checked(request, flat)
-    found = profile(dataset, progress)
+    found = profile_dataset(dataset, progress)
     flat |= {f"{feature.name}.missing_share": feature.missing_share for feature in found.features}
     against = None
     if other is not None:

@@ -1,29 +1,23 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
-The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.export`, `rayrec.plan`, `rayrec.report`,
-`rayrec.compare`, `rayrec.explain`, `rayrec.inspect`, `rayrec.generate`, `rayrec.load_model`,
-`rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_explainer`, `rayrec.load_recipe`.
+The functions of `rayrec.api` are attributes of this package: those of commands, such as `rayrec.train`, and those that
+load what commands have written, such as `rayrec.load_model`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from rayrec import api
+
 if TYPE_CHECKING:
     from rayrec.api import *  # noqa: F403
 
-__all__ = [  # noqa: F405
-    "compare", "evaluate", "explain", "export", "generate", "inspect", "load_explainer", "load_model", "load_ranker",
-    "load_recipe", "load_recommender", "plan", "predict", "preprocess", "report", "run", "train", "tune",
-]  # fmt: skip
+__all__ = [*api.COMMANDS, *api.LOADERS]  # noqa: PLE0604 -- of strings alone
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up on first use, so that importing a part of rayrec does not import all of it. `rayrec.api` itself must not
-    # be found here: importing it would come back to this function.
+    # Looked up on first use: a command's function imports its job.
     if name in __all__:
-        import rayrec.api
-
-        return getattr(rayrec.api, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'rayrec' has no attribute '{name}'")
 
 

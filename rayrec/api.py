@@ -47,6 +47,7 @@ COMMANDS = (
     "compare",
 )
 """The commands that are functions of this module."""
+LOADERS = ("load_recipe", "load_model", "load_recommender", "load_ranker", "load_explainer")
 
 
 @cache

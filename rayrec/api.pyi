@@ -12,6 +12,7 @@ from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
 COMMANDS: tuple[str, ...]
+LOADERS: tuple[str, ...]
 
 def inspect(
     path: AnyPath | Sequence[AnyPath],

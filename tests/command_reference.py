@@ -103,9 +103,9 @@ def stub() -> str:
         "from rayrec.recipes import Recipe",
         "AnyPath = str | PathLike[str]",
         "COMMANDS: tuple[str, ...]",
+        "LOADERS: tuple[str, ...]",
         *map(_command_stub, api.COMMANDS),
-        *map(_function_stub, (api.load_recipe, api.load_model, api.load_recommender, api.load_ranker)),
-        _function_stub(api.load_explainer),
+        *(_function_stub(getattr(api, name)) for name in api.LOADERS),
     ]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],

@@ -156,7 +156,7 @@ def _cgroup_paths(controller: str, process: Path) -> Iterator[tuple[str, PurePos
 
 
 def _cgroup_mounts(controller: str, process: Path) -> Iterator[tuple[str, PurePosixPath, Path]]:
-    """(cgroup2 or cgroup, the cgroup that is mounted, the folder) of these hierarchies' mounts: proc(5), mountinfo."""
+    """Yield (cgroup2 or cgroup, the cgroup that is mounted, the folder) of these hierarchies' mounts: see proc(5)."""
     for line in (process / "mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -252,7 +252,7 @@ class Machine:
 
 
 def describe_machine(described: dict[str, Any]) -> str:
-    """`AMD EPYC, 2 of 2 CPUs, load 0.1 to 1.9`: the line of a measurement's text, from what `described` gives."""
+    """Return the line of a measurement, from what `described` gives: `AMD EPYC, 2 of 2 CPUs, load 0.1 to 1.9`."""
     cpus = f"{described['cpus_usable']} of {described['cores']} CPUs"
     return f"{described['cpu']}, {cpus}, load {described['load_at_start'][0]} to {described['load_at_end'][0]}"
 

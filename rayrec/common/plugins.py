@@ -48,7 +48,7 @@ class Plugins:
             ) from error
 
     def texts(self, kind: str, suffix: str, folder: str = "") -> dict[str, str]:
-        """Name without `suffix` -> text of such files in the kind's package, or in a folder of it."""
+        """Return the texts of such files in the kind's package, or in a folder of it, by name without `suffix`."""
         place = resources.files(self.packages[kind]) / folder
         files = [file for file in place.iterdir() if file.name.endswith(suffix)] if place.is_dir() else []
         return {file.name.removesuffix(suffix): file.read_text() for file in sorted(files, key=lambda file: file.name)}

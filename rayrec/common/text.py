@@ -10,7 +10,7 @@ from rayrec.common.errors import ConfigError
 
 
 def parse_bytes(text: str) -> int:
-    """'80GB', '1.5 GiB' -> bytes; GB is 10^9, GiB is 2^30. Raises ConfigError on anything else."""
+    """Read '80GB' or '1.5 GiB' as bytes; GB is 10^9, GiB is 2^30. Raises ConfigError on anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", text)
     if match is None:
         raise ConfigError(f"memory '{text}': write it as 80GB or 64GiB")
@@ -32,6 +32,11 @@ def format_number(value: float) -> str:
     # Rounding first: 9.996 becomes 10.0, which has a digit less behind the point.
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
+
+
+def format_share(share: float) -> str:
+    """Return a share for people, in percent with three significant digits, such as '24.9%'."""
+    return f"{format_number(100 * share)}%"
 
 
 _KEPT = "".join(map(chr, range(128))).replace("%", "")

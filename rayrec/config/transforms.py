@@ -156,7 +156,7 @@ class TimePart(Config):
 
     @property
     def cardinality(self) -> int:
-        """Ids run from 0 to this, exclusive."""
+        """Number of ids, which run from 0."""
         return {"hour": 25, "weekday": 8, "day": 32, "month": 13}[self.part]
 
 

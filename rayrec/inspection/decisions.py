@@ -7,22 +7,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.column_profile import DRESSED, MOST_MISFITS, ColumnProfile, name_words
+from rayrec.inspection.column_forms import DRESSED
+from rayrec.inspection.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.evidence import Evidence, Reading
-from rayrec.inspection.label import LABEL_NAMES, Label, squeezed
+from rayrec.inspection.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
 from rayrec.preprocessing.rows.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
 LEAK_AUC = 0.95
 """AUC from which on a column is more likely derived from the label than a predictor of it."""
-_GROUP_NAMES = (
-    "displayid", "requestid", "sessionid", "impressionid", "queryid", "searchid", "listid", "groupid", "qid", "display",
-    "request", "session", "impression", "query", "group", "reqid", "sid", "pageviewid", "auctionid", "slateid",
-)  # fmt: skip
-_WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
-_CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
-_BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CATEGORY_WORDS = {
     "id", "ids", "uid", "uuid", "guid", "code", "type", "category", "cat", "zip", "zipcode", "postcode", "user", "item",
     "ad", "site", "page", "product", "movie", "device", "model", "brand", "campaign", "advertiser", "publisher", "shop",
@@ -78,110 +72,42 @@ class Decision:
         return bool(self.rules) and "name" in self.rules[0]
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Columns that say something about rows beside what a model reads."""
-
-    group: str | None
-    weight: str | None
-    time: str | None
-    candidate: str | None
-    reasons: Mapping[str, str]
-    """Why, by column."""
-    time_settings: Mapping[str, str]
-    """How the column of times is written, if not as ISO 8601 has it."""
-
-
-def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
-    """Return the columns of groups, weights, times and candidates, by clear names and by their values."""
-    others = [c for c in columns.values() if c.name != label.column]
-    reasons = {}
-    group = next((c for c in sorted(others, key=_group_place) if _is_group(c, label)), None)
-    if group is not None:
-        rows = group.present / group.distinct
-        reasons[group.name] = f"lists, by its name, of {rows:.1f} rows on average; a list stays in one split"
-    weight = next((c for c in others if squeezed(c.name) in _WEIGHT_NAMES and _is_weight(c)), None)
-    if weight is not None:
-        reasons[weight.name] = "weights of rows in loss and metrics, by its name"
-    times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
-    time = max(times, key=lambda c: ("timestamp" in name_words(c.name), _has_clock(c), c.distinct), default=None)
-    if time is not None:
-        assert time.seconds is not None
-        first, last = (np.datetime64(int(t), "s") for t in (np.nanmin(time.seconds), np.nanmax(time.seconds)))
-        reasons[time.name] = f"the time of a row, {first} to {last}"
-    candidate = None
-    if group is not None:
-        candidate = next((c for c in others if c.name != group.name and _is_candidate(c, group)), None)
-    found = {"group": group, "weight": weight, "time": time, "candidate": candidate}
-    names = {role: None if column is None else column.name for role, column in found.items()}
-    return Roles(**names, reasons=reasons, time_settings=time_settings(time))
-
-
-def time_settings(column: ColumnProfile | None) -> dict[str, str]:
-    """Return what a recipe must say about how times are written."""
-    return {} if column is None or column.time_format in (None, "iso") else {"format": str(column.time_format)}
-
-
-def _group_place(column: ColumnProfile) -> int:
-    name = squeezed(column.name)
-    return _GROUP_NAMES.index(name) if name in _GROUP_NAMES else len(_GROUP_NAMES)
-
-
-def _is_group(column: ColumnProfile, label: Label) -> bool:
-    """Return whether rows with equal values are a list of which few are positive."""
-    is_whole = column.missing_share <= MOST_MISFITS
-    if squeezed(column.name) not in _GROUP_NAMES or column.form not in ("integer", "text") or not is_whole:
-        return False
-    rows, known = column.counts, column.codes >= 0
-    positives = np.bincount(column.codes[known], weights=np.nan_to_num(label.values)[known], minlength=len(rows))
-    return bool(rows.mean() >= 1.5 and (positives[rows > 1] <= np.maximum(rows[rows > 1] / 2, 1)).mean() > 0.9)
-
-
-def _is_weight(column: ColumnProfile) -> bool:
-    return column.numbers is not None and bool(np.mean(column.row_numbers >= 0) >= 1 - MOST_MISFITS)
-
-
-def _is_row_time(column: ColumnProfile) -> bool:
-    """Tell whether a column of times can be when rows were shown, as births and the like cannot."""
-    assert column.seconds is not None
-    is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
-    return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
-
-
-def _has_clock(column: ColumnProfile) -> bool:
-    """Tell whether a column of times has more than days: rows are logged to the minute, memberships begin on a day."""
-    return column.seconds is not None and bool((np.nan_to_num(column.seconds) % 86_400 != 0).any())
-
-
-def _is_candidate(column: ColumnProfile, group: ColumnProfile) -> bool:
-    """Return whether it names what a list offers: different in each row of a list, and the same in many lists."""
-    words = name_words(column.name)
-    if column.form != "integer" or words[-1:] != ["id"] or not _CANDIDATE_WORDS & set(words):
-        return False
-    pairs = len(np.unique(np.stack([group.codes, column.codes]), axis=1).T)
-    return pairs > 0.99 * len(group.codes) and column.distinct < 0.9 * pairs
-
-
 def decide(
     columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, *, total_rows: int, seed: int = 0
 ) -> list[Decision]:
     """Return what each column becomes, in their order."""
-    groups = columns[roles.group].codes if roles.group is not None else None
-    evidence = Evidence(label.values, groups, seed)
+    evidence = _evidence(columns, label, roles, seed)
     row_time = columns[roles.time].row_seconds if roles.time is not None else None
     decisions = []
     for column in columns.values():
+        # The first of these that holds decides.
+        decision: Decision
         if column.name == label.column:
-            decisions.append(Decision(column, "label", label.reason))
+            decision = Decision(column, "label", label.reason)
         elif column.name == roles.group:
-            decisions.append(Decision(column, "group", roles.reasons[column.name]))
+            decision = Decision(column, "group", roles.reasons[column.name])
         elif column.name == roles.weight:
-            decisions.append(Decision(column, "weight", roles.reasons[column.name]))
+            decision = Decision(column, "weight", roles.reasons[column.name])
+        elif column.name != roles.time and (reason := _why_useless(column, total_rows)):
+            decision = Decision(column, "ignored", reason)
+        elif column.form == "time":
+            decision = _times(column, roles, evidence, row_time)
+        elif column.form == "list":
+            decision = _lists(column)
+        elif column.form == "vector":
+            assert column.lengths is not None
+            rule = {"kind": "vector", "size": int(column.lengths.max()), **_separator(column)}
+            decision = Decision(column, "feature", f"every row has {rule['size']} numbers", (rule,))
+        elif column.form == "text" or column.name == roles.candidate:
+            decision = _texts(column, evidence)
         else:
-            decision = _decide(column, label, evidence, roles, total_rows, row_time)
-            if decision.role != "time":
-                decision = _without_leak(decision, label, row_time)
-            decisions.append(decision)
+            decision = _numbers(column, evidence)
+        # A column that seems to know the label is left out, whatever it is.
+        if decision.role == "feature" and (why := _leak(decision, label, row_time)):
+            reason = f"may leak the label: it {why}; delete this line if it is known before the label"
+            warning = f"{column.name}: {why}, so it may leak the label; the recipe ignores it"
+            decision = Decision(column, "ignored", reason, auc=decision.auc, warning=warning)
+        decisions.append(decision)
     return _named(_with_a_category(decisions))
 
 
@@ -192,8 +118,7 @@ def logistic_regression(
 
     None where there are none of these, or too few rows to measure it.
     """
-    groups = columns[roles.group].codes if roles.group is not None else None
-    evidence = Evidence(label.values, groups, seed)
+    evidence = _evidence(columns, label, roles, seed)
     kinds = [(decision.column, rule["kind"]) for decision in decisions for rule in decision.rules]
     categories = [column.codes for column, kind in kinds if kind == "categorical"]
     numbers = [column.row_numbers for column, kind in kinds if kind in ("numeric", "buckets")]
@@ -202,79 +127,12 @@ def logistic_regression(
     return evidence.logistic_regression(categories, numbers)
 
 
-def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
-    every = [rule for decision in decisions for rule in decision.rules]
-    of_times = {part for rule in every for part in rule.get("derive", ())}
-    if any(rule["kind"] in ("categorical", "list", "buckets") for rule in every) or of_times - {"age"}:
-        return list(decisions)
-    why = "a model needs a category, and there is no other"
-    found = []
-    for decision in decisions:
-        rules, column = decision.rules, decision.column
-        if decision.kind == "numeric":
-            rules = (*rules, _ranges(column, quantiles=_RANGES))
-        elif decision.kind == "timestamp":
-            rules = ({**rules[0], "derive": [*rules[0]["derive"], "weekday"]},)
-        found.append(replace(decision, rules=rules, further=why))
-    return found
+def _evidence(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, seed: int) -> Evidence:
+    return Evidence(label.values, columns[roles.group].codes if roles.group is not None else None, seed)
 
 
-def _named(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the decisions with names for features that no other feature or column has, and that their tables
-    can have.
-    """
-    columns = {decision.column.name for decision in decisions}
-    used: set[str] = set()
-    found = []
-    for decision in decisions:
-        column, rules = decision.column.name, []
-        for rule in decision.rules:
-            needs_table = rule["kind"] not in ("numeric", "vector")
-            name = rule.get("name", column)
-            while True:
-                made = {f"{name}_{part}" for part in rule["derive"]} if "derive" in rule else {name}
-                is_free = not made & (used | columns - {column})
-                if is_free and (not needs_table or all(map(can_name_a_table, made))):
-                    break
-                name = f"{name.replace('.', '_')}_"
-            used |= made
-            rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
-        reason = decision.reason
-        if rules and rules[0].get("name", column) != column:
-            reason += f"; named '{rules[0]['name']}', as its own name is taken, or none for a table"
-        found.append(replace(decision, rules=tuple(rules), reason=reason))
-    return found
-
-
-def _decide(
-    column: ColumnProfile,
-    label: Label,
-    evidence: Evidence,
-    roles: Roles,
-    total_rows: int,
-    row_time: NDArray[np.float64] | None,
-) -> Decision:
-    if (reason := _says_nothing(column, total_rows)) and column.name != roles.time:
-        return Decision(column, "ignored", reason)
-    if column.form == "time":
-        return _times(column, roles, evidence, row_time)
-    if column.form == "list":
-        return _lists(column)
-    if column.form == "vector":
-        assert column.lengths is not None
-        rule = {"kind": "vector", "size": int(column.lengths.max()), **_separator(column)}
-        return Decision(column, "feature", f"every row has {rule['size']} numbers", (rule,))
-    if column.form == "text" or column.name == roles.candidate:
-        readings = {"category": evidence.as_category(column.codes)} if evidence.is_possible else {}
-        return Decision(
-            column, "feature", _with_auc(_text_reason(column), readings), ({"kind": "categorical"},), auc=readings
-        )
-    return _numbers(column, evidence)
-
-
-def _says_nothing(column: ColumnProfile, total_rows: int) -> str | None:
-    """Why a column cannot help a model; None if it can."""
+def _why_useless(column: ColumnProfile, total_rows: int) -> str | None:
+    """Say why a column cannot help a model; None if it can."""
     if column.form == "nested":
         return f"holds {column.type}, which cannot become a feature"
     if column.present == 0:
@@ -285,21 +143,23 @@ def _says_nothing(column: ColumnProfile, total_rows: int) -> str | None:
         return f"constant: every row has '{column.texts[0]}'"
     if column.form == "number" and not column.is_integral:
         return None
-    if column.distinct < column.present:
-        is_long = column.form == "text" and np.mean([len(t) for t in column.texts]) > _FREE_TEXT_CHARACTERS
-        if is_long and column.repeated_share < 0.1 and not column.notes:
+    if column.form == "text" and column.distinct < column.present and not column.notes:
+        is_long = np.mean([len(text) for text in column.texts]) > _FREE_TEXT_CHARACTERS
+        if is_long and column.repeated_share < 0.1:
             return f"free text: {1 - column.repeated_share:.0%} of its values occur once"
     if column.distinct >= (1 - MOST_MISFITS) * column.present and column.form in ("integer", "number", "text"):
+        # A number of each row, by its name; or texts or running numbers of so many rows that two would be alike.
         expected = column.present**2 / (2 * max(total_rows, 1))
         is_named = bool({"id", "uuid", "guid", "key", "index", "row"} & set(name_words(column.name)))
-        if (column.form == "text" or is_named or _is_running(column)) and (is_named or expected >= _ROW_ID_REPEATS):
+        could_be = is_named or column.form == "text" or _is_running(column)
+        if could_be and (is_named or expected >= _ROW_ID_REPEATS):
             all_of = "all" if column.distinct == column.present else f"{column.distinct:,} of"
             return f"a row id: {all_of} {column.present:,} values differ"
     return None
 
 
 def _is_running(column: ColumnProfile) -> bool:
-    """Tell whether numbers only rise, or only fall, from row to row; but for a few."""
+    """Tell whether numbers only rise, or only fall, from row to row, but for a few."""
     steps = np.diff(column.row_numbers[np.isfinite(column.row_numbers)])
     return bool(max((steps > 0).mean(), (steps < 0).mean()) > 1 - MOST_MISFITS)
 
@@ -312,6 +172,39 @@ def _separator(column: ColumnProfile) -> dict[str, Any]:
     return {} if column.separator is None else {"separator": column.separator}
 
 
+def _texts(column: ColumnProfile, evidence: Evidence) -> Decision:
+    """Return a category of texts, or of integers that identify candidates."""
+    readings = {"category": evidence.as_category(column.codes)} if evidence.is_possible else {}
+    if column.form == "text":
+        note = f" ({'; '.join(column.notes)})" if column.notes else ""
+        once = f", {1 - column.repeated_share:.0%} of them occur once" if column.repeated_share < 0.9 else ""
+        reason = f"text{note}, {column.distinct:,} values{once}"
+    else:
+        reason = f"{column.distinct:,} {column.form}s that identify the candidates of lists"
+    return Decision(column, "feature", _with_auc(reason, readings), ({"kind": "categorical"},), auc=readings)
+
+
+def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
+    """Return the parts of a time that differ in rows of one split as they do between splits."""
+    assert column.seconds is not None and column.time_format is not None
+    seconds = column.row_seconds
+    span = float(np.nanmax(seconds) - np.nanmin(seconds))
+    parts = ["hour"] if span >= 2 * _DAY and column.has_clock else []
+    parts += ["weekday"] if span >= 14 * _DAY else []
+    is_row_time = column.name == roles.time
+    if not is_row_time and row_time is not None:
+        parts.append("age")
+    written = {"iso": "in ISO 8601", "s": "seconds since 1970", "ms": "milliseconds since 1970",
+               "us": "microseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
+    spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
+    reason = "; ".join([f"times {written}, {spans}", *column.notes])
+    if not parts:
+        return Decision(column, "time" if is_row_time else "ignored", f"{reason}; too short for hours or weekdays")
+    readings = {"number": evidence.as_bins(seconds, _RANGES)} if evidence.is_possible else {}
+    rule = {"kind": "timestamp", "derive": parts, **time_settings(column)}
+    return Decision(column, "time" if is_row_time else "feature", reason, (rule,), auc=readings)
+
+
 def _lists(column: ColumnProfile) -> Decision:
     assert column.lengths is not None
     filled = column.lengths[column.lengths > 0]
@@ -321,38 +214,6 @@ def _lists(column: ColumnProfile) -> Decision:
     how = f"lists separated by '{column.separator}'" if column.separator is not None else "lists"
     cut = "" if kept >= longest else f"; cut to {kept}, as few of up to {longest} are longer"
     return Decision(column, "feature", f"{how}: {column.items:,} different values, {mean:.1f} a row{cut}", (rule,))
-
-
-def _text_reason(column: ColumnProfile) -> str:
-    if column.form != "text":
-        return f"{column.distinct:,} {column.form}s that identify the candidates of lists"
-    note = f" ({'; '.join(column.notes)})" if column.notes else ""
-    once = f", {1 - column.repeated_share:.0%} of them occur once" if column.repeated_share < 0.9 else ""
-    return f"text{note}, {column.distinct:,} values{once}"
-
-
-def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
-    """Return the parts of a time that differ in rows of one split as they do between splits."""
-    assert column.seconds is not None and column.time_format is not None
-    seconds = column.row_seconds
-    span = float(np.nanmax(seconds) - np.nanmin(seconds))
-    has_hours = bool((np.nan_to_num(column.seconds) % _DAY != 0).any())
-    parts = [*(["hour"] if span >= 2 * _DAY and has_hours else []), *(["weekday"] if span >= 14 * _DAY else [])]
-    is_row_time = column.name == roles.time
-    if not is_row_time and row_time is not None:
-        parts.append("age")
-    written = {"iso": "in ISO 8601", "s": "seconds since 1970", "ms": "milliseconds since 1970",
-               "us": "microseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
-    notes = "".join(f"; {note}" for note in column.notes)
-    spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
-    reason = f"times {written}, {spans}{notes}"
-    role: Role = "time" if is_row_time else "feature"
-    if not parts:
-        return Decision(column, "time" if is_row_time else "ignored", f"{reason}; too short for hours or weekdays")
-    readings = {"number": evidence.as_bins(seconds, _RANGES)} if evidence.is_possible else {}
-    return Decision(
-        column, role, reason, ({"kind": "timestamp", "derive": parts, **time_settings(column)},), auc=readings
-    )
 
 
 def _numbers(column: ColumnProfile, evidence: Evidence) -> Decision:
@@ -448,7 +309,8 @@ def _number(column: ColumnProfile, reason: str, readings: Mapping[str, Reading])
     numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
     sentinels = _sentinels(numbers)
     body = numbers[~np.isin(numbers, sentinels)]
-    # What is fitted sees the same rows as the test for skew does: sentinels and outliers are clipped before.
+    # Skewed numbers are scaled by their logarithm, or by their rank if they go far below 0. What is fitted sees the
+    # same rows as the test for skew does: sentinels and outliers are clipped before.
     low, median, high = np.quantile(body, [0.01, 0.5, 0.99])
     is_skewed = high - median > 10 * max(median - low, 1e-9) or (body[0] >= 0 and high > 20 * max(median, 1e-9))
     steps: list[Any] = ["standardize"]
@@ -458,6 +320,7 @@ def _number(column: ColumnProfile, reason: str, readings: Mapping[str, Reading])
         steps, scaled = [{"op": "log", "offset": offset}, "standardize"], np.log(body + offset)
     elif is_skewed:
         steps = ["quantile"]
+    # Outliers and sentinels are clipped on either side, unless ranks are taken.
     clip: dict[str, Any] = {}
     if steps != ["quantile"]:
         low, median, high = np.quantile(scaled, [0.005, 0.5, 0.995])
@@ -475,22 +338,20 @@ def _number(column: ColumnProfile, reason: str, readings: Mapping[str, Reading])
     share = float(np.isin(numbers, sentinels).mean())
     if len(sentinels):
         reason += f"; {', '.join(map(_shown, sentinels))} ({share:.1%} of the values) looks like a code, not an amount"
+    # Ranges stand beside the number where they say what it cannot.
     is_fine = "fine_ranges" in readings and readings["fine_ranges"].is_better_than(readings["ranges"])
-    curve = readings["fine_ranges" if is_fine else "ranges"] if readings else None
-    further = ""
+    quantiles = _FINE_RANGES if is_fine else _RANGES
+    further, limits = "", dict[str, Any](quantiles=quantiles)
+    if share > _SENTINEL_SHARE:
+        begins = np.concatenate([np.quantile(body, np.arange(quantiles) / quantiles), sentinels])
+        further, limits = "the code has a range of its own", {"boundaries": sorted(set(map(_yaml_number, begins)))}
     if column.missing_share > 0.01:
         further = f"{column.missing_share:.0%} of the rows have no value, which is a range of its own"
-    elif share > _SENTINEL_SHARE:
-        further = "the code has a range of its own"
-    elif curve is not None and curve.is_better_than(readings["number"]):
-        further = "ranges predict better than a straight line"
+    elif not further and readings:
+        curve = readings["fine_ranges" if is_fine else "ranges"]
+        further = "ranges predict better than a straight line" if curve.is_better_than(readings["number"]) else ""
     rules: tuple[dict[str, Any], ...] = ({"kind": "numeric", "transforms": steps},)
     if further:
-        quantiles = _FINE_RANGES if is_fine else _RANGES
-        limits: dict[str, Any] = {"quantiles": quantiles}
-        if share > _SENTINEL_SHARE:
-            begins = np.concatenate([np.quantile(body, np.arange(quantiles) / quantiles), sentinels])
-            limits = {"boundaries": sorted(set(map(_yaml_number, begins)))}
         rules += (_ranges(column, **limits),)
     return Decision(column, "feature", reason, rules, further, dict(readings))
 
@@ -530,34 +391,71 @@ def _yaml_number(number: float) -> int | float:
     return int(number) if number == int(number) and abs(number) < 1e15 else float(f"{number:.9g}")
 
 
-def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None) -> Decision:
-    """Return the decision, unless the column seems to know the label: then it is ignored, with a warning."""
-    if decision.role != "feature":
-        return decision
+def _leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None) -> str | None:
+    """Say why a column seems to know the label; None if it does not."""
     column = decision.column
-    why = None
     known = np.isfinite(label.values)
-    present = (column.codes >= 0)[known]
-    positive = label.values[known] == 1
+    present, positive = (column.codes >= 0)[known], label.values[known] == 1
     best = max((reading.auc for reading in decision.auc.values()), default=0.5)
     if (present == positive).all():
-        why = "has a value exactly where the label is 1"
-    elif (present != positive).all():
-        why = "is missing exactly where the label is 1"
-    elif best > LEAK_AUC:
-        why = f"alone ranks the rows with an AUC of {best:.3f}"
-    elif squeezed(column.name) in LABEL_NAMES and column.distinct <= 2:
-        why = "has the name of a label"
-    elif column.form == "time" and row_time is not None:
+        return "has a value exactly where the label is 1"
+    if (present != positive).all():
+        return "is missing exactly where the label is 1"
+    if best > LEAK_AUC:
+        return f"alone ranks the rows with an AUC of {best:.3f}"
+    if squeezed(column.name) in LABEL_NAMES and column.distinct <= 2:
+        return "has the name of a label"
+    if column.form == "time" and row_time is not None:
         later = column.row_seconds - row_time
         share = float((later[np.isfinite(later)] > 0).mean()) if np.isfinite(later).any() else 0.0
         if share > 0.5:
-            why = f"is later than the row's time in {share:.0%} of the rows"
-    if why is None:
-        return decision
-    reason = f"may leak the label: it {why}; delete this line if it is known before the label"
-    warning = f"{column.name}: {why}, so it may leak the label; the recipe ignores it"
-    return Decision(column, "ignored", reason, auc=decision.auc, warning=warning)
+            return f"is later than the row's time in {share:.0%} of the rows"
+    return None
+
+
+def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
+    every = [rule for decision in decisions for rule in decision.rules]
+    of_times = {part for rule in every for part in rule.get("derive", ())}
+    if any(rule["kind"] in ("categorical", "list", "buckets") for rule in every) or of_times - {"age"}:
+        return list(decisions)
+    why = "a model needs a category, and there is no other"
+    found = []
+    for decision in decisions:
+        rules, column = decision.rules, decision.column
+        if decision.kind == "numeric":
+            rules = (*rules, _ranges(column, quantiles=_RANGES))
+        elif decision.kind == "timestamp":
+            rules = ({**rules[0], "derive": [*rules[0]["derive"], "weekday"]},)
+        found.append(replace(decision, rules=rules, further=why))
+    return found
+
+
+def _named(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions with names for features that no other feature or column has, and that their tables
+    can have.
+    """
+    columns = {decision.column.name for decision in decisions}
+    used: set[str] = set()
+    found = []
+    for decision in decisions:
+        column, rules = decision.column.name, []
+        for rule in decision.rules:
+            needs_table = rule["kind"] not in ("numeric", "vector")
+            name = rule.get("name", column)
+            while True:
+                made = {f"{name}_{part}" for part in rule["derive"]} if "derive" in rule else {name}
+                is_free = not made & (used | columns - {column})
+                if is_free and (not needs_table or all(map(can_name_a_table, made))):
+                    break
+                name = f"{name.replace('.', '_')}_"
+            used |= made
+            rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
+        reason = decision.reason
+        if rules and rules[0].get("name", column) != column:
+            reason += f"; named '{rules[0]['name']}', as its own name is taken, or none for a table"
+        found.append(replace(decision, rules=tuple(rules), reason=reason))
+    return found
 
 
 def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:

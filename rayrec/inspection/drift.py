@@ -190,7 +190,7 @@ def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift]
 
 
 def _why_unlike(now: Feature, before: Feature) -> str | None:
-    """Why encoded values of two features cannot be compared; None if they can."""
+    """Say why encoded values of two features cannot be compared; None if they can."""
     if now.kind != before.kind:
         return f"it is {before.kind} there, {now.kind} here"
     if not isinstance(now, CategoricalFeature) or not isinstance(before, CategoricalFeature):

@@ -12,7 +12,7 @@ from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
-from rayrec.inspection.feature_cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.inspection.cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
 from rayrec.metrics.scored_rows import (

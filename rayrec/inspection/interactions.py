@@ -15,8 +15,8 @@ from rayrec.config.table import LabelCondition
 from rayrec.inspection.column_profile import ColumnProfile, name_words
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.label import Label
 from rayrec.inspection.recipe_text import starting_point
+from rayrec.inspection.roles import Label
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
 from rayrec.raw.table_reader import format_of
@@ -80,12 +80,6 @@ def find_interactions(columns: Mapping[str, ColumnProfile], form: FileForm) -> I
     return Interactions(user, item, rating, time, tuple(column for column in left if column is not time))
 
 
-def _is_readable(time: ColumnProfile) -> bool:
-    """Tell whether the source of interactions reads the times of a column."""
-    is_number = time.time_format in ("s", "ms", "us") or time.is_integral
-    return is_number or (time.time_format == "iso" and not time.type.startswith("date"))
-
-
 def _words(column: ColumnProfile) -> set[str]:
     """Return the words of a column's name; `userid` and `users` have `user` in them."""
     words = {*name_words(column.name)}
@@ -107,6 +101,7 @@ def inspect_interactions(
     `file`: the first one; `label`: which rows are choices, None for all. Raises UserError where a model could learn
     nothing, or the source cannot read the files.
     """
+    # What the source of interactions cannot read is refused.
     user, item, time = found.user, found.item, found.time
     can_be_read = format_of(file) != "json_lines" and form.settings.separator is None
     if not form.has_names and can_be_read:
@@ -116,11 +111,13 @@ def inspect_interactions(
         raise UserError(
             f"{file.name}: users and items are read from Parquet, or from lines with commas or tabs and a header"
         )
-    if time is not None and not _is_readable(time):
+    is_number = time is not None and (time.time_format in ("s", "ms", "us") or time.is_integral)
+    if time is not None and not (is_number or (time.time_format == "iso" and not time.type.startswith("date"))):
         raise UserError(
             f"{file.name}: column '{time.name}' holds times as {time.time_format or time.type}; users and items are "
             "read with integers or ISO 8601, so convert it, or leave the column out"
         )
+    # How many people, items and choices there are, and how many people have choices to hold out.
     users, items = (column.distinct_estimate(sample.total_rows) for column in (user, item))
     is_choice = np.ones(user.rows, bool) if label is None else label.values == 1
     total = round(sample.total_rows * is_choice.mean())
@@ -131,6 +128,7 @@ def inspect_interactions(
         what = "there is one item" if items < 2 else f"no user has two rows (column '{user.name}')"
         raise UserError(f"{file.name}: {what}, so recommendations cannot be learnt; give more rows")
     has_validation = held_out[0] >= _LEAST_HELD_OUT
+    # What a person should look at.
     a_person = total / users
     is_bad = (user.codes < 0) | (item.codes < 0)
     if time is not None:
@@ -141,6 +139,7 @@ def inspect_interactions(
         warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing rejects them")
     if time is None:
         warnings.append("no column has times: a person's last row in the file is taken for the latest choice")
+    # What each column becomes, and what the source is told of it.
     decisions = [
         Decision(user, "user", f"about {a_person:.1f} choices each"),
         Decision(item, "item", f"about {total / items:.1f} choices each"),
@@ -166,6 +165,7 @@ def inspect_interactions(
     def line(text: str, why: str) -> str:
         return f"{text:<{_COMMENT_COLUMN}}  # {why}"
 
+    # The recipe.
     decisions.sort(key=lambda decision: sample.rows.column_names.index(decision.column.name))
     facts = f"{total:,} interactions of {users:,} people with {items:,} items"
     candidates = min(99, max(1, items // 2))

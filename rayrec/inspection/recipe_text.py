@@ -11,10 +11,9 @@ import numpy as np
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes
-from rayrec.config.table import LabelCondition
-from rayrec.inspection.decisions import Decision, Roles
+from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.label import Label
+from rayrec.inspection.roles import Label, Roles
 from rayrec.raw.sample import Sample
 
 STARTING_POINTS = "starting_points"
@@ -60,12 +59,7 @@ def write_recipe(
         "",
         "source:",
         "  kind: table",
-        *_format_lines(form),
-        *_role_lines(label, roles),
-        *_ignored_lines(decisions),
-        "  features:",
-        *_feature_lines(decisions),
-        *_rate_lines(roles, decisions),
+        *_source_lines(form, label, roles, decisions),
         "",
         "preprocess:",
         *_preprocess_lines(total, roles, decisions, is_ridge="weight_decay" in point),
@@ -106,10 +100,10 @@ def _flow(value: Any) -> str:
     return _scalar(value)
 
 
-def _format_lines(form: FileForm) -> list[str]:
-    settings = form.settings.model_dump(exclude_defaults=True)
+def _source_lines(form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
     lines = []
-    for key, value in settings.items():
+    # How the files hold rows; long lists take several lines.
+    for key, value in form.settings.model_dump(exclude_defaults=True).items():
         reason = form.reasons.get(key, "")
         if isinstance(value, tuple):
             items = textwrap.wrap(", ".join(map(_scalar, value)), _WIDTH - 6, break_long_words=False)
@@ -117,55 +111,37 @@ def _format_lines(form: FileForm) -> list[str]:
             lines[-1] += "]"
         else:
             lines.append(_line(f"  {key}: {_scalar(value)}", reason))
-    return lines
-
-
-def _role_lines(label: Label, roles: Roles) -> list[str]:
-    rate = f"{label.rate:.1%} of the rows have label 1"
-    value: Any = label.column
-    if isinstance(label.condition, LabelCondition):
-        value = label.condition.model_dump(exclude_none=True)
-    lines = [_line(f"  label: {_flow(value)}", f"{label.reason}; {rate}")]
+    # The label, and the columns that say something about rows.
+    condition = label.condition
+    said: Any = label.column if condition is None else condition.model_dump(exclude_none=True)
+    lines.append(_line(f"  label: {_flow(said)}", f"{label.reason}; {label.rate:.1%} of the rows have label 1"))
     for key, column in (("weight", roles.weight), ("group", roles.group), ("candidate", roles.candidate)):
         if column is not None:
             default = "the candidates of a list, which `:rank` takes"
             lines.append(_line(f"  {key}: {_scalar(column)}", roles.reasons.get(column, default)))
     if roles.time is not None:
-        form = {"column": roles.time, **roles.time_settings}
-        lines.append(
-            _line(f"  time: {_flow(form) if len(form) > 1 else _scalar(roles.time)}", roles.reasons[roles.time])
-        )
-    return lines
-
-
-def _ignored_lines(decisions: Sequence[Decision]) -> list[str]:
+        time = {"column": roles.time, **roles.time_settings} if roles.time_settings else roles.time
+        lines.append(_line(f"  time: {_flow(time)}", roles.reasons[roles.time]))
+    # What becomes no feature of its own name, and the features.
     ignored = {d.column.name: d.reason for d in decisions if d.role == "ignored"}
     ignored |= {d.column.name: "the feature below has another name" for d in decisions if d.is_renamed}
-    return ["  ignore:", *(_line(f"    - {_scalar(n)}", why) for n, why in ignored.items())] if ignored else []
-
-
-def _feature_lines(decisions: Sequence[Decision]) -> list[str]:
-    lines = []
+    if ignored:
+        lines += ["  ignore:", *(_line(f"    - {_scalar(name)}", why) for name, why in ignored.items())]
+    lines.append("  features:")
     for decision in decisions:
         for number, rule in enumerate(decision.rules):
-            content = {"columns": decision.column.name, **rule}
-            lines.append(
-                _line(f"    - {_flow(content)}", f"also as ranges: {decision.further}" if number else decision.reason)
-            )
-    return lines
-
-
-def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
-    """Write rates of candidates: where a list has one positive row, a rate predicts better than a weight alone."""
-    lines = []
+            why = f"also as ranges: {decision.further}" if number else decision.reason
+            lines.append(_line(f"    - {_flow({'columns': decision.column.name, **rule})}", why))
+    # Rates of candidates: where a list has one positive row, a rate predicts better than a weight alone.
+    rates = []
     for decision in decisions if roles.group is not None else ():
-        reading, column = decision.auc.get("category"), decision.column
-        is_rated = decision.kind == "categorical" and column.distinct >= _RATED_VALUES
-        is_free = all(other.column.name != f"rate_{column.name}" for other in decisions)
+        reading, name = decision.auc.get("category"), decision.column.name
+        is_rated = decision.kind == "categorical" and decision.column.distinct >= _RATED_VALUES
+        is_free = all(other.column.name != f"rate_{name}" for other in decisions)
         if is_rated and is_free and reading is not None and reading.is_clear:
             why = f"mean label of the same value in other lists; AUC {reading.auc:.3f}"
-            lines.append(_line(f"    - {_flow({'keys': column.name})}", why))
-    return ["  rates:", *lines] if lines else []
+            rates.append(_line(f"    - {_flow({'keys': name})}", why))
+    return [*lines, *(["  rates:", *rates] if rates else [])]
 
 
 def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *, is_ridge: bool) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, format_share
 from rayrec.store.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
@@ -222,7 +222,7 @@ def text_of(value: Any) -> str:
 
 def percent(share: float | None) -> NumberText:
     """Return a share as people read it, such as '24.9%'; nothing for None."""
-    return NumberText("" if share is None else f"{format_number(100 * share)}%")
+    return NumberText("" if share is None else format_share(share))
 
 
 def signed(difference: float) -> NumberText:

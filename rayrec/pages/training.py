@@ -1,7 +1,6 @@
 """The pages of a run and of a model."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rayrec.common.text import format_bytes
@@ -57,17 +56,17 @@ def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str,
     A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
     """
 
-    def chart(title: str, of_run: Callable[[Mapping[str, Any]], Mapping[str, Any]], column: str) -> Chart:
-        series = {
-            name: (columns["step"], columns[column])
-            for name, curves in runs.items()
-            if column in (columns := of_run(curves))
-        }
+    def chart(title: str, column: str, split: str | None = None) -> Chart:
+        """Return a column of the training, or of a split's evaluations, of all runs that have it."""
+        series = {}
+        for name, curves in runs.items():
+            columns = curves["train"] if split is None else curves["evaluations"].get(split, {})
+            if column in columns:
+                series[name] = (columns["step"], columns[column])
         return lines(title, "step", "", series, colours=colours)
 
     trained = dict.fromkeys(column for curves in runs.values() for column in curves["train"])
-    rates = [column for column in trained if column.startswith("lr_")]
-    charts = [chart("Training loss", _trained, "loss")] if "loss" in trained else []
+    charts = [chart("Training loss", "loss")] if "loss" in trained else []
     evaluated = dict.fromkeys(
         (split, metric)
         for curves in runs.values()
@@ -75,26 +74,14 @@ def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str,
         for metric in columns
         if metric != "step"
     )
-    charts += [
-        chart(f"{METRIC_NAMES.get(metric, metric)} of {split}", partial(_evaluated, split), metric)
-        for split, metric in evaluated
-    ]
+    charts += [chart(f"{METRIC_NAMES.get(metric, metric)} of {split}", metric, split) for split, metric in evaluated]
+    rates = [column for column in trained if column.startswith("lr_")]
     if len(runs) == 1:
         (train,) = (curves["train"] for curves in runs.values())
         charts.append(lines("Learning rates", "step", "", {rate: (train["step"], train[rate]) for rate in rates}))
     else:
-        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", _trained, rate) for rate in rates]
-    return charts + [chart(title, _trained, column) for column, title in _TRAIN_CHARTS.items() if column in trained]
-
-
-def _trained(curves: Mapping[str, Any]) -> Mapping[str, Any]:
-    columns: Mapping[str, Any] = curves["train"]
-    return columns
-
-
-def _evaluated(split: str, curves: Mapping[str, Any]) -> Mapping[str, Any]:
-    columns: Mapping[str, Any] = curves["evaluations"].get(split, {})
-    return columns
+        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", rate) for rate in rates]
+    return charts + [chart(title, column) for column, title in _TRAIN_CHARTS.items() if column in trained]
 
 
 def metrics_rows(

@@ -10,7 +10,7 @@ import pytest
 from jobs.command.runner import run_command
 from jobs.inspect import COMMAND
 from rayrec.config.table import TableSourceConfig
-from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.inspection.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.recipes import Recipe, load_recipe

@@ -68,6 +68,8 @@ def is_there(name: str) -> bool:
     section, _, key = name.partition(".")
     if section == "serve" and key in ServeConfig.model_fields:
         return True  # a key of recipes
+    if section == "rayrec" and key in rayrec.__all__:
+        return True
     path = REPOSITORY
     for part in name.split("."):
         if (path / part).is_dir():

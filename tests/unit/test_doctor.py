@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from cluster.machine_limits import MachineCheck
 from jobs import doctor
-from jobs.doctor import Check, DoctorRequest, check_compiler, check_gpu, describe, java_major, pinned_versions
+from jobs.doctor import DoctorRequest, check_compiler, check_gpu, describe, java_major, pinned_versions
 from rayrec.common.progress import SilentProgress
 
 GPU = {"name": "H200", "bytes": 141 * 2**30, "capability": [9, 0]}
@@ -107,7 +108,7 @@ def test_a_compiler_is_looked_for_as_triton_does(monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).chmod(0o755)
     assert check_compiler(has_gpu=True).found == str(tmp_path / "clang")
     monkeypatch.setenv("CC", "own-cc")
-    assert check_compiler(has_gpu=True) == Check(name="C compiler", status="ok", found=str(tmp_path / "own-cc"))
+    assert check_compiler(has_gpu=True) == MachineCheck("C compiler", str(tmp_path / "own-cc"), "ok")
 
 
 def test_a_torch_that_crashes_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_cuda_build_without_a_driver_is_told_from_builds_that_do_not_match(
 
 
 def test_one_failure_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [Check(name="torch + fbgemm", status="fail", found="undefined symbol", fix="make setup")]
+    broken = [MachineCheck("torch + fbgemm", "undefined symbol", "fail", "make setup")]
     monkeypatch.setattr(doctor, "check_torch", lambda: broken)
     result = doctor.run(DoctorRequest(), SilentProgress())
     text = describe(result)

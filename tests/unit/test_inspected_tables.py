@@ -18,7 +18,7 @@ from jobs.inspect import run as command
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.inspection.decisions import Decision
-from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.inspection.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import load_recipe

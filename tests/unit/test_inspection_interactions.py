@@ -12,7 +12,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
-from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.inspection.inspected_table import InspectedTable, inspect_table
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.registry import preprocessing

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import machine_limits as limits
-from cluster.machine_limits import Limit, machine_limits, require_room, temporary_folder
+from cluster.machine_limits import MachineCheck, machine_limits, require_room, temporary_folder
 from jobs.doctor import DoctorRequest, run
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
@@ -28,7 +28,7 @@ with ray_session():
 """
 
 
-def _found(name: str, **where: Path) -> Limit:
+def _found(name: str, **where: Path) -> MachineCheck:
     (limit,) = [limit for limit in machine_limits(**where) if limit.name == name]
     return limit
 

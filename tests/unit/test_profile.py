@@ -18,10 +18,10 @@ from rayrec.features.vocabularies.vocabulary import write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.ingest.split_columns import SplitColumns
-from rayrec.inspection import profile as profile_module
+from rayrec.inspection import dataset_profile
+from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.inspection.dataset_profile import DatasetProfile, FeatureProfile, profile_dataset
 from rayrec.inspection.drift import drift_between
-from rayrec.inspection.feature_cells import cells_by_frequency, cells_of_rows, values_of_rows
-from rayrec.inspection.profile import DatasetProfile, FeatureProfile, profile
 from rayrec.metrics.estimates import wilson
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
@@ -103,7 +103,7 @@ def dataset(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Da
 
 @pytest.fixture(scope="module")
 def found(dataset: Dataset) -> DatasetProfile:
-    return profile(dataset, SilentProgress())
+    return profile_dataset(dataset, SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -267,8 +267,8 @@ def test_a_large_split_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     places = [int(np.flatnonzero(whole == value)[0]) for value in read[::100]]
     assert len(read) == 1_000 and places[0] == 0 and places[-1] == 3_900
     assert max(np.diff(places)) <= 500
-    monkeypatch.setattr(profile_module, "MOST_ROWS", 1_000)
-    assert profile(dataset, SilentProgress()).splits["train"].rows_read == 1_000
+    monkeypatch.setattr(dataset_profile, "MOST_ROWS", 1_000)
+    assert profile_dataset(dataset, SilentProgress()).splits["train"].rows_read == 1_000
 
 
 @pytest.mark.parametrize(

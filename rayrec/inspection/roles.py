@@ -1,4 +1,4 @@
-"""Finds the label of a table, and what each row's is."""
+"""Finds the columns that say something about rows beside what a model reads: label, list, weight, time, candidate."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile
+from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
 from rayrec.raw.formats.row_types import read_labels
 
 LABEL_NAMES = frozenset({
@@ -19,6 +19,14 @@ LABEL_NAMES = frozenset({
     "isconversion", "isconverted", "purchase", "purchased", "ispurchase", "bought", "buy", "liked", "like", "islike",
     "isliked", "response", "outcome", "ctr", "cvr", "engaged",
 })  # fmt: skip
+_GROUP_NAMES = (
+    "displayid", "requestid", "sessionid", "impressionid", "queryid", "searchid", "listid", "groupid", "qid", "display",
+    "request", "session", "impression", "query", "group", "reqid", "sid", "pageviewid", "auctionid", "slateid",
+)  # fmt: skip
+"""Names of columns that number lists; where a table has several, the earlier one counts."""
+_WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
+_CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
+_BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*")
 _SHOWN = 5
 
@@ -59,52 +67,46 @@ def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing:
     `missing`: the label of a row without a value. Raises ConfigError naming the columns that could be meant, or
     UserError if the values are no label's.
     """
-    if given is not None:
-        return _given_label(columns, given, missing)
-    two_valued = [c for c in columns.values() if len(_words(c)) == 2]
-    named = [c for c in two_valued if squeezed(c.name) in LABEL_NAMES]
-    if len(named) == 1:
-        return _two_valued(named[0], "taken by its name and its two values", missing)
-    could_be = named or two_valued
-    if not could_be:
+    if given is None:
+        two_valued = [c for c in columns.values() if len(_words(c)) == 2]
+        named = [c for c in two_valued if squeezed(c.name) in LABEL_NAMES]
+        if len(named) == 1:
+            return _two_valued(named[0], "taken by its name and its two values", missing)
+        names = ", ".join(c.name for c in named or two_valued)
+        if names:
+            raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
         raise ConfigError("--label: no column has two values; name one with a condition, such as --label 'rating>=4'")
-    names = ", ".join(c.name for c in could_be)
-    raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
-
-
-def _given_label(columns: Mapping[str, ColumnProfile], given: str, missing: int | None) -> Label:
-    name = column_of_label(given, columns)
+    found, name = _CONDITION.fullmatch(given), column_of_label(given, columns)
     if name is None:
-        found = _CONDITION.fullmatch(given)
         name = found["column"] if found else given
         raise ConfigError(f"--label {given}: no column '{name}'; {did_you_mean(name, columns, 'columns:')}")
     column = columns[name]
     if name == given:
         return _two_valued(column, "given", missing)
-    found = _CONDITION.fullmatch(given)
+    # A condition on the column: at least a number, or one of some values.
     assert found is not None
     sign, value = found["sign"], found["value"]
     if sign not in (">=", "=", "=="):
         raise ConfigError(f"--label {given}: no condition with '{sign}'; write '{name}>=VALUE' or '{name}=VALUE'")
-    if sign != ">=":
+    if sign == ">=":
+        try:
+            least = float(value)
+        except ValueError:
+            raise ConfigError(f"--label {given}: '{value}' is not a number; write '{name}>=4'") from None
+        if column.numbers is None:
+            raise UserError(
+                f"--label {given}: column '{name}' holds {_shown(column)}, no numbers; write '{name}=VALUE'"
+            )
+        condition = LabelCondition(column=name, at_least=least, missing=missing)
+    else:
         wanted = tuple(part.strip() for part in value.split(","))
-        return _by_condition(column, LabelCondition(column=name, equals=wanted, missing=missing), given)
-    try:
-        least = float(value)
-    except ValueError:
-        raise ConfigError(f"--label {given}: '{value}' is not a number; write '{name}>=4'") from None
-    if column.numbers is None:
-        raise UserError(f"--label {given}: column '{name}' holds {_shown(column)}, no numbers; write '{name}=VALUE'")
-    return _by_condition(column, LabelCondition(column=name, at_least=least, missing=missing), given)
-
-
-def _by_condition(column: ColumnProfile, condition: LabelCondition, given: str) -> Label:
+        condition = LabelCondition(column=name, equals=wanted, missing=missing)
     values, _ = _labels(column, condition)
-    found = np.unique(values[np.isfinite(values)])
-    if len(found) < 2:
-        word = "no row" if not found.any() else "every row"
+    kinds = np.unique(values[np.isfinite(values)])
+    if len(kinds) < 2:
+        word = "no row" if not kinds.any() else "every row"
         raise UserError(f"--label {given}: {word} of the sample meets it; its values are {_shown(column)}")
-    return Label(column.name, condition, values, "given")
+    return Label(name, condition, values, "given")
 
 
 def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Label:
@@ -172,3 +174,77 @@ def _example(column: ColumnProfile) -> str:
         higher = numbers[numbers > numbers[0]]
         return f">={max(numbers[int(0.6 * len(numbers))], higher[0]):.12g}"
     return f"={column.examples(1)[0]}"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns that say something about rows beside what a model reads."""
+
+    group: str | None
+    weight: str | None
+    time: str | None
+    candidate: str | None
+    reasons: Mapping[str, str]
+    """Why, by column."""
+    time_settings: Mapping[str, str]
+    """How the column of times is written, if not as ISO 8601 has it."""
+
+
+def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
+    """Return the columns of groups, weights, times and candidates, by clear names and by their values."""
+    others = [column for column in columns.values() if column.name != label.column]
+    reasons = {}
+    # Rows with equal values are a list: of several names, the one that comes first in the table of names.
+    could_group = [c for c in others if squeezed(c.name) in _GROUP_NAMES and _is_group(c, label)]
+    group = min(could_group, key=lambda c: _GROUP_NAMES.index(squeezed(c.name)), default=None)
+    if group is not None:
+        rows = group.present / group.distinct
+        reasons[group.name] = f"lists, by its name, of {rows:.1f} rows on average; a list stays in one split"
+    # Weights are numbers of at least 0.
+    could_weigh = [c for c in others if squeezed(c.name) in _WEIGHT_NAMES and c.numbers is not None]
+    weight = next((c for c in could_weigh if np.mean(c.row_numbers >= 0) >= 1 - MOST_MISFITS), None)
+    if weight is not None:
+        reasons[weight.name] = "weights of rows in loss and metrics, by its name"
+    # Rows are logged to the minute, memberships begin on a day: times with a clock come before days.
+    times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
+    time = max(times, key=lambda c: ("timestamp" in name_words(c.name), c.has_clock, c.distinct), default=None)
+    if time is not None:
+        assert time.seconds is not None
+        first, last = (np.datetime64(int(t), "s") for t in (np.nanmin(time.seconds), np.nanmax(time.seconds)))
+        reasons[time.name] = f"the time of a row, {first} to {last}"
+    candidate = None
+    if group is not None:
+        candidate = next((c for c in others if c.name != group.name and _is_candidate(c, group)), None)
+    found = {"group": group, "weight": weight, "time": time, "candidate": candidate}
+    names = {role: None if column is None else column.name for role, column in found.items()}
+    return Roles(**names, reasons=reasons, time_settings=time_settings(time))
+
+
+def time_settings(column: ColumnProfile | None) -> dict[str, str]:
+    """Return what a recipe must say about how times are written."""
+    return {} if column is None or column.time_format in (None, "iso") else {"format": str(column.time_format)}
+
+
+def _is_group(column: ColumnProfile, label: Label) -> bool:
+    """Tell whether rows with equal values are a list of which few are positive."""
+    if column.form not in ("integer", "text") or column.missing_share > MOST_MISFITS:
+        return False
+    rows, known = column.counts, column.codes >= 0
+    positives = np.bincount(column.codes[known], weights=np.nan_to_num(label.values)[known], minlength=len(rows))
+    return bool(rows.mean() >= 1.5 and (positives[rows > 1] <= np.maximum(rows[rows > 1] / 2, 1)).mean() > 0.9)
+
+
+def _is_row_time(column: ColumnProfile) -> bool:
+    """Tell whether a column of times can be when rows were shown, as births and the like cannot."""
+    assert column.seconds is not None
+    is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
+    return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
+
+
+def _is_candidate(column: ColumnProfile, group: ColumnProfile) -> bool:
+    """Tell whether it names what a list offers: different in each row of a list, and the same in many lists."""
+    words = name_words(column.name)
+    if column.form != "integer" or words[-1:] != ["id"] or not _CANDIDATE_WORDS & set(words):
+        return False
+    pairs = len(np.unique(np.stack([group.codes, column.codes]), axis=1).T)
+    return pairs > 0.99 * len(group.codes) and column.distinct < 0.9 * pairs

@@ -1,7 +1,6 @@
 """Profile of a dataset folder: the distribution of every feature and how the label goes with it, from encoded rows."""
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,30 +15,22 @@ from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
+from rayrec.inspection.cells import (
+    CellProfile,
+    cells_of_values,
+    label_rates,
+    label_rates_along,
+    list_lengths,
+    values_of,
+)
 from rayrec.inspection.drift import FeatureDrift, drift_of_counts
-from rayrec.inspection.feature_cells import cells_of_values, list_lengths, values_of
-from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet
 
 MOST_ROWS = 2_000_000
 """Rows of a split that are read; of a larger one, row groups that are spread evenly over it."""
-_PARTS = 20
 _EXAMPLES = 3
 _EXAMPLE_LENGTH = 200
 _QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-
-
-@dataclass(frozen=True)
-class CellProfile:
-    """The rows of `train`, or of lists their values, in one cell of a feature."""
-
-    value: str
-    rows: int
-    share: float
-    label_rate: float
-    low: float
-    high: float
-    """The 95 % interval of the label rate."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +95,28 @@ class DatasetProfile:
         return figures
 
 
-def profile(dataset: Dataset, progress: Progress) -> DatasetProfile:
+def profile_dataset(dataset: Dataset, progress: Progress) -> DatasetProfile:
     """Read the splits of a dataset, one column after the other. Raises UserError if a part is damaged."""
-    names = [name for name, split in dataset.manifest.splits.items() if split.rows]
+    preprocess = dataset.recipe.preprocess
     splits: dict[str, SplitProfile] = {}
     features: list[FeatureProfile] = []
     with ExitStack() as stack:
+        names = [name for name, split in dataset.manifest.splits.items() if split.rows]
         columns = {name: stack.enter_context(SplitColumns(dataset, name, MOST_ROWS)) for name in names}
-        for name in names:
+        for name, of_split in columns.items():
             info = dataset.split(name)
+            # Rows that were left in the order of the input are often in that of time.
+            is_ordered = isinstance(preprocess, RowsPreprocessConfig) and (
+                name != "train" or preprocess.order == "input"
+            )
+            along = label_rates_along(_labels(of_split, dataset)) if info.labelled and is_ordered else ()
             rate = info.positives / info.rows if info.labelled else None
-            along = _along(columns[name], dataset) if info.labelled and _keeps_order(dataset, name) else ()
-            splits[name] = SplitProfile(info.rows, columns[name].rows, rate, along)
+            splits[name] = SplitProfile(info.rows, of_split.rows, rate, tuple(along))
         if "train" in columns:
             labels = _labels(columns["train"], dataset)
             progress.stage("columns", len(dataset.schema.features))
             for feature in dataset.schema.features:
-                features.append(_profile(feature, columns, labels, dataset))
+                features.append(_profile_feature(feature, columns, labels, dataset))
                 progress.advance(1)
     return DatasetProfile(splits, tuple(features), _rejected(dataset))
 
@@ -129,53 +125,23 @@ def _labels(columns: SplitColumns, dataset: Dataset) -> NDArray[np.float64]:
     return columns.read(dataset.schema.label).to_numpy().astype(np.float64)
 
 
-def _keeps_order(dataset: Dataset, split: str) -> bool:
-    """Return whether the rows of a split are in the order of the input."""
-    preprocess = dataset.recipe.preprocess
-    return isinstance(preprocess, RowsPreprocessConfig) and (split != "train" or preprocess.order == "input")
-
-
-def _along(columns: SplitColumns, dataset: Dataset) -> tuple[CellProfile, ...]:
-    labels = _labels(columns, dataset)
-    part = np.arange(len(labels)) * _PARTS // len(labels)
-    ends = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
-    return _cells(
-        ends,
-        np.bincount(part, minlength=_PARTS),
-        np.bincount(part, weights=labels, minlength=_PARTS).astype(np.float64),
-    )
-
-
-def _profile(
+def _profile_feature(
     feature: Feature, splits: dict[str, SplitColumns], labels: NDArray[np.float64], dataset: Dataset
 ) -> FeatureProfile:
+    # Frequent values or ranges of `train`, as the cells of all splits.
     column = splits["train"].read(feature.name)
     values = values_of(feature, column)
     cells = cells_of_values(feature, values, dataset.folder)
-    repeated = np.repeat(labels, list_lengths(column)) if isinstance(feature, MultiHotFeature) else labels
+    # Each value of a list has the label of its row.
+    of_values = np.repeat(labels, list_lengths(column)) if isinstance(feature, MultiHotFeature) else labels
     counts = cells.count(values)
     drift = {}
-    for name, other in splits.items():
+    for name, of_split in splits.items():
         if name != "train":
-            now = cells.count(values_of(feature, other.read(feature.name)))
+            now = cells.count(values_of(feature, of_split.read(feature.name)))
             drift[name] = drift_of_counts(feature.name, feature.kind, counts, now)
-    return FeatureProfile(
-        name=feature.name,
-        kind=feature.kind,
-        cells=_cells(cells.names, counts, cells.count(values, repeated)),
-        drift=drift,
-        **_facts(feature, column, values),
-    )
-
-
-def _cells(names: Sequence[str], counts: NDArray[np.int64], positives: NDArray[np.float64]) -> tuple[CellProfile, ...]:
-    """Return the cells that have rows."""
-    found = []
-    for name, count, positive in zip(names, counts.tolist(), positives.tolist(), strict=True):
-        if count:
-            rate = positive / count
-            found.append(CellProfile(name, count, count / int(counts.sum()), rate, *wilson(rate, count)))
-    return tuple(found)
+    rates = tuple(label_rates(cells.names, cells.places(values), of_values))
+    return FeatureProfile(feature.name, feature.kind, rates, drift, **_facts(feature, column, values))
 
 
 def _facts(feature: Feature, column: pa.Array, values: NDArray[Any]) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
-from rayrec.inspection.column_profile import NULL_WORDS, ColumnProfile, profile_column
-from rayrec.inspection.decisions import Decision, decide, find_roles, logistic_regression, table_warnings
+from rayrec.inspection.column_forms import profile_column
+from rayrec.inspection.column_profile import NULL_WORDS, ColumnProfile
+from rayrec.inspection.decisions import Decision, decide, logistic_regression, table_warnings
 from rayrec.inspection.file_form import FileForm, recognize
 from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
-from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
+from rayrec.inspection.roles import find_label, find_roles
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs
@@ -54,7 +55,23 @@ class InspectedTable:
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """Return the facts about each column, and what it becomes."""
-        return [_as_json(decision, self.sample.total_rows) for decision in self.decisions]
+        return [
+            {
+                "name": decision.column.name,
+                "type": decision.column.type,
+                "role": decision.role,
+                "kind": decision.kind,
+                "reason": decision.reason,
+                "distinct": decision.column.distinct,
+                "distinct_estimate": decision.column.distinct_estimate(self.sample.total_rows),
+                "missing_share": decision.column.missing_share,
+                "examples": decision.column.examples(),
+                "range": decision.column.range,
+                "auc": {name: reading.auc for name, reading in decision.auc.items()},
+                "rules": [{"columns": decision.column.name, **rule} for rule in decision.rules],
+            }
+            for decision in self.decisions
+        ]
 
 
 def inspect_table(
@@ -73,6 +90,7 @@ def inspect_table(
     recipe would leave out is counted by reading again; a column with too many bad values is taken for text, or else
     ignored. Raises UserError.
     """
+    # A sample of the rows, and what each of its columns holds.
     files = list_inputs(paths)
     form = recognize(files[0], label)
     sample = sample_rows(files, form.settings, rows, seed)
@@ -102,6 +120,8 @@ def inspect_table(
         choices = None if label is None else find_label(columns, label)
         inspected = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
         return InspectedTable(sample, *inspected, label=None if choices is None else choices.values)
+    # A recipe, until few enough rows are bad for it: a column whose values are often not what it seemed to be becomes a
+    # text, or nothing.
     while True:
         found = find_label(columns, label, missing_label)
         roles = find_roles(columns, found)
@@ -116,6 +136,7 @@ def inspect_table(
         written = form.with_null_values(sorted(words | set(found.null_words)))
         baseline = logistic_regression(columns, found, roles, decisions, seed)
         text = write_recipe(command, sample, written, found, roles, decisions, model, baseline)
+        # The recipe is tried where the sample was read.
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
         worst = [name for name, _ in left_out.columns.most_common() if name != found.column]
@@ -124,6 +145,7 @@ def inspect_table(
         limit = most * (left_out.rows + left_out.bad)
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
+    # What a person should look at before training.
     warnings = table_warnings(decisions, roles)
     fewer = min((found.values == side).sum() for side in (0, 1))
     if sample.is_whole and fewer < _FEW_OF_A_KIND:
@@ -172,22 +194,4 @@ def _describe(sample: Sample, form: FileForm) -> dict[str, ColumnProfile]:
     return {
         name: profile_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
         for name in sample.rows.column_names
-    }
-
-
-def _as_json(decision: Decision, total_rows: int) -> dict[str, Any]:
-    column = decision.column
-    return {
-        "name": column.name,
-        "type": column.type,
-        "role": decision.role,
-        "kind": decision.kind,
-        "reason": decision.reason,
-        "distinct": column.distinct,
-        "distinct_estimate": column.distinct_estimate(total_rows),
-        "missing_share": column.missing_share,
-        "examples": column.examples(),
-        "range": column.range,
-        "auc": {name: reading.auc for name, reading in decision.auc.items()},
-        "rules": [{"columns": column.name, **rule} for rule in decision.rules],
     }

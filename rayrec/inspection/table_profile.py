@@ -9,15 +9,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, format_share
+from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
 from rayrec.inspection.column_profile import ColumnProfile
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
-from rayrec.inspection.table import InspectedTable
-from rayrec.metrics.estimates import NORMAL_95, wilson
+from rayrec.inspection.inspected_table import InspectedTable
+from rayrec.metrics.estimates import NORMAL_95
 
-_PARTS = 20
-"""Parts of the file, one after the other, by which the label rate is shown."""
 _BINS, _MOST_VALUES = 12, 15
 _ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
 """Columns and rows of the sample from which associations are computed, so that their time is bounded."""
@@ -27,58 +26,61 @@ _RARE_LABEL = 0.01
 _ACTIVITY = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
-Places = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
-class _Cells:
+class _RowCells:
     """A column's rows by its values, or ranges of them."""
 
     names: list[str]
-    places: Places
+    places: NDArray[np.int64]
     """(n,) the cell of each row."""
 
-    def counts(self, rows: Any = slice(None)) -> Places:
-        return np.bincount(self.places[rows], minlength=len(self.names))
 
-
-def raw_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
+def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     """Return what a page shows of an inspected table, as JSON values.
 
     Everything comes from the sample. The label's evidence is what inspection has measured; associations are computed
     from at most 20,000 rows of the 40 columns that predict the label best.
     """
     label, rows = found.label, found.sample.rows.num_rows
-    known = np.isfinite(label) if label is not None else np.zeros(rows, bool)
-    rate = float(label[known].mean()) if label is not None else None
     shown = [d for d in found.decisions if d.column.form != "nested" and d.column.present]
     cells = {decision.column.name: _cells_of(decision) for decision in shown}
+    # The columns, each with how the label goes with its values.
     columns = found.columns_as_json()
     for column in columns:
-        column["cells"] = _rates(cells[column["name"]], label) if column["name"] in cells else []
-    name = next((decision.column.name for decision in found.decisions if decision.role == "label"), None)
+        of_column = cells.get(column["name"])
+        column["cells"] = [] if of_column is None else _as_json(label_rates(of_column.names, of_column.places, label))
+    # Drift: the second half of the file against the first.
     others = {"label", "time", "user", "item"}
     used = [d for d in shown if d.role not in others and (d.role != "ignored" or d.warning)]
-    drift = [_drift(decision, cells[decision.column.name]) for decision in used]
-    halves = [label[half][known[half]] for half in _halves(rows)] if label is not None else []
-    if halves and name is not None:
-        counts = [np.array([(half == side).sum() for side in (0, 1)]) for half in halves]
-        drift.insert(0, drift_of_counts(name, "label", counts[0], counts[1]).as_json())
+    halves = slice(0, rows // 2), slice(rows // 2, None)
+    drift = []
+    about_label = None
+    if label is not None:
+        known = np.isfinite(label)
+        name = next((decision.column.name for decision in found.decisions if decision.role == "label"), None)
+        about_label = {"name": name, "rate": float(label[known].mean()), "rows": int(known.sum())}
+        if name is not None:
+            sides = [np.array([(label[half] == side).sum() for side in (0, 1)]) for half in halves]
+            drift.append(drift_of_counts(name, "label", *sides).as_json())
+    for decision in used:
+        of_column = cells[decision.column.name]
+        counts = [np.bincount(of_column.places[half], minlength=len(of_column.names)) for half in halves]
+        drift.append(drift_of_counts(decision.column.name, decision.kind, *counts).as_json())
     figures: dict[str, Any] = {
         "kind": "inspection",
         "subject": subject,
         "rows": rows,
         "total_rows": found.sample.total_rows,
         "is_whole": found.sample.is_whole,
-        "label": None if rate is None else {"name": name, "rate": rate, "rows": int(known.sum())},
+        "label": about_label,
         "columns": columns,
         "logistic_regression_auc": found.baseline,
-        "with_label": _with_label(found.decisions),
-        "along": [] if label is None else _rates(_parts(rows), label),
+        "with_label": _best_readings(found.decisions),
+        "along": [] if label is None else _as_json(label_rates_along(label)),
         "drift": drift,
         "missing": _missing([d.column for d in found.decisions], label),
         "associations": _associations(used, cells, rows),
-        "interactions": _interactions(found.decisions),
+        "interactions": _activity(found.decisions),
         "duplicates": _duplicates(found),
         "rejected": {"rows": found.left_out.bad, "reasons": dict(found.left_out.reasons)},
         "recipe": found.recipe,
@@ -86,7 +88,11 @@ def raw_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     return {**figures, "alerts": _alerts(found, figures)}
 
 
-def _cells_of(decision: Decision) -> _Cells:
+def _as_json(cells: Sequence[CellProfile]) -> list[dict[str, Any]]:
+    return [dict(vars(cell)) for cell in cells]
+
+
+def _cells_of(decision: Decision) -> _RowCells:
     """Return the values of a column, the most frequent first; or ranges of its numbers, times or lengths of lists."""
     column = decision.column
     is_missing = column.codes < 0
@@ -94,8 +100,14 @@ def _cells_of(decision: Decision) -> _Cells:
         names, places = _ranges(column.lengths.astype(np.float64))
         names = [f"{name} items" for name in names]
     elif column.form == "time" and column.seconds is not None:
-        names, places = _spans(column.row_seconds)
-    elif column.numbers is not None and decision.kind not in ("categorical", "user", "item", "group"):
+        # Spans of one length, by their beginnings.
+        seconds = column.row_seconds
+        first, last = float(np.nanmin(seconds)), float(np.nanmax(seconds))
+        width = max(last - first, 1.0) / _BINS
+        places = np.nan_to_num((seconds - first) // width).astype(np.int64).clip(0, _BINS - 1)
+        form = "from %Y-%m-%d" if width >= 86_400 else "from %Y-%m-%d %H:%M"
+        names = [datetime.fromtimestamp(first + n * width, UTC).strftime(form) for n in range(_BINS)]
+    elif _is_ordered(decision):
         names, places = _ranges(np.where(is_missing, np.nan, column.row_numbers))
     else:
         order = np.argsort(-column.counts, kind="stable")
@@ -108,10 +120,15 @@ def _cells_of(decision: Decision) -> _Cells:
     if is_missing.any():
         places = np.where(is_missing, len(names), places)
         names = [*names, "missing"]
-    return _Cells(names, places)
+    return _RowCells(names, places)
 
 
-def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
+def _is_ordered(decision: Decision) -> bool:
+    """Tell whether a column is read as numbers, not as names."""
+    return decision.column.numbers is not None and decision.kind not in ("categorical", "user", "item", "group")
+
+
+def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], NDArray[np.int64]]:
     """Return each of a few numbers, or ranges of about as many rows; a frequent number has a range of its own."""
     known = numbers[np.isfinite(numbers)]
     distinct, counts = np.unique(known, return_counts=True)
@@ -124,51 +141,14 @@ def _ranges(numbers: NDArray[np.float64]) -> tuple[list[str], Places]:
         starts = np.unique(np.concatenate([distinct[:1], edges, distinct[frequent], after]))
     ends = np.append(distinct[np.searchsorted(distinct, starts[1:]) - 1], distinct[-1:])
     places = (np.searchsorted(starts, numbers, side="right") - 1).clip(0, len(starts) - 1)
-    return [
-        _number(a) if a == b else f"{_number(a)} to {_number(b)}" for a, b in zip(starts, ends, strict=True)
-    ], places
+
+    def text(value: float) -> str:
+        return f"{int(value)}" if value.is_integer() and abs(value) < 1e6 else format_number(value)
+
+    return [text(a) if a == b else f"{text(a)} to {text(b)}" for a, b in zip(starts, ends, strict=True)], places
 
 
-def _spans(seconds: NDArray[np.float64]) -> tuple[list[str], Places]:
-    """Return the spans of time of one length, by their beginnings."""
-    first, last = float(np.nanmin(seconds)), float(np.nanmax(seconds))
-    width = max(last - first, 1.0) / _BINS
-    places = np.nan_to_num((seconds - first) // width).astype(np.int64).clip(0, _BINS - 1)
-    form = "%Y-%m-%d" if width >= 86_400 else "%Y-%m-%d %H:%M"
-    return [datetime.fromtimestamp(first + n * width, UTC).strftime(f"from {form}") for n in range(_BINS)], places
-
-
-def _number(value: float) -> str:
-    return f"{int(value)}" if value.is_integer() and abs(value) < 1e6 else format_number(value)
-
-
-def _parts(rows: int) -> _Cells:
-    ends = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
-    return _Cells(ends, np.arange(rows) * _PARTS // max(rows, 1))
-
-
-def _halves(rows: int) -> tuple[slice, slice]:
-    return slice(0, rows // 2), slice(rows // 2, None)
-
-
-def _rates(cells: _Cells, label: NDArray[np.float64] | None) -> list[dict[str, Any]]:
-    """Return the cells that have rows, with the label rate of those whose label is known, and its 95 % interval."""
-    counts, found = cells.counts(), []
-    if label is not None:
-        known = np.isfinite(label)
-        labelled = cells.counts(known)
-        positives = np.bincount(cells.places[known], weights=label[known], minlength=len(cells.names))
-    for place in np.flatnonzero(counts).tolist():
-        row = {"value": cells.names[place], "rows": int(counts[place]), "share": float(counts[place] / counts.sum())}
-        rate = low = high = None
-        if label is not None and labelled[place]:
-            rate = float(positives[place] / labelled[place])
-            low, high = wilson(rate, int(labelled[place]))
-        found.append({**row, "label_rate": rate, "low": low, "high": high})
-    return found
-
-
-def _with_label(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def _best_readings(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
     """Return the best reading of each column, the best column first."""
     found = []
     for decision in decisions:
@@ -178,12 +158,6 @@ def _with_label(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
             found.append({"name": decision.column.name, "reading": reading.replace("_", " "), "auc": best.auc,
                           "low": low, "high": min(high, 1.0)})  # fmt: skip
     return sorted(found, key=lambda one: -float(one["auc"]))
-
-
-def _drift(decision: Decision, cells: _Cells) -> dict[str, Any]:
-    """Return how the second half of the file differs from the first."""
-    before, now = (cells.counts(half) for half in _halves(len(cells.places)))
-    return drift_of_counts(decision.column.name, decision.kind, before, now).as_json()
 
 
 def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None) -> dict[str, Any]:
@@ -197,12 +171,12 @@ def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None
     places = places.reshape(rows)
     frequent = np.argsort(-np.bincount(places), kind="stable")[:_PATTERNS]
     names = [[column.name for column in lacking if column.codes[row] < 0] for row in first.tolist()]
-    cells = _rates(_Cells([str(n) for n in range(len(kinds))], places), label)
+    cells = _as_json(label_rates([""] * len(kinds), places, label))
     patterns = [{"columns": names[n], **{k: v for k, v in cells[n].items() if k != "value"}} for n in frequent.tolist()]
     return {"columns": [{"name": c.name, "share": c.missing_share} for c in lacking], "patterns": patterns}
 
 
-def _associations(used: Sequence[Decision], cells: dict[str, _Cells], rows: int) -> dict[str, Any]:
+def _associations(used: Sequence[Decision], cells: dict[str, _RowCells], rows: int) -> dict[str, Any]:
     """Return how strongly each two columns go together, from -1 to 1.
 
     Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
@@ -234,12 +208,12 @@ def _associations(used: Sequence[Decision], cells: dict[str, _Cells], rows: int)
     }
 
 
-def _ranks(decision: Decision, taken: Places) -> NDArray[np.float64] | None:
-    """(n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
+def _ranks(decision: Decision, taken: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """Return (n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
     column = decision.column
     if column.form == "time" and column.seconds is not None:
         numbers = column.row_seconds[taken]
-    elif column.numbers is not None and decision.kind not in ("categorical", "user", "item", "group"):
+    elif _is_ordered(decision):
         numbers = column.row_numbers[taken]
     else:
         return None
@@ -255,7 +229,7 @@ def _correlation(first: NDArray[np.float64] | None, second: NDArray[np.float64] 
     return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and a.std() and b.std() else None
 
 
-def cramers_v(first: Places, second: Places) -> float | None:
+def cramers_v(first: NDArray[np.int64], second: NDArray[np.int64]) -> float | None:
     """Return Cramer's V of two (n,) columns of cells, corrected for bias, from 0 to 1; None if one has one cell."""
     (_, a), (_, b) = (np.unique(cells, return_inverse=True) for cells in (first, second))
     rows, r, c = len(a), int(a.max(initial=0)) + 1, int(b.max(initial=0)) + 1
@@ -269,7 +243,7 @@ def cramers_v(first: Places, second: Places) -> float | None:
     return float(min(1.0, np.sqrt(corrected / fewer))) if fewer > 0 else None
 
 
-def _interactions(decisions: Sequence[Decision]) -> dict[str, Any] | None:
+def _activity(decisions: Sequence[Decision]) -> dict[str, Any] | None:
     """Return how many rows a user has, and how many rows the most popular items have; None for other tables."""
     of_role = {decision.role: decision.column for decision in decisions}
     if "user" not in of_role or "item" not in of_role:
@@ -325,11 +299,11 @@ def _alerts(found: InspectedTable, figures: dict[str, Any]) -> list[dict[str, st
     leaks = {decision.warning for decision in found.decisions}
     alerts += [("warning", "", warning) for warning in found.warnings if warning not in leaks]
     if duplicates := figures["duplicates"]:
-        repeated = f"{duplicates:,} rows of the sample ({_percent(duplicates / figures['rows'])})"
+        repeated = f"{duplicates:,} rows of the sample ({format_share(duplicates / figures['rows'])})"
         alerts.append(("duplicates", "", f"{repeated} repeat another one in every column"))
     label = figures["label"]
     if label is not None and min(label["rate"], 1 - label["rate"]) < _RARE_LABEL:
-        rare = f"{_percent(label['rate'])} of the rows have label 1"
+        rare = f"{format_share(label['rate'])} of the rows have label 1"
         alerts.append(("skewed label", label["name"], f"{rare}; metrics need many rows"))
     alerts += [
         ("drift", one["name"], f"the second half of the file differs: stability index {format_number(one['index'])}")
@@ -348,14 +322,10 @@ def _column_alerts(decision: Decision) -> list[Alert]:
         kind = next((kind for start, kind in kinds.items() if decision.reason.startswith(start)), "ignored")
         found.append((kind, column.name, decision.reason))
     if column.missing_share >= _MUCH_MISSING:
-        found.append(("missing", column.name, f"{_percent(column.missing_share)} of the rows have no value"))
+        found.append(("missing", column.name, f"{format_share(column.missing_share)} of the rows have no value"))
     if decision.role == "time" and column.seconds is not None:
         steps = np.diff(column.row_seconds[np.isfinite(column.row_seconds)])
         if (steps < 0).any():
-            early = f"{_percent(float((steps < 0).mean()))} of the rows are earlier than the row before"
+            early = f"{format_share(float((steps < 0).mean()))} of the rows are earlier than the row before"
             found.append(("order of time", column.name, f"{early}; a split by place in the file would mix times"))
     return found
-
-
-def _percent(share: float) -> str:
-    return f"{format_number(100 * share)}%"

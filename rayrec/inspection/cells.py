@@ -1,6 +1,8 @@
-"""Divides rows by the values of an encoded feature into cells that have names in the terms of the raw data."""
+"""Cells of rows, by the values of a column or a feature, or by their place: how many rows they have, and how many are
+positive.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,7 @@ from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.vocabularies.value_names import ValueNames
 from rayrec.features.vocabularies.vocabulary import vocabulary_files
+from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet
 
 MOST_VALUES = 20
@@ -24,25 +27,68 @@ _RANGES = 10
 _OUTER_SHARE = 0.005
 """The share of the rows in the first and in the last of ranges of even width, so that outliers do not set the width."""
 _MOST_ORDERED = 32
+_PARTS = 20
+"""Parts of the rows, one after the other, by which the label rate is shown."""
 
-Places = Callable[[NDArray[Any]], NDArray[np.int64]]
+
+@dataclass(frozen=True)
+class CellProfile:
+    """The rows, or of lists their values, in one cell."""
+
+    value: str
+    rows: int
+    share: float
+    label_rate: float | None
+    """Of the rows whose label is known; None if none is."""
+    low: float | None
+    high: float | None
+    """The 95 % interval of the label rate."""
+
+
+def label_rates(
+    names: Sequence[str], places: NDArray[np.int64], label: NDArray[np.float64] | None
+) -> list[CellProfile]:
+    """Return the cells that have rows, with their label rates.
+
+    `places` (n,) are the cells of the rows, by their places in `names`; `label` (n,) is 0 or 1, NaN where not known.
+    """
+    counts = np.bincount(places, minlength=len(names))
+    label = np.full(len(places), np.nan) if label is None else label
+    known = np.isfinite(label)
+    labelled = np.bincount(places[known], minlength=len(names))
+    positives = np.bincount(places[known], weights=label[known], minlength=len(names))
+    found, total = [], int(counts.sum())
+    for place in np.flatnonzero(counts).tolist():
+        rate = low = high = None
+        if labelled[place]:
+            rate = float(positives[place] / labelled[place])
+            low, high = wilson(rate, int(labelled[place]))
+        rows = int(counts[place])
+        found.append(CellProfile(names[place], rows, rows / total, rate, low, high))
+    return found
+
+
+def label_rates_along(label: NDArray[np.float64]) -> list[CellProfile]:
+    """Return the label rates of twentieths of the rows, one after the other; `label` (n,) as for `label_rates`."""
+    names = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
+    return label_rates(names, np.arange(len(label)) * _PARTS // max(len(label), 1), label)
 
 
 @dataclass(frozen=True)
 class FeatureCells:
-    """The cells of a feature's values, by place."""
+    """The cells of an encoded feature's values, which have names in the terms of the raw data."""
 
     names: tuple[str, ...]
-    places: Places
+    places: Callable[[NDArray[Any]], NDArray[np.int64]]
     """The place of each of (n,) values of `values_of` or `values_of_rows`."""
 
-    def count(self, values: NDArray[Any], weights: NDArray[np.float64] | None = None) -> NDArray[Any]:
-        """Return the number of values in each cell, or the sum of their weights."""
-        return np.bincount(self.places(values), weights=weights, minlength=len(self.names))
+    def count(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the number of values in each cell."""
+        return np.bincount(self.places(values), minlength=len(self.names))
 
 
 def values_of(feature: Feature, column: pa.Array) -> NDArray[Any]:
-    """(n,) the values of an encoded column: numbers, ids (of lists one after the other), the lengths of vectors."""
+    """Return (n,) the values of an encoded column: numbers, ids (of lists in a row), the lengths of vectors."""
     if isinstance(feature, MultiHotFeature):
         return ids_of(column.flatten()).to_numpy()
     if isinstance(feature, CategoricalFeature):
@@ -54,12 +100,12 @@ def values_of(feature: Feature, column: pa.Array) -> NDArray[Any]:
 
 
 def values_of_rows(feature: Feature, column: pa.Array) -> NDArray[Any]:
-    """(rows,) one value for each row: as `values_of`, but the number of ids of a list."""
+    """Return (rows,) one value for each row: as `values_of`, but the number of ids of a list."""
     return list_lengths(column) if isinstance(feature, MultiHotFeature) else values_of(feature, column)
 
 
 def list_lengths(column: pa.ListArray) -> NDArray[np.int64]:
-    """(rows,) the number of values of each list."""
+    """Return (rows,) the number of values of each list."""
     return np.diff(column.offsets.to_numpy()).astype(np.int64)
 
 

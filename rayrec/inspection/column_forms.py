@@ -1,0 +1,366 @@
+"""Recognizes how the values of a column are written: as numbers, times, lists, vectors or other texts."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.features.raw_values import read_column
+from rayrec.features.schema import RawColumn
+from rayrec.features.text_forms import BOOLEANS, in_form
+from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
+
+_LEADING_ZERO = r"^[+-]?0[0-9]+$"
+_LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
+_DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%y%m%d")
+_DIGITS = {"%Y": 4}
+_DAYS = (
+    "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%d/%b/%Y", "%d %b %Y",
+    "%d-%b-%Y", "%b %d, %Y", "%a %b %d %Y",
+)  # fmt: skip
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_TEXT_FORMATS = tuple(day + clock for day in _DAYS for clock in _CLOCKS)
+_TEXT_YEARS, _DIGIT_YEARS = (1900, 2100), (1990, 2040)
+"""Plausible years: integers could as well be something else than times."""
+_EPOCHS = ("s", "ms", "us")
+_TRIED = 2_000
+"""Distinct values that a pattern is tried on before all of them."""
+_SEPARATORS = ("|", ";", ",", " ")
+_FEW_NUMBERS = 20
+"""So few different numbers may be kinds, of which others are words."""
+_MOST_WORDS, _MOST_WORDS_SHARE = 3, 0.3
+"""Words among numbers or times, beside the known ones, that are taken for missing values; and their share of rows."""
+_MOST_UNDRESSED = 0.05
+DRESSED = "numbers with"
+_CURRENCY = r"([A-Z]{0,2}\p{Sc}|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|PLN|kr|Rs\.?)"
+_BLANKS = r"' \x{2019}\x{a0}\x{202f}"
+_DRESSES = {
+    "a percent sign": r"^[+-]?[0-9][0-9.,]* ?%$",
+    "a currency sign": rf"^\(?[+-]?{_CURRENCY} ?[+-]?[0-9][0-9., ]*\)?$|^[+-]?[0-9][0-9., ]* ?{_CURRENCY}$",
+    "a mark between thousands": rf"^[+-]?[0-9]{{1,3}}(([,{_BLANKS}][0-9]{{3}})+(\.[0-9]+)?|(\.[0-9]{{3}}){{2,}})$",
+    "a decimal comma": rf"^[+-]?([0-9]+|[0-9]{{1,3}}([.{_BLANKS}][0-9]{{3}})+),[0-9]+$",
+}
+"""What numbers may have about them that preprocessing cannot read, and how they look."""
+
+
+def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> ColumnProfile:
+    """Return the profile of a column of the sample; `delimited` columns are texts, others have Arrow's types.
+
+    `named`: the name comes from the files, so that it can say what the values are.
+    """
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if isinstance(array, pa.ChunkedArray):  # more than 2 GiB
+        array = pa.concat_arrays(array.chunks)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array, kind = array.dictionary_decode(), kind.value_type
+    shown = "text" if delimited else str(kind)
+    # The type decides, as far as the file has one.
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        return _lists(name, array, shown)
+    if pa.types.is_null(kind):
+        return ColumnProfile(name, shown, "text", np.full(len(array), -1), [])
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        times, _ = read_column(array, RawColumn(name=name, type="time"))
+        codes, distinct = _encoded(times.cast(pa.timestamp("us")))
+        seconds = distinct.cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
+        texts = [text.removesuffix(".000000") for text in distinct.cast(pa.string()).to_pylist()]
+        return ColumnProfile(name, shown, "time", codes, texts, time_format="iso", seconds=seconds)
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return _with_time(_typed_numbers(name, array, shown), named)
+    # Whatever else preprocessing reads as texts: those of delimited files say themselves what they are.
+    as_texts = _as_texts(array)
+    if as_texts is None:
+        is_null = array.is_null().to_numpy(zero_copy_only=False)
+        return ColumnProfile(name, shown, "nested", np.where(is_null, -1, 0), [shown])
+    if not (pa.types.is_temporal(kind) or pa.types.is_boolean(kind)):
+        return _with_time(_texts(name, as_texts, shown), named)
+    codes, distinct = _encoded(as_texts)
+    return _plain(name, shown, codes, distinct.to_pylist())
+
+
+def _as_texts(array: pa.Array) -> pa.Array | None:
+    """Return the texts that preprocessing reads; None if it can read none or few of the values."""
+    try:
+        texts, unreadable = read_column(array, RawColumn(name="", type="text"))
+    except UserError:
+        return None
+    return texts.cast(pa.large_string()) if 2 * unreadable.sum() <= len(array) else None
+
+
+def _encoded(array: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
+    encoded = array.dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
+
+
+def _recoded(codes: NDArray[np.int64], spelled: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
+    """Return codes and distinct texts where `spelled` are the distinct texts in a spelling that some of them share."""
+    new, distinct = _encoded(spelled)
+    return np.append(new, -1)[codes], distinct
+
+
+def _typed_numbers(name: str, array: pa.Array, shown: str) -> ColumnProfile:
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
+    codes, distinct = _encoded(array)
+    numbers = distinct.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    texts = in_form(distinct.cast(pa.string()), "number").to_pylist()
+    is_whole = bool(np.isfinite(numbers).all()) and all("." not in text and "e" not in text for text in texts)
+    if is_whole and np.mean(np.abs(numbers[codes[codes >= 0]]) >= _LONG) > MOST_MISFITS:
+        return ColumnProfile(name, shown, "text", codes, texts, notes=(_TOO_LONG,))
+    return ColumnProfile(name, shown, "integer" if is_whole else "number", codes, texts, numbers=numbers)
+
+
+def _lists(name: str, array: pa.Array, shown: str) -> ColumnProfile:
+    array = array.cast(pa.list_(array.type.value_type))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    is_null = array.is_null().to_numpy(zero_copy_only=False)
+    flat = array.flatten()
+    present = lengths[~is_null]
+    codes = np.where(is_null, -1, 0)
+    if pa.types.is_floating(flat.type) and not pc.all(pc.equal(flat, pc.floor(flat))).as_py():
+        usual = np.bincount(present).argmax() if len(present) else 0
+        examples = [str(v) for v in flat.slice(0, 3).to_pylist()]
+        if usual and (present == usual).mean() > 0.99:
+            return ColumnProfile(name, shown, "vector", codes, [f"[{', '.join(examples)}, ...]"], lengths=lengths)
+        return ColumnProfile(name, shown, "nested", codes, [shown])
+    texts = _as_texts(flat)
+    if texts is None:
+        return ColumnProfile(name, shown, "nested", codes, [shown])
+    return _list_column(name, shown, texts, lengths, is_null, None)
+
+
+def _list_column(
+    name: str, shown: str, flat: pa.Array, lengths: NDArray[np.int64], is_null: NDArray[np.bool_], separator: str | None
+) -> ColumnProfile:
+    """Return a column of lists; its codes are those of the first item, so that a row without one counts as missing."""
+    item_codes, items = _encoded(flat)
+    starts = np.cumsum(lengths) - lengths
+    filled = ~is_null & (lengths > 0)
+    codes = np.full(len(lengths), -1)
+    codes[filled] = item_codes[starts[filled]]
+    texts = items.to_pylist()
+    frequent = np.argsort(-np.bincount(item_codes[item_codes >= 0], minlength=len(texts)), kind="stable")
+    order = np.argsort(frequent)  # place of each item when the most frequent comes first
+    codes = np.where(codes >= 0, order[np.maximum(codes, 0)] if len(order) else codes, -1)
+    return ColumnProfile(
+        name, shown, "list", codes, [texts[i] for i in frequent], separator=separator, lengths=lengths,
+        items=len(texts),
+    )  # fmt: skip
+
+
+def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
+    """Return what texts are written as: the first of these that nearly all of them are."""
+    codes, distinct = _encoded(array)
+    texts: list[str] = distinct.to_pylist()
+    # Booleans.
+    is_boolean = pc.is_in(distinct, pa.array(list(BOOLEANS), distinct.type)).to_numpy(zero_copy_only=False)
+    if texts and is_boolean.all():
+        codes, distinct = _recoded(codes, in_form(distinct, "boolean"))
+        return _plain(name, shown, codes, distinct.to_pylist())
+    if not texts:
+        return ColumnProfile(name, shown, "text", codes, texts)
+    # Numbers, plain or dressed up.
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+    is_word = pc.is_in(distinct, pa.array(NULL_WORDS, distinct.type)).to_numpy(zero_copy_only=False)
+    is_number = _read(distinct, "number")[1] & ~is_boolean
+    null_words = _null_words(texts, counts, is_number, is_word, _FEW_NUMBERS)
+    if null_words is not None:
+        return _number_texts(name, shown, codes, distinct, null_words)
+    if dress := _dress(distinct, counts, is_number | is_word):
+        return ColumnProfile(name, shown, "text", codes, texts, notes=(f"{DRESSED} {dress}",))
+    # Times, in the first format that most are written in.
+    for form in _text_time_formats(distinct):
+        seconds, is_time = _times(distinct, form, _TEXT_YEARS)
+        null_words = _null_words(texts, counts, is_time, is_word)
+        if null_words is not None:
+            notes = ("day and month could be the other way round",) if _is_ambiguous(distinct, is_time, form) else ()
+            column = ColumnProfile(name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes)
+            return column.without(null_words)
+    # Vectors, lists, or one value each.
+    found = _vector(name, shown, codes, texts) or _list(name, shown, codes, texts, counts)
+    return found or _plain(name, shown, codes, texts)
+
+
+def _null_words(
+    texts: Sequence[str],
+    counts: NDArray[np.int64],
+    is_value: NDArray[np.bool_],
+    is_word: NDArray[np.bool_],
+    few: int = 0,
+) -> tuple[str, ...] | None:
+    """Return the texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
+
+    Words of several rows among more than a few values do so, and few rows may have any other text, if there are more
+    than `few` values.
+    """
+    others = np.flatnonzero(~is_value & ~is_word)
+    null_words = tuple(text for text, is_null in zip(texts, is_word, strict=True) if is_null)
+    rest = tuple(texts[int(i)] for i in others)
+    values = np.count_nonzero(is_value & ~is_word)
+    if not values:
+        return None
+    share = counts[others].sum() / counts.sum()
+    are_words = len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and share <= _MOST_WORDS_SHARE
+    if are_words and values > _FEW_NUMBERS and (counts[others] > 1).all():
+        return (*null_words, *rest)
+    return null_words if not rest or (values > few and share <= MOST_MISFITS) else None
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
+def _read(
+    values: pa.Array, kind: Literal["number", "time"], time_format: str = "iso"
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return (n,) numbers, or microseconds since 1970, as preprocessing reads them, else NaN; and which can be read."""
+    read, unreadable = read_column(values, RawColumn(name="", type=kind, time_format=time_format))
+    if kind == "time":
+        read = read.cast(pa.int64())
+    return read.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False), ~unreadable
+
+
+def _number_texts(
+    name: str,
+    shown: str,
+    codes: NDArray[np.int64],
+    distinct: pa.Array,
+    null_words: tuple[str, ...],
+) -> ColumnProfile:
+    counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
+    for pattern, note in (
+        (_LEADING_ZERO, "digits with leading zeros, which are texts"),
+        (_LONG_INTEGER, _TOO_LONG),
+    ):
+        found = pc.match_substring_regex(distinct, pattern).to_numpy(zero_copy_only=False)
+        if counts[found].sum() > MOST_MISFITS * counts.sum():
+            return ColumnProfile(name, shown, "text", codes, distinct.to_pylist(), notes=(note,)).without(null_words)
+    codes, distinct = _recoded(codes, in_form(distinct, "number"))
+    numbers, _ = _read(distinct, "number")
+    is_missing = ~np.isfinite(numbers)  # infinity, too, is a missing value to preprocessing
+    is_digits = pc.match_substring_regex(distinct, r"^[+-]?[0-9]+$").to_numpy(zero_copy_only=False)
+    form: Form = "integer" if is_digits[~is_missing].all() else "number"
+    texts = distinct.to_pylist()
+    column = ColumnProfile(name, shown, form, codes, texts, numbers=np.where(is_missing, np.nan, numbers))
+    without = column.without([text for text, missing in zip(texts, is_missing, strict=True) if missing])
+    return replace(without, null_words=null_words)
+
+
+def _dress(distinct: pa.Array, counts: NDArray[np.int64], is_plain: NDArray[np.bool_]) -> str | None:
+    """Return how numbers are dressed up that preprocessing cannot read, with an example; None if the texts are no
+    numbers.
+    """
+    for what, pattern in _DRESSES.items():
+        is_dressed = pc.match_substring_regex(distinct, pattern).to_numpy(zero_copy_only=False) & ~is_plain
+        if is_dressed.any() and counts[is_dressed | is_plain].sum() >= (1 - _MOST_UNDRESSED) * counts.sum():
+            return f"{what}, such as '{distinct[int(np.argmax(counts * is_dressed))]}'"
+    return None
+
+
+def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile:
+    notes = []
+    if all(re.fullmatch(r"[0-9a-f]{6,}|[0-9A-F]{6,}", t) for t in texts[:_TRIED]):
+        notes.append("hexadecimal")
+    elif all(t.startswith(("[", "{")) and t.endswith(("]", "}")) for t in texts[:_TRIED]):
+        notes.append("JSON in a text, which is read as one value")
+    return ColumnProfile(name, shown, "text", codes, texts, notes=tuple(notes))
+
+
+def _with_time(column: ColumnProfile, named: bool) -> ColumnProfile:
+    """Return a column of numbers as one of times, if nearly all are times of a known format within plausible years."""
+    if column.numbers is None or not len(column.texts):
+        return column
+    texts, counts = pa.array(column.texts, pa.string()), column.counts
+    formats: list[str] = []
+    if column.has_time_name and column.form == "integer":
+        length = np.bincount(pc.utf8_length(texts).to_numpy(), counts).argmax()
+        formats = [
+            f for f in _DIGIT_FORMATS if sum(_DIGITS.get(f[i : i + 2], 2) for i in range(0, len(f), 2)) == length
+        ]
+    # Seconds could as well be ids, so the name must speak of a time, or there is none and most rows differ.
+    says_time = column.has_time_name or (not named and column.distinct > column.present / 5)
+    formats += [form for form in _EPOCHS if says_time or (form != "s" and column.form == "integer")]
+    for form in formats:
+        seconds, is_time = _times(texts, form, _DIGIT_YEARS)
+        if is_time.any() and counts[~is_time].sum() <= MOST_MISFITS * counts.sum():
+            return replace(column, form="time", time_format=form, seconds=seconds)
+    return column
+
+
+def _text_time_formats(distinct: pa.Array) -> list[str]:
+    """Return the formats in which most of the first texts are times, by which day and month are the likeliest first."""
+    tried = distinct[:_TRIED]
+    if pc.mean(pc.match_substring_regex(tried, r"^.{0,12}[0-9].{0,3}[-/. :]")).as_py() < 0.5:
+        return []
+    return [form for form in ("iso", *_TEXT_FORMATS) if _times(tried, form, _TEXT_YEARS)[1].mean() > 0.5]
+
+
+def _is_ambiguous(distinct: pa.Array, is_time: NDArray[np.bool_], form: str) -> bool:
+    return form.startswith("%d/%m") and bool(
+        (_times(distinct, form.replace("%d/%m", "%m/%d"), _TEXT_YEARS)[1] | ~is_time).all()
+    )
+
+
+def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return (n,) seconds since 1970, NaN if not a time of this format in plausible years; and which are one."""
+    first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in years)
+    micros, is_readable = _read(values, "time", form)
+    seconds = micros / 1e6
+    with np.errstate(invalid="ignore"):
+        is_time = is_readable & (seconds >= first) & (seconds < last)
+    return np.where(is_time, seconds, np.nan), is_time
+
+
+def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile | None:
+    """Return the column as vectors, if every text has the same number, at least 3, of decimals in it."""
+    tried = texts[:_TRIED]
+    for separator in _SEPARATORS:
+        size = tried[0].count(separator) + 1
+        if size < 3 or any(t.count(separator) + 1 != size for t in tried):
+            continue
+        items = [item for t in tried for item in t.split(separator)]
+        if _read(pa.array(items, pa.string()), "number")[1].all() and any("." in item for item in items):
+            lengths = np.where(codes >= 0, size, 0)
+            return ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
+    return None
+
+
+def _list(
+    name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str], counts: NDArray[np.int64]
+) -> ColumnProfile | None:
+    """Return the column as lists, if a separator stands inside of many values and few items make up many different
+    values.
+    """
+    rows = counts.sum()
+    for separator in _SEPARATORS:
+        joined = np.array([separator in t for t in texts])
+        if counts[joined].sum() < 0.3 * rows:
+            continue
+        parts = [t.split(separator) for t in texts]
+        sizes = np.array([len(p) for p in parts])
+        if len(np.unique(sizes[joined])) < 2 and joined.all():
+            continue  # always as many parts: the levels of one value
+        items: dict[str, int] = {}
+        for part in parts:
+            for item in part:
+                items[item] = items.get(item, 0) + 1
+        # The same items again in other company; texts of free words have many that occur once.
+        if "" in items or len(items) > 0.5 * len(texts) or sizes.sum() < 5 * len(items):
+            continue
+        if separator == " " and max(map(len, items)) > 30:
+            continue
+        of_row = codes[codes >= 0]
+        starts, ends = (np.cumsum(sizes) - sizes)[of_row], np.cumsum(sizes[of_row])
+        taken = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes[of_row]), sizes[of_row])
+        flat = pa.array([item for part in parts for item in part], pa.large_string()).take(pa.array(taken))
+        lengths = np.where(codes >= 0, sizes[codes], 0)
+        return _list_column(name, shown, flat, lengths, codes < 0, separator)
+    return None
