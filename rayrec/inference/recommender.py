@@ -16,7 +16,7 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
+from rayrec.ingest.interactions.pairs import interaction_columns, num_item_rows, positive_pairs
 
 KNOWN_ITEMS_FILE = "known_items.safetensors"
 

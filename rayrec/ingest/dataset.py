@@ -8,11 +8,12 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
@@ -22,6 +23,7 @@ from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
 from rayrec.store.files import as_json, sizes_in, write_json
+from rayrec.store.parquet import open_parquet
 from rayrec.store.paths import confined, to_path
 
 MANIFEST_FILE = "manifest.json"
@@ -35,6 +37,8 @@ KNOWN_SPLIT = "known"
 """A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
 that it extends, and those that are no choices; not labelled."""
 
+_ROWS_AT_ONCE = 16_384
+_SPREAD_GROUPS = 32
 _WITHOUT_EFFECT = frozenset(
     ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
 )
@@ -251,6 +255,29 @@ class Dataset:
                 f"on {', '.join(self.evaluation_splits) or 'another dataset'}"
             )
         return split
+
+    def rows(self, split: str, columns: Sequence[str], most: int, *, spread: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield up to `most` rows of a split, in batches: the first ones in the order of the files.
+
+        `spread`: rows of row groups that lie evenly over the split, whose order may be that of time; then about `most`.
+        Raises UserError if there is no such split.
+        """
+        parts, left = self.split(split).parts, most
+        if spread:
+            groups = [(part.path, group) for part in parts for group in range(len(part.row_groups))]
+            chosen = groups[:: -(-len(groups) // _SPREAD_GROUPS)]
+            for path, group in chosen:
+                with open_parquet(self.folder / path) as parquet:
+                    table = parquet.read_row_group(group, columns=list(columns))
+                    yield from table.slice(0, -(-most // len(chosen))).combine_chunks().to_batches()
+            return
+        for part in parts:
+            with open_parquet(self.folder / part.path) as parquet:
+                for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(columns)):
+                    yield batch.slice(0, left)
+                    left -= batch.num_rows
+                    if left <= 0:
+                        return
 
     def files_in(self, folder: str) -> list[Path]:
         """Return the Parquet files of one of its folders, by name."""

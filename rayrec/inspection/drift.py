@@ -20,7 +20,6 @@ from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn, Schema
 from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import spread_rows
 from rayrec.metrics.estimates import stability_index
 from rayrec.raw.blocks import Cell
 from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
@@ -128,7 +127,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     raw = parsed.rows.select([column.name for column in columns])
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
-    reference = pa.concat_batches(list(spread_rows(dataset, "train", names, _REFERENCE_ROWS)))
+    reference = pa.concat_batches(list(dataset.rows("train", names, _REFERENCE_ROWS, spread=True)))
     features = [
         _feature_drift(feature, reference.column(feature.name), encoded.column(feature.name))
         for feature in schema.features
@@ -152,7 +151,7 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
         found.append(drift_of_counts(dataset.schema.label, "label", before_labels, labels))
     names = [feature.name for feature in dataset.schema.features]
     rows_before, rows = (
-        pa.concat_batches(list(spread_rows(of, "train", names, _REFERENCE_ROWS))) for of in (parent, dataset)
+        pa.concat_batches(list(of.rows("train", names, _REFERENCE_ROWS, spread=True))) for of in (parent, dataset)
     )
     rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
     rows = _with_numbers_of(rows, dataset.schema, parent.schema)

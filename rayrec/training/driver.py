@@ -53,7 +53,8 @@ from rayrec.training.run.preflight import (
 
 if TYPE_CHECKING:
     from rayrec.training.loop.worker import Begin
-    from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+    from rayrec.training.parallel.parallel_model import ParallelModel
+    from rayrec.training.parallel.ranks import RankContext
 
 # Elastic training waits so long for the resources of its workers: just after a node was lost Ray Train may still count
 # on it, and resources that exist are had at once.
@@ -303,7 +304,7 @@ def _evaluate(
 ) -> Measured:
     from rayrec.models.common.precision import resolve_precision
     from rayrec.training.loop.splits import SplitReader, evaluate_split
-    from rayrec.training.placement.parallel_model import ParallelModel
+    from rayrec.training.parallel.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
@@ -324,7 +325,7 @@ def _only_rank() -> Iterator["RankContext"]:
     import torch
     import torch.distributed as dist
 
-    from rayrec.training.placement.parallel_model import RankContext
+    from rayrec.training.parallel.ranks import RankContext
 
     context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
     threads = torch.get_num_threads()
@@ -350,7 +351,7 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         import ray.train.torch
 
         import rayrec.training.loop.worker  # noqa: F401 -- so that all of it is imported here
-        from rayrec.training.placement.parallel_model import RankContext
+        from rayrec.training.parallel.ranks import RankContext
 
     mistake: MistakeNote = arguments["mistake"]
     if mistake.is_there():

@@ -19,8 +19,8 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabularies.row_origins import RowOrigins, row_origins
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import local_shards, whole_shape
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import draw_rows
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
 from rayrec.store.paths import to_path
 from rayrec.store.tensors import StoredTensors

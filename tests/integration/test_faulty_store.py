@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rayrec.common.errors import UserError
 from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.packed_rows import RowPacker
 from rayrec.store import objects
 from rayrec.store.files import copy, files_below, growing_files, remove
 from rayrec.store.node_copy import on_this_node

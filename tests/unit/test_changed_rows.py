@@ -8,7 +8,7 @@ import pytest
 
 from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, new_changed_rows, stored_blocks
 from rayrec.inference.folder.table_files import MappedTable, MappedTensors, TablePrecision, mapped_bytes, new_table
-from rayrec.models.common.tables import EmbeddingTable, Zeros
+from rayrec.models.common.embedding_tables import EmbeddingTable, Zeros
 
 COLUMNS, DIM = 4, 3
 PRECISIONS: tuple[TablePrecision, ...] = ("fp32", "fp16", "int8")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rayrec.features.schema import Schema
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.tensors import StoredTensors

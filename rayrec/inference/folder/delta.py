@@ -29,7 +29,7 @@ from rayrec.inference.folder.table_files import (
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE
 from rayrec.ingest.dataset import StoredFile
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
 from rayrec.store.files import new_folder, sha256_of

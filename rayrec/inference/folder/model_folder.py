@@ -57,7 +57,7 @@ from rayrec.inference.folder.table_files import (
     save_tensors,
     table_file,
 )
-from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
+from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store import files

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 from rayrec.common.errors import UserError
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import spread_rows
 from rayrec.random.permutation import HashPermutation
 
 REFERENCE_ROWS_FILE = "reference_rows.parquet"
@@ -19,7 +18,7 @@ def rows_of_split(dataset: Dataset, split: str, predictor: Predictor) -> pa.Reco
     """Return the encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such
     split.
     """
-    return pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
+    return pa.concat_batches(list(dataset.rows(split, predictor.encoded_columns.names, _DRAWN_FROM, spread=True)))
 
 
 def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:

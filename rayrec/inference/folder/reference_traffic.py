@@ -10,7 +10,6 @@ from rayrec.features.schema import Schema
 from rayrec.inference.folder.facts import ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.metrics.estimates import stability_index
 
 REFERENCE_FILE = "reference_traffic.json"
@@ -35,7 +34,7 @@ class ReferenceTraffic(ModelFacts):
     def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
         """Score the first 20,000 rows of a split. Raises UserError if it has none."""
         names = [feature.name for feature in predictor.schema.features]
-        columns = pa.concat_batches(list(first_rows(dataset, split, names, _ROWS)))
+        columns = pa.concat_batches(list(dataset.rows(split, names, _ROWS)))
         scores = predictor.predict_encoded(columns)
         edges: NDArray[np.float64] = np.unique(np.quantile(scores.astype(np.float64), np.arange(1, 10) / 10))
         shares = score_counts(scores, edges) / len(scores)

@@ -22,8 +22,8 @@ from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import RankContext
-from rayrec.training.placement.sharding import ShardingPlan
+from rayrec.training.parallel.ranks import RankContext
+from rayrec.training.parallel.sharding_plan import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import (
     PLACING,

@@ -20,7 +20,8 @@ from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, begin_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
 
