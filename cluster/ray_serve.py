@@ -43,7 +43,7 @@ SETTINGS = {
     # A busy machine takes longer to start three processes than Serve's 5 seconds.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     # A replica receives bodies under its own rule before Serve takes up their requests; errors are JSON.
-    _MIDDLEWARES: "serve.protocols.http.middlewares",
+    _MIDDLEWARES: "serve.http.middlewares",
     # Bytes of a message; `max_body_mib`, which Serve does not know, is this by default. Serve's own limit is 2 GiB.
     GRPC_LIMIT: str(16 * 2**20),
     # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.

@@ -269,9 +269,9 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             remove(folder / "dataset")
             remove(folder / "model")
     from rayrec.inference.folder.table_files import is_delta
-    from serve.models.repository import Traffic
+    from serve.folders import TrafficSplit
 
-    versions, traffic = sorted(versions_in(models)), Traffic.load(models)
+    versions, traffic = sorted(versions_in(models)), TrafficSplit.load(models)
     kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
     whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
     for version in versions:

@@ -41,7 +41,7 @@ from rayrec.store.files import (
 )
 from rayrec.store.node_copy import on_this_node, original, shown
 from rayrec.store.paths import RemotePath, copy_of, to_path
-from serve.models.repository import LocalModels, Traffic
+from serve.folders import LocalModels, TrafficSplit
 from tests.model_days import ModelDays, raw_rows
 
 URI = "s3://bucket/exp/run"
@@ -474,16 +474,16 @@ def test_a_model_is_unloaded_at_its_uri_for_all_machines(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(bucket / "models", {"m/1/schema.json": "{}"})
-    unloaded = Traffic(weights={"1": 1.0}, unloaded=True)
+    unloaded = TrafficSplit(weights={"1": 1.0}, unloaded=True)
     for machine, traffic in (("one", unloaded), ("two", None)):
         use_machine(tmp_path / machine, monkeypatch)
         served = LocalModels({"m": to_path("s3://bucket/models")})
         folder = served.folders["m"] / "m"
         served.refresh()
-        assert Traffic.load(folder) == (unloaded if machine == "two" else None)
-        Traffic.save(traffic, folder)
+        assert TrafficSplit.load(folder) == (unloaded if machine == "two" else None)
+        TrafficSplit.save(traffic, folder)
         served.refresh(now=True)
-        assert Traffic.load(folder) == traffic
+        assert TrafficSplit.load(folder) == traffic
         assert (bucket / "models/m/serving.json").exists() == (machine == "one")
 
 

@@ -15,9 +15,16 @@ from rayrec.common.plugins import MODELS
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
 from tests.builders import make_dataset
-from tune.check import check_space, combinations, default_assignment, require_comparable, trial_recipe
 from tune.search import draw
-from tune.space import load_space, parse_space
+from tune.space import (
+    check_space,
+    combinations,
+    default_assignment,
+    load_space,
+    parse_space,
+    require_comparable,
+    trial_recipe,
+)
 
 DEBUG = "dlrm-criteo-debug"
 SPACE = """

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.features.few_rows import PlainRows
 from rayrec.inference.explanation.additive import Explanation, explainer_of
@@ -25,9 +24,9 @@ from rayrec.inference.recommender import Recommender, can_recommend
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
-from serve.engine.batching import Batcher
-from serve.errors import RequestError
-from serve.operations.metrics import ScoredPass, ServingMetrics, VersionStatistics
+from serve.batching import Batcher
+from serve.metrics import ScoredPass, ServingMetrics, VersionStatistics
+from serve.requests import RequestError, content_errors
 
 _FEW_VALUES = 50
 """Most values of a vocabulary that is listed as a whole."""
@@ -40,7 +39,7 @@ logger = logging.getLogger("ray.serve.rayrec")
 
 
 @dataclass(frozen=True)
-class Rows:
+class RequestRows:
     """The checked rows of one request: raw columns (`RawRows.columns`), or encoded ones as a dataset holds them."""
 
     columns: pa.RecordBatch | PlainRows
@@ -107,7 +106,7 @@ class ServedVersion:
         )
         self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
-    async def score(self, rows: Rows) -> NDArray[np.float32]:
+    async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
         scores = await self._score(rows)
         if not np.isfinite(scores).all():
@@ -130,11 +129,9 @@ class ServedVersion:
             found: list[Explanation] = []
             for index in range(encoded.num_rows):
                 steps = self.explainer.explaining(encoded.slice(index, 1), index)
-                try:
+                with content_errors():
                     while (explanation := await self.evaluate(partial(next, steps))) is None:
                         pass
-                except UserError as error:
-                    raise RequestError(422, str(error)) from None
                 found.append(explanation)
         return found
 
@@ -142,13 +139,15 @@ class ServedVersion:
         """Call `function` in the thread in which models are evaluated, as a pass of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
-    def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
+    def _score_together(self, requests: Sequence[RequestRows]) -> list[NDArray[np.float32]]:
         answers, scored = score_together(self.predictor, requests)
         self.statistics.note(scored)
         return answers
 
 
-def score_together(predictor: Predictor, requests: Sequence[Rows]) -> tuple[list[NDArray[np.float32]], ScoredPass]:
+def score_together(
+    predictor: Predictor, requests: Sequence[RequestRows]
+) -> tuple[list[NDArray[np.float32]], ScoredPass]:
     """Return the scores of each request's rows, from one pass over all of them; and the pass."""
     plain = [request.columns for request in requests if isinstance(request.columns, PlainRows)]
     if len(plain) == len(requests):
