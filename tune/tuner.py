@@ -49,7 +49,7 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-_STATE_FOLDER = ".tune"
+STATE_FOLDER = ".tune"
 _BACKUP_FILE = "tune-state.zip"
 # The last two are pickles, despite their names.
 _STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
@@ -236,7 +236,7 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
 
 def state_folder(sweep: Path) -> Path:
     """Return the folder of this node in which Tune keeps its state of a sweep."""
-    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / _STATE_FOLDER
+    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / STATE_FOLDER
 
 
 def can_be_restored(sweep: Path) -> bool:
