@@ -18,7 +18,7 @@ from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.store.files import remove, sync_folders, write_json
-from rayrec.store.paths import RemotePath, is_uri
+from rayrec.store.paths import path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,8 +118,7 @@ def _with_uris(value: Any) -> Any:
     """Return a result in which the paths of URIs are such again: pydantic makes local paths of their texts."""
     match value:
         case Path():
-            text = re.sub("^([a-z][a-z0-9+.-]+):/", r"\1://", str(value))
-            return RemotePath.of(text) if is_uri(text) else value
+            return path_of(re.sub("^([a-z][a-z0-9+.-]+):/", r"\1://", str(value)))
         case tuple() if hasattr(value, "_fields"):
             return type(value)(*map(_with_uris, value))
         case tuple() | list():

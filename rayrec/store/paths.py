@@ -226,6 +226,11 @@ def to_path(given: str | Path) -> Path:
     return path
 
 
+def path_of(text: str) -> Path:
+    """Return the path whose text this is, of whatever file."""
+    return RemotePath.of(text) if is_uri(text) else Path(text)
+
+
 def cache_root() -> Path:
     """Return the folder of this node for copies of remote files: RAYREC_CACHE, if set; in a task of Spark one that goes
     with its executor.

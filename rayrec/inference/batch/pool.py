@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
 from rayrec.store.parquet import new_parquet, open_parquet
-from rayrec.store.paths import RemotePath
+from rayrec.store.paths import RemotePath, path_of
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
@@ -114,12 +114,12 @@ class NumberLines:
     def __call__(self, task: pa.Table) -> pa.Table:
         """Write the files `source`, one after the other, to `target` with `before` added to the lines of each."""
         pieces = task.to_pylist()
-        with open_parquet(Path(pieces[0]["source"])) as file:
+        with open_parquet(path_of(pieces[0]["source"])) as file:
             schema = file.schema_arrow
         column = schema.get_field_index("line")
-        with new_part(Path(pieces[0]["target"]), schema) as write:
+        with new_part(path_of(pieces[0]["target"]), schema) as write:
             for piece in pieces:
-                with open_parquet(Path(piece["source"])) as file:
+                with open_parquet(path_of(piece["source"])) as file:
                     for batch in file.iter_batches():
                         lines = pa.array(batch["line"].to_numpy() + piece["before"])
                         write(pa.Table.from_batches([batch.set_column(column, schema.field(column), lines)]))

@@ -42,6 +42,7 @@ from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.store.files import new_folder, remove
 from rayrec.store.node_copy import original
 from rayrec.store.parquet import WrittenFile, new_parquet_files, open_parquet
+from rayrec.store.paths import path_of
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
@@ -250,7 +251,7 @@ class _ScoreRowGroups:
         row, errors = groups[0]["first"], []
         with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
             for group in groups:
-                with open_parquet(Path(group["path"])) as part:
+                with open_parquet(path_of(group["path"])) as part:
                     names = [*self._features, self._label, *self._kept]
                     rows = part.read_row_group(group["row_group"], columns=names).slice(0, self._end - row)
                 (batch,) = rows.select(self._features).combine_chunks().to_batches()
