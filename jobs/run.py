@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import model_validator
 
 from jobs.command import Command, Result, describe_result, main
-from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.store.files import locked, remove, require_absent, write_json
+from rayrec.store.files import locked, require_absent, write_json
 from rayrec.store.paths import Folder
 
 PIPELINE_FILE = "pipeline.json"
@@ -125,7 +125,6 @@ def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    remove(folder / UNFINISHED_MODEL)
     for lock in folder.glob(".*.lock"):
         with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
             pass

@@ -21,9 +21,8 @@ from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
+from rayrec.store.files import is_vacant, new_folder
 
-UNFINISHED_MODEL = ".export"
-"""The model folder until its result is in it too; what a killed phase leaves of it is removed."""
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
@@ -126,7 +125,7 @@ class PreprocessPhase(Phase):
         from rayrec.preprocessing.pipeline import source_files
         from rayrec.sources.registry import preprocessing_job
 
-        if not (self.folder / MANIFEST_FILE).is_file():
+        if is_vacant(self.folder) or not (self.folder / MANIFEST_FILE).is_file():
             return None
         dataset = Dataset.open(self.folder)
         self._require_recipe(dataset.recipe, ("source", "preprocess"))
@@ -254,7 +253,7 @@ class ExportPhase(Phase):
 
     def finished(self) -> Result | None:
         if not (self.folder / RESULT_FILE).is_file():
-            if self.folder.exists():
+            if not is_vacant(self.folder):
                 raise UserError(f"{self.folder}: not made by `rayrec run`; move it away")
             return None
         result = Result.load(self.folder)
@@ -265,13 +264,12 @@ class ExportPhase(Phase):
     def run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # It gets its name when its result, by which it is recognized, is in it too.
-        unfinished = self._places.folder / UNFINISHED_MODEL
-        result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
-        details = {**result.details, "run": self._run_fingerprint()}
-        result = result.model_copy(update={"output": self.folder, "details": details})
-        result.save(unfinished)
-        unfinished.rename(self.folder)
+        # It is there when its result, by which it is recognized, is in it too.
+        with new_folder(self.folder) as unfinished:
+            result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
+            details = {**result.details, "run": self._run_fingerprint()}
+            result = result.model_copy(update={"output": self.folder, "details": details})
+            result.save(unfinished)
         return result
 
     def _run_fingerprint(self) -> str:
