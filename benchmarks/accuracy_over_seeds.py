@@ -21,6 +21,7 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config.evaluate import InferencePrecision
+from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.registry import source_of
 from rayrec.training.driver import evaluate, fill_from_checkpoint
@@ -75,9 +76,9 @@ def measure(name: str, seeds: Sequence[int], rows: int) -> None:
             }
             if precision == "fp32":
                 fill = partial(fill_from_checkpoint, run.checkpoint("latest"))
-                scored = {}
+                scored, here = {}, Execution.in_process(device="cpu")
                 for arithmetic in PRECISIONS:
-                    measured, _ = evaluate(recipe, dataset, split, fill, precision=arithmetic, in_this_process=True)
+                    measured = evaluate(recipe, dataset, split, fill, here, precision=arithmetic)
                     scored[arithmetic] = measured.metrics
                 result |= {key: scored["bf16"][key] for key in ("amp_error_max", "amp_error_mean")}
                 result["moved_by_amp"] = (scored["bf16"][METRICS[name]] or 0.0) - (scored["fp32"][METRICS[name]] or 0.0)

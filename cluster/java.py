@@ -8,9 +8,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-from cluster.nodes import ask_nodes
-from rayrec.common.errors import UserError
-
 # Spark and RayDP's Java actors need access to these packages of a Java 17 runtime.
 _OPENED_PACKAGES = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.util", "java.util.concurrent",
@@ -41,27 +38,6 @@ def provide_java() -> Path:
     if ADD_OPENS not in options:
         os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ADD_OPENS}".strip()
     return java
-
-
-def require_java_on_nodes() -> None:
-    """Raise UserError if a node of the running Ray session was started without `java` on its PATH.
-
-    The raylet of such a node cannot start Java workers, and dies when Spark's first process registers with it.
-    """
-    import ray
-
-    def knows_java() -> bool:
-        # A worker's parent is the raylet, whose arguments are the only place where Ray shows this.
-        arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
-        return b"--java_worker_command=" not in arguments
-
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    without = sorted({hosts[node] for node, knows in ask_nodes(knows_java).items() if not knows})
-    if without:
-        raise UserError(
-            f"the Ray node on {', '.join(without)} was started without Java, which Spark needs; run "
-            '`eval "$(python -m cluster.java)"` there before `ray start`'
-        )
 
 
 def _exports() -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
 from rayrec.common.network import proxy_variables
+from rayrec.common.process import environment
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -56,7 +57,8 @@ class JobClient:
 
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
-        with self._user_errors(), _without(_ADDRESS_VARIABLES):
+        # Ray prefers the variables to the address that it is given.
+        with self._user_errors(), environment(dict.fromkeys(_ADDRESS_VARIABLES)):
             self._client = JobSubmissionClient(self.address)
             self.address = self._client.get_address()
 
@@ -215,13 +217,3 @@ def _through_proxy(address: str) -> str:
         return ""
     used = next(name for name in proxy_variables() if name.lower() in {f"{url.scheme}_proxy", "all_proxy"})
     return f" through the proxy of {used}; add {url.hostname} to no_proxy to ask it directly"
-
-
-@contextmanager
-def _without(variables: tuple[str, ...]) -> Iterator[None]:
-    """Hide environment variables for the block: Ray prefers them to the address that it is given."""
-    hidden = {name: os.environ.pop(name) for name in variables if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)

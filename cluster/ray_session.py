@@ -5,22 +5,24 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.java import provide_java
 from cluster.machine_limits import require_room, temporary_folder
 from cluster.ray_serve import NICENESS, serve_behind_haproxy
 from rayrec.common.errors import UserError
-from rayrec.common.machine import CPUS_OF_COMMAND, available_cpus
-from rayrec.common.process import interrupts_kept
+from rayrec.common.machine import CPUS_OF_COMMAND, ENVIRONMENT_OF_WORKERS, available_cpus
+from rayrec.common.process import environment, interrupts_kept
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.common.ray_blocks import session_size
 from rayrec.common.ray_waits import waits_shown
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
-from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
+from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER
 
 ASKS_FOR_TOKEN = (
     "the Ray cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those "
@@ -30,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 5.0
 """How long a cluster's head may take to accept a connection."""
+_OF_TRAINING = {POLL_INTERVAL: "0.5", **ENVIRONMENT_OF_WORKERS}
+"""Variables of the processes of a session that trains, unless they are set otherwise."""
+_OF_THIS_MACHINE = {PREEMPTION_WATCHER: "0"}
+"""And where it is on this machine alone: a node that takes the whole run with it needs nobody who waits for its end."""
+
+AnswerT = TypeVar("AnswerT")
 
 
 @contextmanager
@@ -67,9 +75,9 @@ def ray_session(
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(meanwhile)
             if address:
-                attach(address, missing)
+                attach(address, {**_unset(_OF_TRAINING if trains else {}), **missing})
             else:
-                _start(ENVIRONMENT_OF_OWN_SESSION if trains else {})
+                _start({**_OF_TRAINING, **_OF_THIS_MACHINE} if trains else {})
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
@@ -83,11 +91,46 @@ def ray_session(
             raise
 
 
+def ask_nodes(question: Callable[[], AnswerT]) -> dict[str, AnswerT]:
+    """Return what `question` answers on each node of the Ray session, by the node's id; lost nodes are left out."""
+    import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0)
+    def ask() -> AnswerT:
+        return question()
+
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asked = {
+        node: ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in nodes
+    }
+    answers: dict[str, AnswerT] = {}
+    for node, answer in asked.items():
+        try:
+            answers[node] = ray.get(answer)
+        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
+            continue
+    return answers
+
+
+def all_nodes_see(folder: Path) -> bool:
+    """Return whether what this process writes into a folder is there on every node, at the same path."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") as file:
+        path = Path(file.name)
+
+        def sees() -> bool:
+            return path.exists()
+
+        return all(ask_nodes(sees).values())
+
+
 def has_cluster() -> bool:
     """Return whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has
     nodes.
     """
-    return _cluster_address() is not None or has_other_nodes()
+    return _cluster_address() is not None or session_size()[0] > 1
 
 
 def _cluster_address() -> str | None:
@@ -128,10 +171,10 @@ def _no_answer(address: str, error: Exception) -> UserError:
     )
 
 
-def _start(environment: Mapping[str, str]) -> None:
+def _start(variables: Mapping[str, str]) -> None:
     """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
 
-    Ray's processes have the variables of `environment` that are not set otherwise; this process does not keep them.
+    Ray's processes have the `variables` that are not set otherwise; this process does not keep them.
     Somebody waits for their work, so they stand back behind no others.
 
     It declares more CPUs than it may use, because the steps of a pipeline mostly wait for each other, and a step
@@ -140,22 +183,26 @@ def _start(environment: Mapping[str, str]) -> None:
     import ray
 
     cpus = available_cpus()
-    num_cpus = max(8, 4 * cpus)
-    environment = {NICENESS: "0", CPUS_OF_COMMAND: str(cpus), **environment}
-    missing = {name: value for name, value in environment.items() if name not in os.environ}
-    os.environ.update(missing)
-    try:
+    variables = {NICENESS: "0", CPUS_OF_COMMAND: str(cpus), **variables}
+    with environment(_unset(variables)):
         for is_last in (False, True):
             try:
-                ray.init(num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
+                ray.init(
+                    num_cpus=max(8, 4 * cpus),
+                    include_dashboard=False,
+                    logging_level=logging.WARNING,
+                    log_to_driver=False,
+                )
                 return
             except Exception as error:
                 if is_last or "timed out during startup" not in str(error):
                     raise
                 shut_down()
-    finally:
-        for name in missing:
-            del os.environ[name]
+
+
+def _unset(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the variables that this process's environment does not have: what the user has set stands."""
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 _ENVIRONMENT = {

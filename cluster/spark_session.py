@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from cluster.java import require_java_on_nodes
-from cluster.nodes import ask_nodes
+from cluster.ray_session import ask_nodes
 from rayrec.common import errors
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
@@ -53,7 +52,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
     """
     import raydp
 
-    require_java_on_nodes()
+    _require_java_on_nodes()
     ask_nodes(remove_java_libraries)
     executors = _size(config, on_all_nodes)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -167,6 +166,27 @@ def _size(config: SparkConfig, on_all_nodes: bool) -> Executors:
         # A Ray session on one machine may declare more CPUs than it may use; executors count these.
         nodes = [min(free_cpus, available_cpus())]
     return size_executors(config, nodes, free_cpus, int(free.get("memory", 0)))
+
+
+def _require_java_on_nodes() -> None:
+    """Raise UserError if a node of the running Ray session was started without `java` on its PATH.
+
+    The raylet of such a node cannot start Java workers, and dies when Spark's first process registers with it.
+    """
+    import ray
+
+    def knows_java() -> bool:
+        # A worker's parent is the raylet, whose arguments are the only place where Ray shows this.
+        arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        return b"--java_worker_command=" not in arguments
+
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    without = sorted({hosts[node] for node, knows in ask_nodes(knows_java).items() if not knows})
+    if without:
+        raise UserError(
+            f"the Ray node on {', '.join(without)} was started without Java, which Spark needs; run "
+            '`eval "$(python -m cluster.java)"` there before `ray start`'
+        )
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
     """Return the samples/s after `warmup_steps`, as `rayrec train` runs them, streamed and from memory; medians over
     windows.
     """
-    from cluster.ray_session import ray_session
+    from jobs.command.execution import training_session
     from rayrec.training.driver import train
     from rayrec.training.run.folder import HISTORY_FILE
     from rayrec.training.run.history import read_history
@@ -73,11 +73,12 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
         "checkpoint.every_minutes": None,
     }
     table = []
-    with ray_session(), tempfile.TemporaryDirectory(prefix="rayrec-benchmark-") as folder:
+    session = training_session("ray", recipe.train)
+    with session as execution, tempfile.TemporaryDirectory(prefix="rayrec-benchmark-") as folder:
         for data in ("stream", "memory"):
             values = {**changes, "ingest.in_memory": data == "memory"}
             changed = content.with_values({f"train.{key}": value for key, value in values.items()}).resolve()
-            train(changed, dataset, Path(folder) / data, progress=progress)
+            train(changed, dataset, Path(folder) / data, execution, progress=progress)
             records = [r for r in read_history(Path(folder) / data / HISTORY_FILE) if r["event"] == "train"]
             measured = [r for r in records if r["step"] > request.warmup_steps]
             table.append({

@@ -1,14 +1,13 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import PositiveInt
 
 from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_evaluation
+from jobs.command.execution import PlacedRequest, place_evaluation, training_session
 from jobs.export import read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
@@ -105,37 +104,33 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
     schema.require_same_features(dataset.schema, request.data)
     require_evaluable(recipe, dataset)
-    from cluster.ray_session import ray_session
-
     device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
     rows = part.split(request.split).rows
-    here = place_evaluation(request, request.workers, device, rows, progress) == "process"
-    with nullcontext() if here else ray_session(progress=progress):
-        workers = request.workers or (1 if here else recipe.train.workers)
-        trained = recipe.train.model_dump()
-        train = recipe.train.model_validate({
-            **trained,
-            "workers": workers,
-            "min_workers": None if request.workers else recipe.train.min_workers,
-            "device": device,
-            # For the planner alone: ranks may hold unequal shares of a batch.
-            "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
-            # Takes no memory and runs everywhere, unlike what the model may have been trained with.
-            "embedding_optimizer": {"kind": "sgd"},
-            # One process has the memory that the workers shared.
-            "sharding": trained["sharding"] | ({"memory_per_worker": None} if here else {}),
-        })  # fmt: skip
-        recipe = recipe.model_copy(update={"train": train})
-        by_ray_data = True if request.on == "ray" else None
-        measured, execution = evaluate(
+    place = place_evaluation(request, request.workers, device, rows, progress)
+    workers = request.workers or (1 if place == "process" else recipe.train.workers)
+    trained = recipe.train.model_dump()
+    train = recipe.train.model_validate({
+        **trained,
+        "workers": workers,
+        "min_workers": None if request.workers else recipe.train.min_workers,
+        "device": device,
+        # For the planner alone: ranks may hold unequal shares of a batch.
+        "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
+        # Takes no memory and runs everywhere, unlike what the model may have been trained with.
+        "embedding_optimizer": {"kind": "sgd"},
+        # One process has the memory that the workers shared.
+        "sharding": trained["sharding"] | ({"memory_per_worker": None} if place == "process" else {}),
+    })  # fmt: skip
+    recipe = recipe.model_copy(update={"train": train})
+    with training_session(place, train, progress, by_ray_data=request.on == "ray") as execution:
+        measured = evaluate(
             recipe,
             dataset,
             request.split,
             fill,
+            execution,
             rows=request.rows,
             precision=request.precision,
-            in_this_process=here,
-            by_ray_data=by_ray_data,
             progress=progress,
         )
     found, speed = {request.split: measured.metrics}, {"rows_per_second": measured.rows / measured.seconds}

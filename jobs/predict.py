@@ -156,7 +156,7 @@ def _workers(place: Place, progress: Progress) -> Iterator[tuple[bool, Execution
     from cluster.ray_session import ray_session
 
     if place == "process":
-        yield True, Execution.here()
+        yield True, Execution.in_process()
         return
     with ray_session(progress=progress):
         yield False, Execution.on_ray(DATA, session_size()[1])

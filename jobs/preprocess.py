@@ -74,7 +74,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     spark = recipe.preprocess.spark
     with owned(request.output):
         if place_preprocessing(request, job, spark, progress) == "process":
-            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.here())
+            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
         else:
             manifest = _run_on_spark(job, request.output, spark, progress)
     return result_of(manifest, request.output)
@@ -98,8 +98,7 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
 
 
 def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "Manifest":
-    from cluster.nodes import all_nodes_see
-    from cluster.ray_session import ray_session
+    from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner
 

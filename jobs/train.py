@@ -1,6 +1,5 @@
 """`rayrec train`: trains a recipe's model on a dataset."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
-from jobs.command.execution import PlacedRequest, place_training
+from jobs.command.execution import PlacedRequest, place_training, training_session
 from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.process import import_meanwhile
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.store.files import is_vacant, owned, require_absent
 from rayrec.store.paths import Folder, to_path
 
 if TYPE_CHECKING:
+    from rayrec.config.execution import Execution
     from rayrec.config.train import EarlyStopConfig
     from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rayrec.models.common.ranking import Weights
     from rayrec.training.driver import Metrics
     from rayrec.training.loop.step import TrainStep
-    from rayrec.training.loop.worker import Begin
+    from rayrec.training.loop.worker import InitialWeights
     from rayrec.training.run.folder import Origin, RunFolder, RunProgress
 
 
@@ -102,22 +101,17 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     if resumes:
         RunFolder.require_resumable(request.output, recipe, dataset, origin)
     require_trainable(recipe, dataset)
-    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-    from cluster.ray_session import ray_session
-
-    here = place_training(request, recipe.train, progress) == "process"
-    if not here:
-        import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
-    with owned(request.output), nullcontext() if here else ray_session(progress=progress):
+    place = place_training(request, recipe.train, progress)
+    session = training_session(place, recipe.train, progress, by_ray_data=request.on == "ray")
+    with owned(request.output), session as execution:
         metrics = train_recipe(
             recipe,
             dataset,
             request.output,
+            execution,
             resume=request.resume,
             origin=origin,
             refit_of=request.refit_of,
-            in_this_process=here,
-            by_ray_data=True if request.on == "ray" else None,
             progress=progress,
         )
     run_folder = RunFolder.open(request.output)
@@ -180,41 +174,39 @@ def train_recipe(
     recipe: Recipe,
     dataset: "Dataset",
     output: Path,
+    execution: "Execution",
     *,
     resume: bool,
     origin: "Origin | None" = None,
     refit_of: Path | None = None,
-    in_this_process: bool = False,
-    by_ray_data: bool | None = None,
     progress: Progress,
 ) -> "Metrics":
-    """Train a validated recipe into the run folder `output`; the metrics by held-out split.
+    """Train a validated recipe into the run folder `output`; return the metrics by held-out split.
 
-    Needs a Ray session unless it trains `in_this_process`. `by_ray_data`: see `rayrec.training.driver.train`. `origin`:
-    what the run is warm-started from. `refit_of`: the run folder whose metrics stand for this model.
+    `execution`: see `training_session`. `origin`: what the run is warm-started from. `refit_of`: the run folder whose
+    metrics stand for this model.
     """
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
 
-    begin = None
+    weights: InitialWeights | None = None
     # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
     if RunFolder(output.absolute()).progress() is None:
         if origin is None:
-            begin = initial_weights(recipe, dataset)
+            weights = initial_weights(recipe, dataset)
         else:
             from rayrec.training.warm_start import WarmStart
 
-            begin = WarmStart.open(origin, output.absolute(), recipe, dataset).begin
+            weights = WarmStart.open(origin, output.absolute(), recipe, dataset).fill
     return train(
         recipe,
         dataset,
         output,
+        execution,
         resume=resume,
-        begin=begin,
+        initial_weights=weights,
         origin=origin,
         refit_of=refit_of,
-        in_this_process=in_this_process,
-        by_ray_data=by_ray_data,
         progress=progress,
     )
 
@@ -241,7 +233,7 @@ def _time_to_target(stop: "EarlyStopConfig | None", evaluations: list[dict[str, 
     return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
 
 
-def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Begin | None":
+def initial_weights(recipe: Recipe, dataset: "Dataset") -> "InitialWeights | None":
     """Return a function that fills each worker's part of the model; None if the recipe asks for random weights.
 
     It travels by pickle. Raises ConfigError where the model does not begin with the weights of these folders.

@@ -1,6 +1,8 @@
 """`rayrec tune`: searches for better values of a recipe's keys."""
 
 import shlex
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
+from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.paths import Folder
 from tune.space import (
@@ -93,7 +96,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     all candidates.
     """
     from cluster.ray_session import ray_session
-    from jobs.command.execution import require_gpu
+    from jobs.command.execution import require_gpu, trial_training
     from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
@@ -111,7 +114,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         trials=request.trials,
         search=request.search,
         scheduler=request.scheduler,
-        train=train_trial,
+        train=partial(train_trial, Execution.in_process()),
     )
     # Before Ray starts: a mistake is answered at once.
     require_gpu(recipe.resolve().train.device)
@@ -122,6 +125,8 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         with ray_session(progress=progress):
             from tune.tuner import run_sweep
 
+            execution = trial_training(recipe.resolve().train)
+            settings = replace(settings, train=partial(train_trial, execution), in_actors=execution.on == "process")
             outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
             found = []
             if request.confirm:
@@ -146,12 +151,12 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     )
 
 
-def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) -> object:
-    """Train a trial's recipe as `rayrec train` does, in the current Ray session."""
+def train_trial(execution: Execution, recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) -> object:
+    """Train a trial's recipe as `rayrec train` does, in this actor or by workers of its own."""
     from jobs.train import train_recipe
     from rayrec.common.progress import SilentProgress
 
-    return train_recipe(recipe, dataset, output, resume=resume, progress=SilentProgress())
+    return train_recipe(recipe, dataset, output, execution, resume=resume, progress=SilentProgress())
 
 
 def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found: "list[Candidate]") -> str:

@@ -1,4 +1,4 @@
-"""Training without Ray: the loop of a worker in processes that this module starts, for tests of what it computes."""
+"""Training without Ray, by processes that this module starts, for tests of what the loop computes; and on Ray."""
 
 import json
 import pickle
@@ -12,11 +12,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from jobs.command.execution import ray_training
 from jobs.train import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.driver import fill_from_checkpoint
+from rayrec.training.driver import Metrics, fill_from_checkpoint, train
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
 from rayrec.training.parallel.parallel_model import ParallelModel
@@ -95,6 +96,11 @@ def run_cases(
     run_ranks(_worker, workers, workers_per_node or workers, device, str(rendezvous), arguments, ranks=workers)
 
 
+def train_on_ray(recipe: Recipe, dataset: Dataset, output: Path, *, resume: bool = False) -> Metrics:
+    """Train by workers of Ray Train, in the Ray session of this process."""
+    return train(recipe, dataset, output, ray_training(recipe.train), resume=resume)
+
+
 def losses(folder: Path) -> dict[int, float]:
     """Loss by step of a run."""
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -128,10 +134,10 @@ def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezv
     for folder, content, warm_start, reset in cases:
         case = Recipe.model_validate(content)
         begun = (Path(folder) / "run.json").exists()
-        origin, begin = None, initial_weights(case, dataset)
+        origin, weights = None, initial_weights(case, dataset)
         if warm_start is not None:
             origin = RunFolder.open(warm_start).as_origin(reset)
-            begin = WarmStart.open(origin, Path(folder), case, dataset).begin
+            weights = WarmStart.open(origin, Path(folder), case, dataset).fill
         dist.barrier()
         if rank == 0:
             if begun:
@@ -140,7 +146,7 @@ def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezv
                 schema = build_model(case.model, dataset.schema, "meta").schema
                 RunFolder.create(folder, case, dataset, schema, origin)
         dist.barrier()
-        train_worker(case, dataset, RunFolder.open(folder), context, begin)
+        train_worker(case, dataset, RunFolder.open(folder), context, weights)
     dist.destroy_process_group()
 
 

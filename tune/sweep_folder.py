@@ -82,6 +82,8 @@ class SweepSettings(Sweep):
 
     dataset: Path
     train: TrainFunction
+    in_actors: bool = False
+    """Whether the actor of a trial trains it by itself, instead of workers that it starts."""
 
 
 @contextmanager

@@ -48,18 +48,18 @@ _KEPT = 4
 """Checkpoints of a trial that are kept for others: some have been chosen and not yet been fetched."""
 
 
+def trial_resources(settings: SweepSettings) -> PlacementGroupFactory:
+    """Return what a trial's own process takes: a CPU if it trains; else its workers take theirs from the cluster."""
+    return PlacementGroupFactory([{"memory": _ACTOR_BYTES, **({"CPU": 1} if settings.in_actors else {})}])
+
+
 class Trial(Trainable):
     """Trains one assignment in a thread and reports one evaluation at a time to Tune.
 
-    Training does not wait for Tune's decision, so a stopped trial may have trained a little longer. Its workers end
-    with this process, which owns them; no file that they wrote is cut short. A trial that is started again continues
-    from its latest checkpoint.
+    Training does not wait for Tune's decision, so a stopped trial may have trained a little longer. It ends with this
+    process, and so do workers, which the process owns; no file that they wrote is cut short. A trial that is started
+    again continues from its latest checkpoint.
     """
-
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return the memory of a trial's own process, which holds no CPU: its workers take theirs from the cluster."""
-        return PlacementGroupFactory([{"memory": _ACTOR_BYTES}])
 
     def setup(self, config: dict[str, Any], settings: SweepSettings) -> None:
         self._settings = settings

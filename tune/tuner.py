@@ -78,7 +78,7 @@ def run_sweep(
     # Tune logs a traceback for every process that dies; each trial's end is shown in one line instead.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     from tune.search import strategy
-    from tune.trial import Trial
+    from tune.trial import Trial, trial_resources
 
     dataset = Dataset.open(settings.dataset)
     varied = searchable_space(settings.space, settings.search, settings.trials)
@@ -93,7 +93,9 @@ def run_sweep(
     _check(settings, base, dataset)
     chosen = strategy(settings, base.train.most_evaluations)
     at_once = _concurrent_trials(base, chosen.trials, concurrent)
-    trainable = ray.tune.with_parameters(Trial, settings=settings)
+    trainable = ray.tune.with_resources(
+        ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)
+    )  # fmt: skip
     if resume and can_be_restored(settings.folder):
         state = str(state_folder(settings.folder))
         tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
@@ -154,11 +156,6 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
     workers = recipe.train.workers
     on_gpus = resolve_device(recipe.train.device, gpus=gpus) == "cuda"
-    if workers > cpus or (on_gpus and workers > gpus):
-        unit, there = ("GPU", gpus) if on_gpus and workers > gpus else ("CPU", cpus)
-        raise ConfigError(
-            f"train.workers: each of a trial's {workers} workers needs a {unit}, but Ray has {there}; lower --workers"
-        )
     fitting = (min(cpus, gpus) if on_gpus else cpus) // workers
     if wanted is not None and wanted > fitting:
         raise ConfigError(

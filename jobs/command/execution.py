@@ -1,24 +1,33 @@
-"""Decides where a command runs: in its own process or on Ray. No other code does; docs/cluster.md has it as a table.
+"""Decides how a command runs. No other code does; docs/cluster.md has it as a table.
+
+First the place, before anything starts (`place_preprocessing`, `place_training`, ...):
 
     --on process      in this process, or an error if only Ray can do what is asked
     --on ray          on Ray: a running cluster (RAY_ADDRESS), or a session on this machine for the command alone
     --on auto         on Ray if only Ray can do it, if a cluster is there, or if the work is large; else in this process
 
-What is large, and what only Ray can do, each command says below.
+What is large, and what only Ray can do, each command says below. Then, where the session has started if there is one,
+the `Execution`: nodes, CPUs, and for training the device and the reader. It is handed to what does the work, and
+recorded.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from jobs.command.request import Request
-from rayrec.common.errors import ConfigError
-from rayrec.common.progress import Progress
+from rayrec.common.errors import ConfigError, SmallClusterError
+from rayrec.common.process import import_meanwhile
+from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.text import format_bytes
-from rayrec.config.execution import DATA, SPARK, TRAIN, Place
+from rayrec.config.execution import DATA, SPARK, TRAIN, Execution, Place
 from rayrec.config.preprocess import SparkConfig
-from rayrec.config.train import TrainConfig
+from rayrec.config.train import DeviceName, TrainConfig
 
 if TYPE_CHECKING:
     from rayrec.preprocessing.pipeline import Preprocessing
+
+_WantedDevice = Literal["auto"] | DeviceName
 
 _ROWS_SCORED_HERE = 2**20
 _BYTES_SCORED_HERE = 2**28
@@ -61,7 +70,7 @@ def place_training(request: PlacedRequest, train: TrainConfig, progress: Progres
 
 
 def place_evaluation(
-    request: PlacedRequest, workers: int | None, device: Literal["auto", "cpu", "cuda"], rows: int, progress: Progress
+    request: PlacedRequest, workers: int | None, device: _WantedDevice, rows: int, progress: Progress
 ) -> Place:
     """Return where a model is evaluated; only Ray Train runs several workers, and GPUs."""
     only_ray = _only_ray_train(str(workers or 1), device)
@@ -92,7 +101,62 @@ def place_scoring(
     return _place("predict", request, engine=DATA, work=work, is_large=all(are_large), progress=progress)
 
 
-def _only_ray_train(workers: str, device: Literal["auto", "cpu", "cuda"]) -> str | None:
+@contextmanager
+def training_session(
+    place: Place,
+    train: TrainConfig,
+    progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
+    *,
+    by_ray_data: bool = False,
+) -> Iterator[Execution]:
+    """Hold what a recipe is trained or evaluated in, a Ray session or nothing; yield how it is done there.
+
+    Tasks of Ray Data read where they are asked for (`by_ray_data`), where they can do so on other nodes, and for
+    several GPUs, whose few processes would not keep up with them. Raises SmallClusterError as `ray_training` does.
+    """
+    if place == "process":
+        yield Execution.in_process(train.threads, "cpu")
+        return
+    from cluster.ray_session import ray_session
+
+    import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
+    with ray_session(progress=progress):
+        yield ray_training(train, by_ray_data=by_ray_data)
+
+
+def ray_training(train: TrainConfig, *, by_ray_data: bool = False) -> Execution:
+    """Return how workers of Ray Train train or evaluate in this process's Ray session; see `training_session`.
+
+    Raises SmallClusterError where the cluster has room for too few of them, ConfigError where a GPU is asked for and
+    there is none.
+    """
+    import ray
+
+    from rayrec.training.run.preflight import resolve_device
+
+    resources = ray.cluster_resources()
+    device = resolve_device(train.device, gpus=resources.get("GPU", 0))
+    least = train.min_workers or train.workers
+    for unit in ("GPU", "CPU") if device == "cuda" else ("CPU",):
+        if least > (available := int(resources.get(unit, 0))):
+            raise SmallClusterError(
+                f"train.workers: each of {least} workers needs a {unit}, but Ray has {available}; lower --workers"
+            )
+    found = Execution.on_ray(TRAIN, train.workers)
+    by_ray_data = by_ray_data or found.nodes > 1 or (device == "cuda" and train.workers > 1)
+    return found.model_copy(update={"device": device, "reads": "Ray Data" if by_ray_data else "threads"})
+
+
+def trial_training(train: TrainConfig) -> Execution:
+    """Return how a trial of a sweep trains, in whose actor this is called: one worker on a CPU is the actor itself.
+
+    Raises what `ray_training` raises.
+    """
+    found = ray_training(train)
+    return Execution.in_process(train.threads, "cpu") if found.workers == 1 and found.device == "cpu" else found
+
+
+def _only_ray_train(workers: str, device: _WantedDevice) -> str | None:
     """Say what of a training or an evaluation only Ray Train can do, if anything."""
     require_gpu(device)
     if workers != "1":
@@ -102,7 +166,7 @@ def _only_ray_train(workers: str, device: Literal["auto", "cpu", "cuda"]) -> str
     return None
 
 
-def require_gpu(device: Literal["auto", "cpu", "cuda"]) -> None:
+def require_gpu(device: _WantedDevice) -> None:
     """Raise ConfigError where cuda is asked for on a machine without a GPU; a running cluster tells for itself."""
     from cluster.ray_session import has_cluster
     from rayrec.training.run.preflight import resolve_device

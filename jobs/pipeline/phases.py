@@ -10,13 +10,12 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_outcome
-from jobs.command.execution import PlacedRequest, place_training
+from jobs.command.execution import PlacedRequest, place_training, training_session
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
@@ -306,16 +305,11 @@ def run_phases(
         progress.message(f"{phase.name}: already finished, in {phase.folder}")
     seconds: dict[str, float | None] = {phase.name: None for phase in phases}
     if first < len(phases):
-        from cluster.ray_session import ray_session
-
         # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
         recipe = request.load_recipe()
-        here = place_training(request, recipe.train, SilentProgress()) == "process"
-        with nullcontext() if here else ray_session(progress=progress):
-            if not here:
-                from rayrec.training.driver import device_of_workers
-
-                device_of_workers(recipe)  # a cluster that is too small says so before there is a dataset
+        place = place_training(request, recipe.train, SilentProgress())
+        # A cluster that is too small for the training says so before there is a dataset.
+        with training_session(place, recipe.train, progress):
             for phase in phases[first:]:
                 progress.finish()
                 progress.message(f"\n{phase.name} -> {phase.folder}")

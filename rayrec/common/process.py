@@ -1,11 +1,12 @@
-"""This process: quick imports, threads that accompany a block, and the handlers of Ctrl-C and SIGTERM."""
+"""This process: imports, threads that accompany a block, handlers of Ctrl-C and SIGTERM, environment variables."""
 
 import gc
 import importlib
 import logging
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 
@@ -77,3 +78,22 @@ def interrupts_kept() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set the variables during the block, or unset those that are None; all are afterwards as they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set_variables(variables)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -33,11 +33,6 @@ def session_size() -> tuple[int, int]:
     return len(cpus), available_cpus() if len(cpus) == 1 else sum(cpus)
 
 
-def has_other_nodes() -> bool:
-    """Tell if this process is in a Ray session of several nodes with CPUs, which can do some of its work."""
-    return session_size()[0] > 1
-
-
 def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:
     """Yield the blocks, in the order of the execution. Closing the iterator ends the execution.
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_bytes
-from rayrec.internals.ray_room import Resources, Room, look_for_room
+from rayrec.internals.ray_core import Resources, Room, look_for_room
 
 _LOOK_SECONDS = 2.0
 _PATIENCE_SECONDS, _REPEAT_SECONDS = 5.0, 30.0

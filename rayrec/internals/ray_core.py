@@ -1,14 +1,15 @@
-"""Private parts of Ray: the head at an address, the session of this process, what is said in it, reserved resources."""
+"""Private parts of Ray: its head and tokens, notes in a session, the session's end, its messages, and its free room."""
 
 import logging
 import os
 import secrets
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ JAVA_DRIVERS = Path("/tmp/ray")
 _MOST_HELD = 1_000
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
+Resources = tuple[tuple[str, float], ...]
+"""Amounts by name, in the order of the names."""
+
 
 def head_address(address: str) -> tuple[str, int]:
-    """Host and port of the head that `address` (HOST:PORT, or auto) stands for.
+    """Return host and port of the head that `address` (HOST:PORT, or auto) stands for.
 
-    Raises ConnectionError if `auto` finds no cluster, ValueError if it is no address.
+    With them a command asks once whether anybody is there; Ray would ask for minutes, and end in a traceback. Raises
+    ConnectionError if `auto` finds no cluster, ValueError if it is no address.
     """
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
@@ -35,7 +40,8 @@ def head_address(address: str) -> tuple[str, int]:
 def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
     """Return whether the head refuses the token of this process's environment, or asks for one where there is none.
 
-    False also if the head gives no answer within `timeout` seconds.
+    Ray itself would go on to ask a head that refuses it. False also if the head gives no answer within `timeout`
+    seconds.
     """
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
@@ -54,7 +60,8 @@ def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
 def new_token() -> Iterator[None]:
     """Have this process, and those that it starts during the block, use and ask for a token that nobody else has.
 
-    Ray reads the variables once, when it is imported or first needs the token.
+    Ray reads the variables once, when it is imported or first needs the token; without the private parts a process
+    could not start a second cluster with a token of its own.
     """
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
@@ -74,18 +81,11 @@ def new_token() -> Iterator[None]:
         read_variables()
 
 
-def own_session_environment() -> dict[str, str] | None:
-    """Return the variables that the processes of the Ray session inherit; None if another process has started the
-    session.
-    """
-    import psutil
-
-    node = _own_head()
-    return None if node is None else psutil.Process(node.all_processes["raylet"][0].process.pid).environ()
-
-
 def note(key: str, value: bytes, *, overwrite: bool = False) -> None:
-    """Write a value where all processes of the Ray session find it; if the key has one, only to `overwrite` it."""
+    """Write a value where all processes of the Ray session find it; if the key has one, only to `overwrite` it.
+
+    Ray keeps the notes in its head. An actor that kept them would be one more process, which takes seconds to start.
+    """
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key, value, overwrite=overwrite)
@@ -120,17 +120,14 @@ def shut_down() -> None:
     """Leave the Ray session, and end it if this process has started it; the library for Java goes with it."""
     import ray
 
-    node = _own_head()
-    if node is not None:
-        # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
-        node._kill_process_type("monitor", check_alive=False)
+    node = ray._private.worker._global_node
     ray.shutdown()
-    if node is not None:
+    if node is not None and node.is_head():
         (Path(node.get_session_dir_path()) / JAVA_LIBRARY).unlink(missing_ok=True)
 
 
 def remove_java_libraries() -> None:
-    """Remove the copies of Ray's library that Java processes have left on this machine.
+    """Remove the copies of Ray's library that Java processes have left on this machine: 41 MB of each use of Spark.
 
     A process loads its copy as soon as it is there, and no longer needs the file then. Copies of the last minute stay,
     as they may not have been loaded yet.
@@ -142,9 +139,10 @@ def remove_java_libraries() -> None:
 
 
 def hold_messages() -> MemoryHandler:
-    """Hold what Ray tells this process, as that many workers run or that one died, which it would print.
+    """Hold back what Ray would print in this process: warnings, and messages of tasks and actors that died.
 
-    Errors are raised all the same. What is still held when the process ends goes to stderr.
+    They would stand between the lines of the command's progress, also where Ray starts a process again and all is well;
+    errors are raised all the same. What is still held when the process ends goes to stderr.
     """
     import ray
 
@@ -163,7 +161,7 @@ def hold_messages() -> MemoryHandler:
 
 
 def write_messages(held: MemoryHandler) -> Path:
-    """Write what is held, and what comes from now on, to a file among the logs of the Ray session; their folder."""
+    """Write what is held, and what comes from now on, to a file among the Ray session's logs; return their folder."""
     import ray
 
     folder = Path(ray._private.worker._global_node.get_logs_dir_path())
@@ -177,39 +175,70 @@ def write_messages(held: MemoryHandler) -> Path:
     return folder
 
 
-def _own_head() -> Any:
-    """Return Ray's record of the processes that this process has started as the head of a session; None if there are
-    none.
+@dataclass(frozen=True)
+class Room:
+    """The state of a cluster."""
+
+    nodes: Mapping[str, str]
+    """Address by id, of the nodes that live."""
+    free: Mapping[str, float]
+    """What nobody has taken, over all nodes, by resource."""
+    waiting: tuple[tuple[int, Resources], ...] = ()
+    """Workers (actors, and bundles of placement groups) of this process's job that have no place: how many, and the
+    resources of each."""
+
+
+def look_for_room(timeout: float) -> Room:
+    """Ask the head of the Ray session, which may take `timeout` seconds, for what it has no room for.
+
+    Without this a command waits for CPUs without a word. Raises errors of Ray.
     """
     import ray
+    from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
 
-    node = ray._private.worker._global_node
-    return node if node is not None and node.is_head() else None
+    reply = GetClusterResourceStateReply()
+    reply.ParseFromString(ray._private.worker.global_worker.gcs_client.get_cluster_resource_state(timeout_s=timeout))
+    state = reply.cluster_resource_state
+    alive = [node for node in state.node_states if node.status != NodeStatus.DEAD]
+    job = ray.get_runtime_context().get_job_id()
+    waiting: Counter[Resources] = Counter()
+    for gang in state.pending_gang_resource_requests:
+        # The id of the placement group, which ends with that of its job, its strategy and its state.
+        if gang.details.partition(":")[0].endswith(job):
+            waiting.update(_resources(request.resources_bundle) for request in gang.requests)
+    # Ray does not say whose other requests are. Some fit a node: their processes are just being started.
+    others: Counter[Resources] = Counter()
+    for pending in state.pending_resource_requests:
+        wanted = _resources(pending.request.resources_bundle)
+        if not any(_fits(wanted, node.available_resources) for node in alive):
+            others[wanted] += pending.count
+    if others and _has_actors_without_a_place(job):
+        waiting += others
+    return Room(
+        nodes={node.node_id.hex(): node.node_ip_address for node in alive},
+        free=_sum(node.available_resources for node in alive),
+        waiting=tuple((count, wanted) for wanted, count in waiting.items()),
+    )
 
 
-class Reservations:
-    """The placement groups of a run, as a detached actor, with which Ray removes them; it ends when the run does.
+def _resources(bundle: Mapping[str, float]) -> Resources:
+    return tuple(sorted((name, amount) for name, amount in bundle.items() if amount))
 
-    It is here because the workers wait for its process, which need not import Ray Train.
-    """
 
-    def __init__(self, controller: str) -> None:
-        """`controller`: the id of the run's controller, in hexadecimal."""
-        threading.Thread(target=self._end_with, args=(controller,), daemon=True).start()
+def _fits(wanted: Resources, available: Mapping[str, float]) -> bool:
+    return all(available.get(name, 0.0) >= amount for name, amount in wanted)
 
-    def reserve(self, bundles: list[dict[str, float]], strategy: str) -> Any:
-        """Return a new placement group of these resources."""
-        from ray.util.placement_group import placement_group
 
-        return placement_group(bundles, strategy)
+def _sum(resources: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for of_node in resources:
+        for name, amount in of_node.items():
+            totals[name] = totals.get(name, 0.0) + amount
+    return totals
 
-    def _end_with(self, controller: str) -> None:
-        import ray
-        from ray._private.state import actors
 
-        is_dead = False
-        while not is_dead:
-            time.sleep(1)
-            with suppress(Exception):  # the cluster's head does not answer for a while
-                is_dead = actors(controller).get("State") == "DEAD"
-        ray.kill(ray.get_runtime_context().current_actor)
+def _has_actors_without_a_place(job: str) -> bool:
+    from ray import JobID
+    from ray._private.state import state
+
+    return any(state.actor_table(None, JobID.from_hex(job), name) for name in ("PENDING_CREATION", "RESTARTING"))

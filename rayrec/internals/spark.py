@@ -1,11 +1,7 @@
-"""Private parts of PySpark: the Java objects of a session, data frames of given batches, and what a task waits for."""
+"""Private parts of PySpark: the Java objects of a session, data frames of given batches, and running tasks."""
 
-import gc
-import socket
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from zipimport import zipimporter
 
 import pyarrow as pa
 
@@ -45,30 +41,3 @@ def has_running_tasks(spark: "SparkSession") -> bool:
     """Return whether an executor still runs a task of the session."""
     tracker = spark.sparkContext._jsc.sc().statusTracker()
     return any(executor.numRunningTasks() for executor in tracker.getExecutorInfos())
-
-
-def shorten_tasks() -> None:
-    """Take off the start and the end of each task what has nothing to do with its work: 0.07 s on two cores.
-
-    Call this in the process from which Spark forks its Python workers, after all imports.
-    """
-    import pyspark.daemon
-
-    # Spark puts its own jar on the path. A worker empties the import system's caches before each task, and would read
-    # the jar's list of files again. What lies in such archives is installed as files, too.
-    archives = {path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)}
-    sys.path[:] = [path for path in sys.path if path not in archives]
-    for path in archives:
-        del sys.path_importer_cache[path]
-    # A worker collects garbage after each task. Imported modules are none, and take long to look through.
-    gc.freeze()
-
-    work = pyspark.daemon.worker
-
-    def without_delay(connection: socket.socket, authenticated: bool) -> int:
-        # Spark sends a task in two parts, and the second only when the first was acknowledged. Linux holds an
-        # acknowledgement back for 40 ms to send it along with an answer.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        return work(connection, authenticated)
-
-    pyspark.daemon.worker = without_delay

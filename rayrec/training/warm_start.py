@@ -73,7 +73,7 @@ class WarmStart:
             seed=recipe.train.seed,
         )
 
-    def begin(self, step: TrainStep) -> RunProgress:
+    def fill(self, step: TrainStep) -> RunProgress:
         """Fill this rank's part of a new model and its optimizers in place; memory holds one table beside them."""
         stored, state = StoredTensors(self.checkpoint), step.state_dict()
         new = Dataset.open(self.new_dataset)

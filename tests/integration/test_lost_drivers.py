@@ -20,8 +20,7 @@ from ray._private.state import actors
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayrec.ingest.dataset import Dataset
-from rayrec.training.driver import train
-from tests.training_runs import recipe
+from tests.training_runs import recipe, train_on_ray
 
 data, output, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 ray.init(log_to_driver=False)
@@ -32,7 +31,7 @@ class Driver:
         return os.getpid()
 
     def train(self):
-        train(recipe(epochs=1000, log_every_steps=1), Dataset.open(data), output)
+        train_on_ray(recipe(epochs=1000, log_every_steps=1), Dataset.open(data), output)
 
 def states():
     return {group["state"] for group in placement_group_table().values()}
@@ -71,7 +70,7 @@ assert again.wait(30)
 
 @pytest.mark.parametrize("moment", [pytest.param("waiting for a CPU", marks=pytest.mark.minutes), "training"])
 def test_its_cpus_are_free_again(moment: str, tmp_path: Path) -> None:
-    """An upgrade may have changed a private part of Ray if this fails: adapt rayrec/internals/train_reservations.py."""
+    """An upgrade may have changed a private part of Ray if this fails: adapt rayrec/internals/ray_train.py."""
     make_dataset(tmp_path / "data", {"train": 200, "test": 20})
     own = environment_of_open_cluster()
     with ray_head(own) as head:

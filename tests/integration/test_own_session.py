@@ -12,11 +12,10 @@ import ray
 import requests
 
 from rayrec.common.machine import available_cpus
-from rayrec.training.driver import train
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.environments import environment_without_cluster
-from tests.training_runs import recipe
+from tests.training_runs import recipe, train_on_ray
 
 SESSION = """
 import signal
@@ -38,7 +37,7 @@ def test_training_starts_only_what_it_needs(ray_cluster: str, tmp_path: Path) ->
     """An upgrade may have changed a private part of Ray Train if this fails: adapt rayrec/internals/ray_train.py."""
     dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 20})
     before = set(ray._private.state.actors())
-    metrics = train(recipe(workers=2, max_steps=2), dataset, tmp_path / "run")
+    metrics = train_on_ray(recipe(workers=2, max_steps=2), dataset, tmp_path / "run")
     assert metrics.keys() == {"test"}
     started = [actor["ActorClassName"] for name, actor in ray._private.state.actors().items() if name not in before]
     assert started.count("RayTrainWorker") == 2 and "TrainController" in started
@@ -58,7 +57,7 @@ def test_workers_may_use_the_cpus_of_the_command(ray_cluster: str) -> None:
 def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path) -> None:
     """Ray collects them every ten seconds, and keeps them for twenty."""
     dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 100})
-    train(recipe(max_steps=3, evaluations_per_epoch=1), dataset, tmp_path / "watched")
+    train_on_ray(recipe(max_steps=3, evaluations_per_epoch=1), dataset, tmp_path / "watched")
     records = {record["event"]: record for record in read_history(tmp_path / "watched/history.jsonl")}
     names = ("step", "loss", "samples_per_second", "data_wait_share", "peak_memory_bytes")
     expected = {(name, ""): records["train"][name] for name in names}
@@ -82,7 +81,7 @@ def test_a_run_may_have_any_name(ray_cluster: str, tmp_path: Path) -> None:
     """Ray Train tags its metrics with the run's name, and names a folder by it."""
     dataset = make_dataset(tmp_path / "δεδομένα", {"train": 200, "test": 20})
     run = tmp_path / "τρέξιμο 😀 %20'\"#?;" / ("λ" * 100 + "\x01")
-    assert train(recipe(workers=2, max_steps=2), dataset, run).keys() == {"test"}
+    assert train_on_ray(recipe(workers=2, max_steps=2), dataset, run).keys() == {"test"}
 
 
 def test_nothing_of_a_session_is_left() -> None:

@@ -1,14 +1,11 @@
 """Raw Criteo files -> dataset folder, with Spark on Ray, against independent computations."""
 
-import gc
 import gzip
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipimport import zipimporter
 
 import numpy as np
 import pandas as pd
@@ -337,18 +334,6 @@ def test_a_task_is_sent_its_own_item(spark: Any) -> None:
     found = SparkRunner(spark).run(items, look)
     assert found == [(number, 10_000, number) for number in range(200)]
     assert SparkRunner(spark).run([], lambda item: item) == []
-
-
-def test_tasks_do_not_look_through_archives_and_imported_modules(spark: Any) -> None:
-    """See `rayrec.internals.spark.shorten_tasks`; with all three waits, a task took 0.07 s more."""
-
-    def look(_: int) -> tuple[list[str], bool, str]:
-        import pyspark.daemon
-
-        archives = [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
-        return archives, gc.get_freeze_count() > 100_000, pyspark.daemon.worker.__qualname__
-
-    assert SparkRunner(spark).run([0], look) == [([], True, "shorten_tasks.<locals>.without_delay")]
 
 
 def test_what_java_has_unpacked_is_removed(spark: Any) -> None:

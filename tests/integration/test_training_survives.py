@@ -15,14 +15,13 @@ from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
-from rayrec.training.driver import train
 from rayrec.training.run.folder import RunFolder, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster, environment_without_cluster
 from tests.holding import Held, Hold, run_module
 from tests.ray_nodes import drain, node_of
-from tests.training_runs import Case, losses, recipe, run_cases, weights_of
+from tests.training_runs import Case, losses, recipe, run_cases, train_on_ray, weights_of
 
 STEPS = 400
 
@@ -190,9 +189,9 @@ def _saved_on_notice(path: Path) -> list[int]:
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"--resume cannot change train\.seed from 5 to 6"):
-        train(_recipe(seed=6), dataset, undisturbed, resume=True)
+        train_on_ray(_recipe(seed=6), dataset, undisturbed, resume=True)
     with pytest.raises(UserError, match="already exists"):
-        train(_recipe(), dataset, undisturbed)
+        train_on_ray(_recipe(), dataset, undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_a_mistake_is_found_before_anything_starts(
     ray_cluster: str, dataset: Dataset, tmp_path: Path, section: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(_recipe(**section), dataset, tmp_path / "run")
+        train_on_ray(_recipe(**section), dataset, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -222,7 +221,7 @@ def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dat
         "max_failures": 0,
     }
     with pytest.raises(UserError, match=r"^the loss is not finite at step 2: lower train\.embedding_optimizer\.lr"):
-        train(_recipe(**section), dataset, tmp_path / "run")
+        train_on_ray(_recipe(**section), dataset, tmp_path / "run")
     history = read_history(tmp_path / "run" / "history.jsonl")
     assert [(r["event"], r["step"]) for r in history if r["event"] != "phase"] == [("epoch", 0), ("train", 1)]
     assert (tmp_path / "run" / "checkpoints" / checkpoint_name(1)).is_dir()

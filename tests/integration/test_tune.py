@@ -15,6 +15,7 @@ import yaml
 
 from cluster.local_cluster import ray_head
 from jobs.command import RESULT_FILE
+from jobs.command.execution import trial_training
 from jobs.train import train_recipe
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
@@ -78,11 +79,11 @@ def _until(step: int, history: Path) -> list[dict[str, Any]]:
 
 
 def _processes_of_trials(head: int) -> list[psutil.Process]:
-    """Of actors: Tune's subclass of `Trial` has this name."""
+    """Of actors: Tune's subclass of `Trial` with resources has this name."""
     found = []
     for child in psutil.Process(head).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # gone, or a zombie, since it was listed
-            if "".join(child.cmdline()).startswith("ray::_Inner"):
+            if "".join(child.cmdline()).startswith("ray::ResourceTrainable"):
                 found.append(child)
     return found
 
@@ -173,7 +174,8 @@ def test_a_sweep_on_two_cpus_survives_kills(
     kept = list(sweep.glob("trials/*/run/checkpoints"))
     assert len(kept) == 1, "the best trial's checkpoints alone"
     # The best recipe, trained elsewhere, is the best trial.
-    metrics = train_recipe(tuned, dataset, tmp_path / "run", resume=False, progress=SilentProgress())
+    execution = trial_training(tuned.train)
+    metrics = train_recipe(tuned, dataset, tmp_path / "run", execution, resume=False, progress=SilentProgress())
     assert metrics["validation"]["auc"] == best
     result = json.loads(confirmed.stdout)
     first, second = result["details"]["confirmed"]
@@ -184,7 +186,9 @@ def test_a_sweep_on_two_cpus_survives_kills(
     for number in range(1, 1 + SEEDS):
         seed = load_recipe(recipe_file).train.seed + number
         tuned = load_recipe(sweep / "best.yaml", [f"train.seed={seed}"])
-        metrics = train_recipe(tuned, dataset, tmp_path / f"run-{seed}", resume=False, progress=SilentProgress())
+        metrics = train_recipe(
+            tuned, dataset, tmp_path / f"run-{seed}", execution, resume=False, progress=SilentProgress()
+        )
         found.append(metrics["validation"]["auc"])
     assert statistics.fmean(found) == first["auc"]
     assert (sweep / "report.html").stat().st_size > 5_000

@@ -131,7 +131,7 @@ def _begin(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
             model = ParallelModel(case, dataset.schema, context)
             step = TrainStep(model, case.train, resolve_precision("fp32", "cpu"), steps_per_epoch=9)
             origin = RunFolder.open(runs / optimizer).as_origin(reset)
-            progress = WarmStart.open(origin, output, case, dataset).begin(step)
+            progress = WarmStart.open(origin, output, case, dataset).fill(step)
             Checkpoints(output, case.train.checkpoint).save(step, progress)
     dist.destroy_process_group()
 

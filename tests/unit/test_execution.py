@@ -11,15 +11,15 @@ from jobs.command.execution import (
     place_preprocessing,
     place_scoring,
     place_training,
+    ray_training,
+    trial_training,
 )
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, SmallClusterError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig
 from rayrec.ingest.dataset import Manifest, manifest_fingerprint
-from rayrec.recipes import load_recipe
-from rayrec.training.driver import execution_of
 from tests.builders import make_dataset
 
 NO_SPARK, SPARK = SparkConfig(), SparkConfig(executors=3)
@@ -134,19 +134,35 @@ def test_a_dataset_is_the_same_however_it_was_made(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "has_other_nodes", "asked", "reads"),
+    ("gpus", "workers", "nodes", "asked", "reads"),
     [
-        ("cpu", 2, False, None, "threads"),
-        ("cuda", 1, False, None, "threads"),
-        ("cuda", 4, False, None, "Ray Data"),
-        ("cpu", 1, True, None, "Ray Data"),
-        ("cpu", 1, False, True, "Ray Data"),
+        (0, 2, 1, False, "threads"),
+        (1, 1, 1, False, "threads"),
+        (4, 4, 1, False, "Ray Data"),
+        (0, 1, 2, False, "Ray Data"),
+        (0, 1, 1, True, "Ray Data"),
     ],
 )
 def test_what_reads_for_workers_of_ray_train(
-    device: Any, workers: int, has_other_nodes: bool, asked: bool | None, reads: str, monkeypatch: pytest.MonkeyPatch
+    gpus: int, workers: int, nodes: int, asked: bool, reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayrec.training.driver.has_other_nodes", lambda: has_other_nodes)
-    recipe = load_recipe("dlrm-criteo-debug", [f"train.workers={workers}"])
-    found = execution_of(recipe, device, in_this_process=False, by_ray_data=asked)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(gpus)})
+    monkeypatch.setattr("rayrec.common.ray_blocks.session_size", lambda: (nodes, 8))
+    found = ray_training(TrainConfig(global_batch_size=60, workers=workers), by_ray_data=asked)
     assert (found.on, found.engine, found.reads, found.workers) == ("ray", "Ray Train", reads, workers)
+    assert found.device == ("cuda" if gpus else "cpu") and found.nodes == nodes
+
+
+@pytest.mark.parametrize(("gpus", "workers", "place"), [(0, 1, "process"), (0, 2, "ray"), (1, 1, "ray")])
+def test_a_trial_of_one_worker_on_a_cpu_trains_in_its_actor(
+    gpus: int, workers: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(gpus)})
+    assert trial_training(TrainConfig(global_batch_size=60, workers=workers)).on == place
+
+
+@pytest.mark.parametrize(("resources", "unit"), [({"CPU": 3.0}, "CPU"), ({"CPU": 8.0, "GPU": 1.0}, "GPU")])
+def test_too_few_cpus_or_gpus_are_said(resources: dict[str, float], unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: resources)
+    with pytest.raises(SmallClusterError, match=f"each of 4 workers needs a {unit}, but Ray has"):
+        ray_training(TrainConfig(global_batch_size=60, workers=4))

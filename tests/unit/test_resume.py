@@ -1,6 +1,5 @@
 """`--resume` continues what is in the output, begins where nothing is, and leaves other folders alone."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     make_dataset(tmp_path / "data", recipe=load_recipe(RECIPE))
     monkeypatch.setattr("jobs.train.train_recipe", begin)
-    monkeypatch.setattr("cluster.ray_session.ray_session", lambda **_: nullcontext())
     return tmp_path / "out"
 
 
@@ -51,7 +49,10 @@ def test_another_folder_is_no_run(output: Path) -> None:
 
 
 def _train(output: Path) -> None:
-    run(TrainRequest(recipe=RECIPE, data=output.parent / "data", output=output, resume=True), SilentProgress())
+    run(
+        TrainRequest(recipe=RECIPE, data=output.parent / "data", output=output, resume=True, workers=1),
+        SilentProgress(),
+    )
 
 
 FROM, OTHER = Origin("/runs/7", "step-00000009", "hash", ("C1",)), Origin("/runs/6", "step-00000009", "hash", ("C1",))

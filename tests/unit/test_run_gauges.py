@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import rayrec.training
-from rayrec.training.run.gauges import RunGauges
+from rayrec.training.run.display import RunGauges
 
 DASHBOARD = Path(rayrec.training.__file__).with_name("grafana_dashboard.json")
 

@@ -52,7 +52,7 @@ class _Window:
     """Seconds without a batch to work on."""
 
 
-def begin_history(run: RunFolder) -> None:
+def start_history(run: RunFolder) -> None:
     """Drop the records of what is trained again, and record that the model is being made. Rank 0 calls it first."""
     reached = run.progress() or RunProgress()
     cut_history(run.history, reached.step)
@@ -66,7 +66,7 @@ class RunRecorder:
         self, recipe: Recipe, run: RunFolder, context: RankContext, step: TrainStep, precision: Precision
     ) -> None:
         self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
-        self._is_chief = context.rank == 0
+        self._is_rank_zero = context.rank == 0
         self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
@@ -83,7 +83,7 @@ class RunRecorder:
             with self.phase(progress, "load the checkpoint"):
                 self._checkpoints.load(self._step, progress)
             self._saved_step, self._seconds_before = progress.step, progress.seconds
-            if self._is_chief:
+            if self._is_rank_zero:
                 # The last attempt may have died between a checkpoint and the index of them.
                 self._checkpoints.prune()
         return progress
@@ -92,7 +92,7 @@ class RunRecorder:
     def open(self, progress: RunProgress, plan: ShardingPlan) -> Iterator[None]:
         """Write the sharding plan, and keep history and trackers open, from `progress` on, within the block."""
         with ExitStack() as stack:
-            if self._is_chief:
+            if self._is_rank_zero:
                 write_json(self._run.path / PLAN_FILE, plan.as_json())
                 self._trackers = stack.enter_context(open_trackers(self._run, self._recipe, progress.step + 1))
             yield
@@ -156,7 +156,7 @@ class RunRecorder:
             window.loss,
             # Of each rank's own time: their windows do not begin together.
             window.loss.new_tensor(window.waited / seconds / self._context.world_size),
-            window.loss.new_tensor(float(due and self._is_chief)),
+            window.loss.new_tensor(float(due and self._is_rank_zero)),
         ])  # fmt: skip
         dist.all_reduce(sums)
         loss, waited_share, checkpoint_due = sums.tolist()
@@ -231,7 +231,7 @@ class RunRecorder:
         return values
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._is_chief:
+        if self._is_rank_zero:
             append_history(self._run.history, record)
 
     def _track(self, group: str, values: Mapping[str, float], step: int) -> None:

@@ -1,4 +1,4 @@
-"""The training loop, as each worker runs it. Knows torch.distributed, not Ray Train."""
+"""The training loop, as each rank runs it. Knows torch.distributed, not Ray Train."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from rayrec.recipes import Recipe
 from rayrec.store.files import growing_files, write_json
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.preemption import PreemptionWatch
-from rayrec.training.loop.recorder import RunRecorder, begin_history
+from rayrec.training.loop.recorder import RunRecorder, start_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
@@ -25,8 +25,8 @@ from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
 
-Begin = Callable[[TrainStep], RunProgress]
-"""Fills a new run's model and optimizers in place, and returns the progress that the run begins with."""
+InitialWeights = Callable[[TrainStep], RunProgress]
+"""Fills a new run's model and optimizers in place, and returns the progress that the run starts with."""
 
 
 def train_worker(
@@ -34,19 +34,19 @@ def train_worker(
     dataset: Dataset,
     run: RunFolder,
     context: RankContext,
-    begin: Begin | None = None,
+    initial_weights: InitialWeights | None = None,
     preempted_nodes: Callable[[], int] = lambda: 0,
 ) -> None:
     """Train from the run's latest checkpoint, or from the start, to the end; then evaluate.
 
-    `begin` fills a new run's model where other weights than random ones are asked for. A checkpoint is saved as soon as
-    `preempted_nodes`, the number of nodes that are about to be taken away, has grown on any rank. Needs the default
-    process group. Every rank calls it with the same arguments but `context` and `preempted_nodes`. Raises UserError
-    where the data, the recipe or the learning rate does not allow the training.
+    `initial_weights` fills a new run's model where other weights than random ones are asked for. A checkpoint is saved
+    as soon as `preempted_nodes`, the number of nodes that are about to be taken away, has grown on any rank. Needs the
+    default process group. Every rank calls it with the same arguments but `context` and `preempted_nodes`. Raises
+    UserError where the data, the recipe or the learning rate does not allow the training.
     """
     preemption = PreemptionWatch(preempted_nodes, context.device)
     with naming(run.path, *temporary_folders()), _writing(run, context) as run:
-        _Training(recipe, dataset, run, context, preemption).run(begin)
+        _Training(recipe, dataset, run, context, preemption).run(initial_weights)
 
 
 @contextmanager
@@ -60,7 +60,10 @@ def _writing(run: RunFolder, context: RankContext) -> Iterator[RunFolder]:
 
 
 class _Training:
-    """One worker's part in a run: epochs, steps, when to evaluate, save and stop."""
+    """One rank's part in a run.
+
+    Its state is that of the model and the optimizers, which `TrainStep` holds, and `RunProgress`.
+    """
 
     def __init__(
         self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext, preemption: PreemptionWatch
@@ -68,13 +71,15 @@ class _Training:
         self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
         self._run, self._context, self._preemption = run, context, preemption
         if context.rank == 0:
-            begin_history(run)
+            start_history(run)
+        # The model, its tables over the ranks, and the optimizers; in what precision all is computed and sent.
         precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
         precision.apply_to_process()
         wire = precision.on_the_wire(self._config.sharding.wire)
         self._model = ParallelModel(recipe, dataset.schema, context, wire, precision.pooled(wire))
         steps_per_epoch = self._config.steps_per_epoch(dataset.split("train").rows)
         self._step = TrainStep(self._model, self._config, precision, steps_per_epoch)
+        # The rows of each split in batches, of which every rank reads its own part.
         self._splits = SplitReader(
             dataset,
             self._config.ingest,
@@ -88,20 +93,34 @@ class _Training:
         self._recorder = RunRecorder(recipe, run, context, self._step, precision)
         self._progress = RunProgress()
 
-    def run(self, begin: Begin | None) -> None:
-        resumed = self._recorder.resume()
+    def run(self, initial_weights: InitialWeights | None) -> None:
+        """Train to the end of the run, from where an earlier attempt has come to, and write the run's metrics."""
+        recorder = self._recorder
+        # An earlier attempt goes on from its latest checkpoint. A new run has the weights of other runs, or random
+        # ones, which the model was made with.
+        resumed = recorder.resume()
         if resumed is not None:
             self._progress = resumed
-        elif begin is not None:
-            with self._recorder.phase(self._progress, "load initial weights"):
-                self._progress = begin(self._step)
+        elif initial_weights is not None:
+            with recorder.phase(self._progress, "load initial weights"):
+                self._progress = initial_weights(self._step)
         else:
             assert self._config.initial_weights is None, "the caller reads what train.initial_weights names"
-        with self._recorder.open(self._progress, self._model.plan):
+        with recorder.open(self._progress, self._model.plan):
             while not self._is_done():
                 self._train_epoch()
-            self._recorder.save(self._progress)
-            self._finish()
+            recorder.save(self._progress)
+            # The run's metrics are those of the best checkpoint, if one is kept: evaluation, prediction and export take
+            # it unless told otherwise.
+            recorder.load_best(self._progress)
+            metrics = {split: self._metrics(split) for split in self._dataset.evaluation_splits}
+            if self._context.rank == 0:
+                if self._config.progressive:
+                    # Beside the splits: rows that were trained on, each measured before.
+                    records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
+                    metrics[PROGRESSIVE] = progressive_metrics(records)
+                self._run.put_history()
+                write_json(self._run.path / METRICS_FILE, metrics)
 
     def _is_done(self) -> bool:
         config, stop = self._config, self._config.early_stop
@@ -114,6 +133,7 @@ class _Training:
     def _train_epoch(self) -> None:
         """Train to the end of the epoch, or to an earlier end of the run."""
         config, recorder = self._config, self._recorder
+        # A resumed run takes up the epoch at its next batch: the order depends on seed and epoch alone.
         loader = self._splits.open(
             "train",
             global_batch_size=config.global_batch_size,
@@ -125,24 +145,27 @@ class _Training:
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
             for batch, following in self._model.with_next(batches):
+                # One optimizer step on this rank's part of a global batch; the ids of the next one are sent meanwhile.
                 waited, rows = loader.wait_seconds, loader.row_count(self._progress.batch)
                 outcome = self._train_on(batch, following, rows, loader.share(self._progress.batch))
                 recorder.add(outcome, rows or config.global_batch_size, waited)
                 if config.progressive and self._progress.epoch == 0:
                     recorder.add_scores(outcome.logits, batch)
-                self._progress = self._after_batch(loader.num_batches)
+                # From here on the progress is that after the step.
+                self._progress = self._next_progress(loader.num_batches)
                 step, ends_epoch = self._progress.step, self._progress.batch == 0
-                checkpoint_due = False
+                # A checkpoint is due after so many steps or minutes, which rank 0's clock says with the record, when a
+                # node is about to go, and with an evaluation, whose metrics decide which one is the best.
+                checkpoint_due = config.checkpoint.every_steps is not None and step % config.checkpoint.every_steps == 0
                 if step % config.log_every_steps == 0 or ends_epoch or self._is_done():
-                    checkpoint_due = recorder.record_steps(self._progress)
-                every = config.checkpoint.every_steps
-                checkpoint_due |= every is not None and step % every == 0
+                    checkpoint_due |= recorder.record_steps(self._progress)
                 if self._preemption.is_announced():
                     recorder.record_preemption(self._progress)
                     checkpoint_due = True
                 with recorder.paused():
-                    if self._is_evaluated(loader.num_batches):
-                        checkpoint_due |= self._evaluate()
+                    if self._evaluates_now(loader.num_batches):
+                        self._evaluate()
+                        checkpoint_due = True
                     if checkpoint_due:
                         recorder.save(self._progress)
                 if self._is_done():
@@ -159,48 +182,30 @@ class _Training:
             totals = BatchTotals(rows, None, share)
         return self._step(batch, totals, self._progress.step + 1, following)
 
-    def _after_batch(self, batches_per_epoch: int) -> RunProgress:
+    def _next_progress(self, batches_per_epoch: int) -> RunProgress:
+        """Return the progress after one more batch, of which there are so many in an epoch."""
         before = self._progress
         ends_epoch = before.batch + 1 == batches_per_epoch
         batch = 0 if ends_epoch else before.batch + 1
         return replace(before, step=before.step + 1, epoch=before.epoch + ends_epoch, batch=batch, metrics={})
 
-    def _is_evaluated(self, batches_per_epoch: int) -> bool:
+    def _evaluates_now(self, batches_per_epoch: int) -> bool:
         """Tell whether it is time for an evaluation: those that the recipe spaces, and one at the end of training."""
-        if self._config.evaluations_per_epoch == 0:
+        if self._config.evaluations_per_epoch == 0 or self._evaluation_split is None:
             return False
         batches = self._progress.epoch * batches_per_epoch + self._progress.batch
         return self._is_done() or self._config.evaluates_after(batches, batches_per_epoch)
 
-    def _evaluate(self) -> bool:
-        """Evaluate in mid-training; False if the dataset has no split for it. A collective."""
+    def _evaluate(self) -> None:
+        """Evaluate in mid-training. A collective."""
         split = self._evaluation_split
-        if split is None:
-            return False
+        assert split is not None
         began = time.perf_counter()
         metrics = self._metrics(split)
         speed = self._dataset.split(split).rows / (time.perf_counter() - began)
         self._progress = replace(self._progress, metrics={k: v for k, v in metrics.items() if v is not None})
         self._recorder.record_evaluation(self._progress, split, metrics, speed)
-        return True
 
     def _metrics(self, split: str) -> dict[str, float | None]:
         with self._recorder.phase(self._progress, f"evaluating on {split}"):
             return evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
-
-    def _finish(self) -> None:
-        """Evaluate on every held-out split and write the run's metrics: those of the best checkpoint, if one is kept.
-
-        Evaluation, prediction and export take that checkpoint unless told otherwise. Beside the splits are the metrics
-        of the rows that were trained on, each measured before.
-        """
-        self._recorder.load_best(self._progress)
-        metrics: dict[str, dict[str, float | None]] = {}
-        for split in self._dataset.evaluation_splits:
-            metrics[split] = self._metrics(split)
-        if self._context.rank == 0:
-            if self._config.progressive:
-                records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
-                metrics[PROGRESSIVE] = progressive_metrics(records)
-            self._run.put_history()
-            write_json(self._run.path / METRICS_FILE, metrics)

@@ -1,14 +1,54 @@
-"""Shows a run's history as stages, lines, and facts on the current stage."""
+"""Shows a run's history while it grows: in the progress of the command, and as Prometheus metrics."""
 
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.common.text import format_number
+from rayrec.common.ray_blocks import session_size
+from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
-from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics
+from rayrec.store.paths import RemotePath
+from rayrec.training.run.folder import RunFolder
+from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics, read_history
 
 Record = dict[str, Any]
+
+_LOOK_SECONDS, _REMOTE_SECONDS = 0.5, 5.0
+"""Pause between two looks at the history, and at one whose rank 0 may be on another node."""
+_OF_STEPS = {
+    "step": "Optimizer steps done.",
+    "loss": "Mean loss of the steps since the last record.",
+    "samples_per_second": "Rows that were trained on each second, over all workers.",
+    "data_wait_share": "Share of the time that workers waited for data.",
+    "peak_memory_bytes": "Most memory that rank 0 has held: of its GPU, or of its process on a CPU.",
+}
+
+
+def show_history(run: RunFolder, recipe: str, display: "HistoryDisplay", ended: threading.Event) -> None:
+    """Show the run's history, and in a Ray session report its gauges, until it has ended; `recipe`: its name."""
+    gauges = RunGauges(recipe, run.path) if session_size()[0] else None
+    seen, is_over = list(read_history(run.history)), False
+    while not is_over:
+        is_over = ended.wait(_REMOTE_SECONDS if isinstance(run.path, RemotePath) else _LOOK_SECONDS)
+        records = seen
+        with suppress(UserError):  # that the bucket fails for a while matters to the workers
+            records = list(read_history(run.history))
+        # A resumed worker cuts records off before it adds to them.
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
+        display.tick()
+        for record in records[known:]:
+            display.show(record)
+            if gauges is not None:
+                gauges.take(record)
+        if gauges is not None:
+            gauges.report()
+        seen = records
 
 
 class HistoryDisplay:
@@ -92,3 +132,41 @@ class HistoryDisplay:
 
     def _samples_after(self, step: int) -> int:
         return self._recipe.train.samples_after(step, self._rows)
+
+
+class RunGauges:
+    """The newest figures of a run's history, which Ray exports on the metrics port of its driver's node.
+
+    Their names there begin with `ray_`. Needs a Ray session.
+    """
+
+    def __init__(self, recipe: str, run: Path) -> None:
+        """Tell runs apart by the name of the recipe and the last two of the run folder's path, as `trial-3/run`."""
+        # Only now: Ray is imported when its environment is set.
+        from ray.util.metrics import Gauge
+
+        self._tags = {"recipe": ascii_name(recipe), "run": ascii_name("/".join(run.parts[-2:]))}
+        tags = tuple(self._tags)
+        self.of_steps = {name: Gauge(f"rayrec_training_{name}", text, tags) for name, text in _OF_STEPS.items()}
+        self.evaluation = Gauge(
+            "rayrec_training_evaluation",
+            "Metrics of a split in mid-training; split `progressive`: of rows before they were trained on.",
+            (*tags, "split", "metric"),
+        )
+        self._steps: dict[str, float] = {}
+        self._evaluations: dict[tuple[str, str], float] = {}
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take in a record of the history."""
+        if record["event"] == "train":
+            self._steps = {name: record[name] for name in self.of_steps}
+        # A record of an evaluation names its split; that of rows before they were trained on is named by its event.
+        split = record.get("split", record["event"])
+        self._evaluations |= {(split, name): value for name, value in main_metrics(record).items()}
+
+    def report(self) -> None:
+        """Report what was taken in last: Ray forgets a gauge that was not set for some 20 seconds."""
+        for name, value in self._steps.items():
+            self.of_steps[name].set(value, self._tags)
+        for (split, metric), value in self._evaluations.items():
+            self.evaluation.set(value, {**self._tags, "split": ascii_name(split), "metric": metric})
