@@ -73,7 +73,7 @@ def test_an_object_that_no_folder_could_hold_is_named(case: str, endpoint: Endpo
     keys, message = OBJECTS[case]
     _put(endpoint, [*keys, "data/manifest.json"])
     with pytest.raises(UserError, match=message):
-        to_path("s3://bucket/data")
+        on_this_node(to_path("s3://bucket/data"))
     assert not [path for path in tmp_path.rglob("*") if "out" in path.name]
 
 
@@ -82,7 +82,7 @@ def test_other_objects_are_fetched_by_their_names(endpoint: Endpoint) -> None:
     names = ["a\\..\\b.json", "é +%2e%2e #?;.json", "..a/b...json", "folder/c.json"]
     _put(endpoint, [f"data/{name}" for name in names])
     _put(endpoint, ["data/folder/", "data/empty/"], b"")
-    folder = to_path("s3://bucket/data")
+    folder = on_this_node(to_path("s3://bucket/data"))
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == {name for name in names if not name.startswith(".")}
 

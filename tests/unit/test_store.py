@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
@@ -103,9 +105,20 @@ def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
     assert on_this_node(tmp_path) == original(tmp_path) == tmp_path
 
 
-def test_a_remote_path_is_not_opened_as_a_local_one() -> None:
-    with pytest.raises(TypeError, match=f"^{URI}: is at a URI"):
-        Path.open(to_path(URI))
+LIBRARIES: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: open(path),  # noqa: SIM115
+    "os": os.stat,
+    "shutil": lambda path: shutil.copyfile(path, "copy"),
+    "NumPy": lambda path: np.memmap(path, mode="r"),
+    "pyarrow": pq.read_table,
+    "a method of paths that it lacks": lambda path: path.rename("other"),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_remote_path_is_not_taken_for_a_local_one(library: str) -> None:
+    with pytest.raises(TypeError, match=f"{URI}: is at a URI"):
+        LIBRARIES[library](to_path(URI))
 
 
 BAD_URIS: dict[str, tuple[str, str]] = {
