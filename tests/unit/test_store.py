@@ -106,7 +106,7 @@ def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
 
 
 LIBRARIES: dict[str, Callable[[Path], object]] = {
-    "open": lambda path: open(path),  # noqa: SIM115
+    "open": open,
     "os": os.stat,
     "shutil": lambda path: shutil.copyfile(path, "copy"),
     "NumPy": lambda path: np.memmap(path, mode="r"),
