@@ -19,7 +19,6 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.store.paths import to_path
 
 if TYPE_CHECKING:
     from rayrec.inference.explanation.additive import Explainer
@@ -96,6 +95,7 @@ def load_explainer(folder: AnyPath) -> "Explainer":
 
 
 def _local(folder: AnyPath) -> Path:
-    """Return the local path of a model folder; that of a URI is fetched when it is opened."""
+    """Return the path of a model folder, which may be at a URI."""
+    from rayrec.store.paths import to_path  # which takes a while to import
 
     return to_path(folder if isinstance(folder, Path) else fspath(folder))
