@@ -19,7 +19,6 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from rayrec.inference.explanation.additive import Explainer
     from rayrec.inference.predictor import Predictor
