@@ -69,7 +69,8 @@ IN_MEMORY = $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)
 
 UNIT_TESTS = $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -p no:logging tests/unit
 # Two processes: each has a Ray session, and waits for processes to start.
-OTHER_TESTS = $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 tests/integration tests/end_to_end
+OTHER_TESTS = $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=10 \
+	tests/integration tests/end_to_end
 
 # What every change has to pass: all tests but those with the marker `minutes`. Of the tests that kill something or need
 # several nodes, one of each kind has no marker.

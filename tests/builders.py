@@ -102,7 +102,7 @@ WITH_SHARED_TABLES = make_schema(
 
 
 def make_recipe(**sections: Any) -> Recipe:
-    """A recipe of a small source and model unless `sections` say otherwise."""
+    """Return a recipe of a small source and model unless `sections` say otherwise."""
     return Recipe(**{"name": "test", "source": CriteoSourceConfig(), "model": DLRMConfig(), **sections})
 
 

@@ -7,7 +7,7 @@ V2 = "cgroup2 cgroup2 rw,nsdelegate"
 
 
 def process_folder(folder: Path, cgroup: str, mounts: list[tuple[str, str, str]], files: Mapping[str, str]) -> Path:
-    """A folder of /proc: `cgroup`, mounts (root, folder, kind) and the files of cgroups, all below `folder`."""
+    """Return a folder of /proc: `cgroup`, mounts (root, folder, kind) and the files of cgroups, all below `folder`."""
     process = folder / "proc"
     process.mkdir()
     (process / "cgroup").write_text(cgroup)

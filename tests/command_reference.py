@@ -71,7 +71,7 @@ def _is_listed_once(field: RequestField) -> bool:
 
 
 def _shared_options() -> str:
-    """The options that several commands share, once."""
+    """Return the options that several commands share, once."""
     fields = [field for command in COMMANDS for field in fields_of(load_command(command).request)]
     by_name = {field.name: field for field in fields if _is_listed_once(field)}
     flags = [f"- `--{name}`: {text}" for name, text in FLAGS.items()]

@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +19,16 @@ os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
 os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "5")
 
 
+@pytest.hookimpl(trylast=True)  # when `-m` has left out what it leaves out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of few tests, which are the longest tests: processes that take whole files end together."""
+    tests_of = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests_of[item.path])
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of small real data sets, which lies beside the checkout and is no part of it."""
+    """Return the folder of small real data sets, which lies beside the checkout and is no part of it."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data beside the checkout) are not there")
@@ -46,7 +54,7 @@ class SharedSpark:
         self._session: Any = None
 
     def start(self) -> Any:
-        """The session."""
+        """Return the session."""
         from cluster.spark_session import spark_session
         from rayrec.config.preprocess import SparkConfig
 
@@ -62,7 +70,7 @@ class SharedSpark:
 
 @pytest.fixture(scope="session")
 def shared_spark(ray_cluster: str) -> Iterator[SharedSpark]:
-    """What starts and stops the Spark session of the tests."""
+    """Yield what starts and stops the Spark session of the tests."""
     shared = SharedSpark()
     yield shared
     shared.stop()
@@ -70,7 +78,7 @@ def shared_spark(ray_cluster: str) -> Iterator[SharedSpark]:
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SharedSpark) -> Any:
-    """A Spark session that files of tests share."""
+    """Return a Spark session that files of tests share."""
     return shared_spark.start()
 
 

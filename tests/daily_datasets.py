@@ -19,7 +19,7 @@ BUCKETS, CAP = 3, 12
 
 
 def values_of(name: str, count: int) -> list[str]:
-    """The first `count` values that ever are of a feature."""
+    """Return the first `count` values that ever are of a feature."""
     return [f"{name}-{number}" for number in range(count)]
 
 
@@ -96,7 +96,7 @@ def write_day(
     ids: int = 20,
     same_test: bool = False,
 ) -> Dataset:
-    """A dataset of `raw_rows`, half as many of them held out, or all again with `same_test`."""
+    """Return a dataset of `raw_rows`, half as many of them held out, or all again with `same_test`."""
     schema = daily_schema(folder, listed, ids=ids)
     encoder = FeatureEncoder(schema, folder)
     tables = {}

@@ -17,7 +17,7 @@ _NEARLY_0 = 1e-12
 
 
 def read_rows(dataset: Dataset, split: str, columns: list[str] | None = None, *, parts: int | None = None) -> pa.Table:
-    """The rows of a split, or of its first parts."""
+    """Return the rows of a split, or of its first parts."""
     paths = [dataset.folder / part.path for part in dataset.manifest.splits[split].parts[:parts]]
     return pa.concat_tables([pq.read_table(path, columns=columns) for path in paths])
 

@@ -36,7 +36,7 @@ def make_ranker(folder: Path, **constants: Any) -> Ranker:
 
 
 def display_schema(constants: Constants, largest: int = 500) -> Schema:
-    """The schema of all features of a set, with tables of at most `largest` rows."""
+    """Return the schema of all features of a set, with tables of at most `largest` rows."""
     features: tuple[Feature, ...] = tuple(
         NumericFeature(name=d.name, transforms=tuple(takewhile(lambda step: not isinstance(step, Fit), d.steps)))
         if isinstance(d, Numeric)

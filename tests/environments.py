@@ -4,7 +4,7 @@ import os
 
 
 def environment_of_a_user() -> dict[str, str]:
-    """The environment of a shell that knows neither the Ray session of the tests nor their checkout.
+    """Return the environment of a shell that knows neither the Ray session of the tests nor their checkout.
 
     Ray leaves variables in the process that started it. A server that took them over would want the same ports.
     """
@@ -12,7 +12,7 @@ def environment_of_a_user() -> dict[str, str]:
 
 
 def environment_without_cluster() -> dict[str, str]:
-    """The environment of this process for a command that starts a Ray of its own where it needs one.
+    """Return the environment of this process for a command that starts a Ray of its own where it needs one.
 
     A server that took over the variables of another one's HAProxy would want the same ports.
     """

@@ -15,7 +15,7 @@ from rayrec.models.common.batch import Batch
 
 
 def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
-    """The rows of each of the rank's batches, in order, without padding."""
+    """Yield the rows of each of the rank's batches, in order, without padding."""
     tables = dict[int, pa.Table]()
     for batch in range(plan.start_batch, plan.num_batches):
         parts = []
@@ -55,7 +55,7 @@ def rows_of(dataset: Dataset, batch: Batch) -> list[dict[str, Any]]:
 
 
 def padded(dataset: Dataset, table: pa.Table, size: int) -> list[dict[str, Any]]:
-    """The rows of `table` as `rows_of` gives them, padded as documented in Batch."""
+    """Return the rows of `table` as `rows_of` gives them, padded as documented in Batch."""
     schema = dataset.schema
     rows = [{**row, schema.weight or "weight": row.get(schema.weight, 1.0)} for row in table.to_pylist()]
     blank: dict[str, Any] = {f.name: 0 for f in schema.features} | {schema.label: 0.0}

@@ -66,7 +66,7 @@ class Store:
             self._faults, self._random = faults, random.Random(faults.seed)
 
     def names(self, folder: str) -> list[str]:
-        """The files below a folder of the bucket, by their paths in it."""
+        """Return the files below a folder of the bucket, by their paths in it."""
         infos = self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
         return sorted(i.path.removeprefix(f"{folder}/") for i in infos if i.type == fs.FileType.File)
 
@@ -92,7 +92,7 @@ class Store:
             time.sleep(0.05)
 
     def draw(self) -> str:
-        """What goes wrong with the next request; "" if nothing does."""
+        """Return what goes wrong with the next request; "" if nothing does."""
         with self._lock:
             left = self._random.random()
             for kind in ("fail", "reset", "slow", "cut", "short"):
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def faulty_store() -> Iterator[Store]:
-    """A server with an empty bucket for the time of the block."""
+    """Yield a server with an empty bucket for the time of the block."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)

@@ -60,7 +60,7 @@ class Hold:
             held.kill()
 
     def waiting(self) -> dict[int, str]:
-        """What has matched, by the id of the process that waits; who came first stands first."""
+        """Return what has matched, by the id of the process that waits; who came first stands first."""
         files = sorted(self.folder.glob("*.waits"), key=lambda path: path.stat().st_mtime_ns)
         found = {int(file.stem): file.read_text() for file in files}
         return {process: text for process, text in found.items() if text and psutil.pid_exists(process)}

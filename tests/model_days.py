@@ -135,7 +135,7 @@ class ModelDays:
         return folder
 
     def open(self, name: str) -> ModelFolder:
-        """The whole model folder `name`."""
+        """Return the whole model folder `name`."""
         return ModelFolder.open(self.folder / name)
 
     def _follow_schema(self) -> None:

@@ -46,7 +46,7 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def make_raw_schema(folder: Path, *, numeric: int = 3, categorical: int = 4, multi_hot: int = 0) -> Schema:
-    """A schema with the transforms of Criteo, its vocabularies written to `folder`.
+    """Return a schema with the transforms of Criteo, its vocabularies written to `folder`.
 
     Features I1.., C1.., M1.. The values of feature X are X-0, X-1, ...; those of C1 are hashed to fewer rows.
     """
@@ -112,7 +112,7 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
 
 
 def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:
-    """A model folder whose features are looked up in a folder of statistics."""
+    """Return a model folder whose features are looked up in a folder of statistics."""
     config = DLRMConfig(embedding_dim=4, bottom_mlp=(8, 4), top_mlp=(8,))
     return _write(
         folder,
@@ -127,7 +127,7 @@ def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: in
 
 
 def write_table_model(folder: Path, seed: int = 0, **sections: Any) -> RankingModel:
-    """A model folder of `tests.table_schema`; `sections` of its recipe replace those that it would have."""
+    """Return a model folder of `tests.table_schema`; `sections` of its recipe replace those that it would have."""
     data = folder.parent / f"{folder.name}-data"
     write_statistics(data)
     config = WideDeepConfig(embedding_dim=8, embedding_dims={"listed": 3}, mlp=(16, 8))
@@ -179,7 +179,7 @@ def _write(
 
 
 def tables_of(model: RankingModel) -> dict[str, torch.Tensor]:
-    """The embedding tables of an unsharded model, by name."""
+    """Return the embedding tables of an unsharded model, by name."""
     return {name: bag.weight for name, bag in model.embeddings.embedding_bags.items()}
 
 

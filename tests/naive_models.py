@@ -133,7 +133,7 @@ def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch
 
 
 def _bag(batch: Batch, feature: str, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a row and their weights."""
+    """Return the ids of a row and their weights."""
     ids = batch.sparse[feature]
     bag = ids.to_dense()[row].long().numpy()
     weights = ids.to_dense_weights()[row].double().numpy() if ids.weights_or_none() is not None else np.ones(len(bag))

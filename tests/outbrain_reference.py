@@ -73,7 +73,7 @@ class Reference:
 
 
 def read_tables(folder: Path) -> Tables:
-    """The tables of a folder, plain or packed; those that are absent are empty."""
+    """Return the tables of a folder, plain or packed; those that are absent are empty."""
     tables: Tables = {}
     for name, columns in COLUMNS.items():
         paths = sorted(folder.glob(f"{name}.csv*")) + sorted(folder.glob(f"{name}_sample.csv*"))
@@ -310,7 +310,7 @@ def _plain(of: Callable[[Click], Value]) -> Callable[[Click], Mapping[Key, float
 
 
 def _log_weights(data: Data, aspect: str) -> dict[Value, float]:
-    """The weights of values in a document, to be multiplied by their confidences."""
+    """Return the weights of values in a document, to be multiplied by their confidences."""
     ratios = data.inverse_frequency(aspect)
     return {value: max(0.0, math.log(ratio)) if ratio > 0 else 0.0 for value, ratio in ratios.items()}
 
@@ -412,7 +412,7 @@ def days_since(event: Row, meta: Row) -> float:
 
 
 def _add_traffic(data: Data) -> list[Click]:
-    """The rows with the traffic source of their events."""
+    """Return the rows with the traffic source of their events."""
     views: dict[Key, list[tuple[int, int]]] = defaultdict(list)
     for view in data.page_views:
         key = (view["uuid"], view["document_id"], view["platform"], view["geo_location"], view["timestamp"] // DAY)
@@ -433,7 +433,7 @@ def _add_traffic(data: Data) -> list[Click]:
 
 
 def code(value: int | None, first: int) -> int:
-    """The code of a value that counts from `first`: codes count from 1, and missing is 0."""
+    """Return the code of a value that counts from `first`: codes count from 1, and missing is 0."""
     return 0 if value is None else value - first + 1
 
 
@@ -450,7 +450,7 @@ def _number_copies(rows: list[Click]) -> None:
 
 
 def compute(tables: Tables, features: Literal["full", "lean"], **settings: Any) -> Reference:
-    """All features of all rows; `settings` as the fields of `Settings`."""
+    """Return all features of all rows; `settings` as the fields of `Settings`."""
     data = Data(tables, Settings(**settings))
     rows = _add_traffic(data) if features == "full" else data.clicks
     _number_copies(rows)

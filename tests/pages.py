@@ -16,14 +16,14 @@ _COMMAND = re.compile(rf"^(?: {{4}})?(?:\$ )?((?:{_PROGRAMS}|\d+ \d+ \* \* \*) .
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The language and the text of each block of code of a page, diagrams aside."""
+    """Yield the language and the text of each block of code of a page, diagrams aside."""
     for match in _BLOCK.finditer(page.read_text()):
         if match[1] != "mermaid":
             yield match[1] or "", match[2] or match[3]
 
 
 def commands(page: Path) -> list[str]:
-    """The lines for a shell that a page shows, and its programs that begin with `import rayrec`, in order."""
+    """Return the lines for a shell that a page shows, and its programs that begin with `import rayrec`, in order."""
     found = []
     for language, text in blocks(page):
         program = text.replace("\n    ", "\n").strip()

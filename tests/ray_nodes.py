@@ -29,7 +29,7 @@ def runs_on(node: int, title: str) -> bool:
 
 
 def node_of(process: int, nodes: Sequence[int]) -> int:
-    """The node on which a process runs."""
+    """Return the node on which a process runs."""
     return next(node for node in nodes if process in {member.pid for member in processes_of(node)})
 
 

@@ -152,7 +152,7 @@ class _Page:
         )
 
     def written(self, key: str, node: Schema) -> str:
-        """The key as a recipe has it, with its default."""
+        """Return the key as a recipe has it, with its default."""
         if "$ref" in node or "default" not in node:
             (use,) = self.uses(node) if "$ref" in node else (None,)
             return f"`{key}`" if use is None else f"[`{key}`](#{_anchor(self.headings[use.name])})"
@@ -168,12 +168,12 @@ class _Page:
         return " ".join(text.split())
 
     def bases_with(self, name: str, key: str) -> list[type[Config]]:
-        """The class of that name and those of its bases that have the key, the one that declares it last."""
+        """Return the class of that name and those of its bases that have the key, the one that declares it last."""
         config = next(config for config in _subclasses(Config) if config.__name__ == name)
         return [base for base in config.__mro__ if key in getattr(base, "model_fields", {})]
 
     def type(self, node: Schema) -> str:
-        """The values that a key may have, in words; nothing for a section, to which the key is a link."""
+        """Return the values that a key may have, in words; nothing for a section, to which the key is a link."""
         if "$ref" in node:
             return ""
         if "discriminator" in node:
@@ -221,7 +221,7 @@ class _Page:
         return f"[{f'`{use.value}`' if use.value else heading}](#{_anchor(heading)})"
 
     def without_defaults(self, value: Any, node: Schema) -> Any:
-        """A default without what the classes in it have by default themselves."""
+        """Return a default without what the classes in it have by default themselves."""
         if isinstance(value, list):
             return [self.without_defaults(item, node) for item in value]
         if not isinstance(value, dict):
@@ -250,7 +250,7 @@ def _anchor(heading: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML on one line; long lists are cut."""
+    """Return a value as YAML on one line; long lists are cut."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_flow(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
@@ -261,7 +261,7 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(node: Schema) -> str:
-    """A text, number or truth value, with its bounds."""
+    """Return a text, number or truth value, with its bounds."""
     name = {"string": "text", "boolean": "`true` or `false`"}.get(node["type"], node["type"])
     name = node.get("format", name)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -277,7 +277,7 @@ def _scalar(node: Schema) -> str:
 
 
 def document() -> str:
-    """The page."""
+    """Return the page."""
     return _Page().text()
 
 

@@ -42,7 +42,7 @@ def read_table(
     table_format: FileFormat | None = None,
     **reading: Any,
 ) -> Table:
-    """Every row of the files, read in chunks; the blocks are checked against the reader's schema."""
+    """Return every row of the files, read in chunks; the blocks are checked against the reader's schema."""
     files = list_inputs([str(path) for path in ([paths] if isinstance(paths, Path) else paths)])
     reader = open_table(files, table_format or FileFormat(), optional).reader(columns, label, **reading)
     found = Table([], [], [])

@@ -134,7 +134,7 @@ class TableReference:
         return found
 
     def column(self, name: str) -> pa.Array:
-        """A column of every row of the log, one of a side table as the row's key has it."""
+        """Return a column of every row of the log, one of a side table as the row's key has it."""
         for table, held in self.side_tables.items():
             if name.startswith(f"{table}_") and name.removeprefix(f"{table}_") in held.column_names:
                 config = self.source["tables"][table]
@@ -144,18 +144,18 @@ class TableReference:
         return ds.dataset(self.log).to_table([name])[name].combine_chunks()
 
     def numbers(self, name: str) -> Floats:
-        """A column of every row as float64, NaN where it is missing."""
+        """Return a column of every row as float64, NaN where it is missing."""
         rates = {f"rate_{'_'.join(_names(rate['keys']))}": rate for rate in self.source.get("rates", ())}
         if name in rates:
             return self.rate(rates[name])
         return self.column(name).cast(pa.float64()).to_pandas().to_numpy(np.float64)
 
     def texts(self, name: str) -> "pd.Series[Any]":
-        """A column of every row as text."""
+        """Return a column of every row as text."""
         return self.column(name).cast(pa.string()).to_pandas()
 
     def times(self, name: str, rule: Rule) -> "pd.Series[Any]":
-        """A column of every row as UTC."""
+        """Return a column of every row as UTC."""
         values, form = self.column(name), rule.get("format", "iso")
         if pa.types.is_timestamp(values.type):
             return values.to_pandas()
@@ -173,7 +173,7 @@ class TableReference:
         return self.numbers(label["column"]) >= label["at_least"]
 
     def rate(self, rate: Rule) -> Floats:
-        """The rate of the label by keys for every row; `train` sees other folds, of whole groups."""
+        """Return the rate of the label by keys for every row; `train` sees other folds, of whole groups."""
         keys = pd.DataFrame({name: self.texts(name) for name in _names(rate["keys"])})
         groups = keys.groupby(list(keys), sort=False).ngroup().fillna(-1).to_numpy(np.int64)  # -1 if one is missing
         count, folds = int(groups.max()) + 1, self.source.get("rate_folds", 5)
@@ -195,7 +195,7 @@ class TableReference:
     # --- features
 
     def of(self, rows: Integers) -> dict[str, Any]:
-        """Every feature of some rows: (n,) or (n, size) arrays, and lists of lists."""
+        """Return every feature of some rows: (n,) or (n, size) arrays, and lists of lists."""
         features: dict[str, Any] = {}
         for name, rule in self.rules.items():
             match rule["kind"]:
@@ -230,7 +230,7 @@ class TableReference:
         return features
 
     def _transformed(self, name: str, values: Floats, steps: Sequence[Any]) -> Floats:
-        """The numbers of every row after a feature's transforms."""
+        """Return the numbers of every row after a feature's transforms."""
         for step in ({"op": step} if isinstance(step, str) else step for step in steps):
             of_train = values[self.train]
             of_train = of_train[np.isfinite(of_train)]
@@ -260,7 +260,7 @@ class TableReference:
         return values
 
     def _quantiles(self, name: str, of_train: Floats, count: int) -> Floats:
-        """The values at 1/count, 2/count, ... of those of `train`."""
+        """Return the values at 1/count, 2/count, ... of those of `train`."""
         exact = np.quantile(of_train, np.linspace(0.0, 1.0, count + 1)[1:-1])
         if len(np.unique(of_train)) <= _EXACT_VALUES:
             return exact
@@ -306,7 +306,7 @@ class TableReference:
     # --- categories
 
     def _ids(self, rule: Rule, values: pa.Array) -> Integers:
-        """The ids of values, one each."""
+        """Return the ids of values, one each."""
         if self._owner(rule).get("cardinality") is not None:
             return values.cast(pa.int64()).fill_null(0).to_numpy()
         texts = values.cast(pa.string()).to_pandas()
@@ -335,7 +335,7 @@ class TableReference:
         return self.rules[rule["share"]] if "share" in rule else rule
 
     def _vocabulary(self, name: str) -> dict[str, int]:
-        """The ids of a feature's values; those of features that share it are counted with its own."""
+        """Return the ids of a feature's values; those of features that share it are counted with its own."""
         if name not in self._vocabularies:
             rule = self.rules[name]
             sharing = [r["column"] for r in self.rules.values() if r.get("share") == name]

@@ -16,7 +16,7 @@ def run_in_terminal(
     environment: Mapping[str, str] = os.environ,
     interrupt_at: Callable[[str], bool] = lambda shown: False,
 ) -> tuple[int, str]:
-    """The exit code of `python ARGUMENTS`, and all that the terminal was sent.
+    """Return the exit code of `python ARGUMENTS`, and all that the terminal was sent.
 
     Ctrl-C is typed once, as soon as `interrupt_at` is true of what was sent so far.
     """

@@ -64,7 +64,7 @@ def recipe(
     source: str = "criteo",
     **train: Any,
 ) -> Recipe:
-    """The base recipe with keys of its `train` section and, on request, its other sections replaced.
+    """Return the base recipe with keys of its `train` section and, on request, its other sections replaced.
 
     `source`: the kind of its source.
     """
@@ -108,7 +108,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
-    """The undistributed weights of a run's checkpoint."""
+    """Return the undistributed weights of a run's checkpoint."""
     run = RunFolder.open(folder)
     model = build_model(run.recipe.model, run.schema).state_dict()
     dcp.load({"model": model}, checkpoint_id=run.checkpoints / checkpoint_name(step))

@@ -82,7 +82,7 @@ def _meta(frame: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def _aspect(frame: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
-    """Some documents lose all values; some values come twice; equal confidences within a document."""
+    """Return values of which some documents have lost all, some come twice, and some have equal confidences."""
     documents = frame["document_id"].unique()
     kept = frame[~frame["document_id"].isin(documents[rng.random(len(documents)) < 0.05])]
     spoiled = _repeated(kept, rng, "confidence_level")

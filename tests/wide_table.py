@@ -114,7 +114,7 @@ SPLIT = {"kind": "time", "validation": "2d", "test": "3d"}
 
 
 def side_tables(folder: Path) -> dict[str, Any]:
-    """The key `tables` of the section `source`, for the files that `write_side_tables` wrote into a folder."""
+    """Return the key `tables` of the section `source`, for the files that `write_side_tables` wrote into a folder."""
     return {
         "people": {"path": str(folder / "people.csv"), "key": "id", "on": "user"},
         "goods": {"path": str(folder / "goods.parquet"), "key": "id", "on": "item"},
@@ -274,7 +274,7 @@ def _list_array(rng: np.random.Generator, values: pa.Array, most: int, rows: int
 
 
 def _weights(rng: np.random.Generator, lists: pa.ListArray, is_bad: NDArray[np.bool_] | None = None) -> pa.ListArray:
-    """A weight for each value of lists, none at all in some rows; in bad rows a list of 9."""
+    """Return a weight for each value of lists, none at all in some rows; in bad rows a list of 9."""
     bad = np.zeros(len(lists), bool) if is_bad is None else is_bad
     lengths = np.where(bad, 9, pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -290,7 +290,7 @@ def _vectors(rng: np.random.Generator, size: int, rows: int) -> pa.Array:
 
 
 def _as_text(table: pa.Table) -> pa.Table:
-    """The rows as delimited text holds them: lists with separators between."""
+    """Return the rows as delimited text holds them: lists with separators between."""
     rules = [rule for rule in SOURCE["features"] if "separator" in rule]
     separators = {name: rule["separator"] for rule in rules for name in (rule["columns"], rule.get("weights"))}
     columns = {}

@@ -421,7 +421,7 @@ REQUESTS = [
 
 
 def good_row(label: str = "1") -> str:
-    """A whole line of a Criteo file, without the newline."""
+    """Return a whole line of a Criteo file, without the newline."""
     return "\t".join([label, *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))])
 
 

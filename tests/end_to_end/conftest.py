@@ -59,7 +59,7 @@ class Finished:
 
 
 def environment(ray: str | None) -> dict[str, str]:
-    """The environment of a command that finds its Ray cluster at an address, or that knows of none."""
+    """Return the environment of a command that finds its Ray cluster at an address, or that knows of none."""
     if ray is None:
         return environment_of_a_user()
     return {**os.environ, "PYTHONPATH": "", "RAY_ADDRESS": ray}
@@ -100,14 +100,14 @@ def forked_rayrec(ray: str | None, folder: Path) -> Iterator[Callable[..., Finis
 
 @pytest.fixture(scope="session")
 def rayrec(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
-    """The command line on the Ray session of the tests."""
+    """Yield the command line on the Ray session of the tests."""
     with forked_rayrec(ray_cluster, tmp_path_factory.mktemp("output")) as run:
         yield run
 
 
 @pytest.fixture(scope="session")
 def rayrec_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
-    """The command line on one machine, without a cluster; commands that need Ray start it for themselves."""
+    """Yield the command line on one machine, without a cluster; commands that need Ray start it for themselves."""
     with forked_rayrec(None, tmp_path_factory.mktemp("output")) as run:
         yield run
 
@@ -153,14 +153,14 @@ def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathF
 
 
 def weights(model: Path) -> dict[str, bytes]:
-    """The bits of every tensor. Not those of the files, whose headers have their keys in any order."""
+    """Return the bits of every tensor. Not those of the files, whose headers have their keys in any order."""
     files = (model / "weights").rglob("*.safetensors")
     return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
 
 
 @contextmanager
 def served(ray: str, model: str | Path) -> Iterator[str]:
-    """The address of the models of `rayrec serve MODEL`, which is interrupted at the end."""
+    """Yield the address of the models of `rayrec serve MODEL`, which is interrupted at the end."""
     port = free_port()
     process = subprocess.Popen(
         [PROGRAM, "serve", str(model), "--port", str(port)],
@@ -194,7 +194,7 @@ def post(address: str, body: Any) -> Any:
 
 
 def raw_features(path: Path, rows: int) -> list[dict[str, Any]]:
-    """The first rows of a Criteo file as a client would send them: missing features left out."""
+    """Return the first rows of a Criteo file as a client would send them: missing features left out."""
     names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
     lines = path.read_text().splitlines()[:rows]
     fields = [line.split("\t")[1:] for line in lines]

@@ -29,5 +29,5 @@ class BadRequest:
 
 
 def instances(*rows: object) -> str:
-    """The body of a request for rows."""
+    """Return the body of a request for rows."""
     return json.dumps({"instances": rows})

@@ -41,7 +41,7 @@ def install(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the page's files."""
+    """Return the folder with the page's files."""
     folder = tmp_path_factory.mktemp("plugins")
     install(folder)
     return folder

@@ -44,7 +44,7 @@ def test_one_line_says_what_is_wrong(case: BadInput, folder: Path, rayrec: Calla
 def rayrec_here(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Finished]:
-    """A command in the process of the tests, which takes a moment."""
+    """Return a command in the process of the tests, which takes a moment."""
     monkeypatch.chdir(folder)
 
     def run(command: str) -> Finished:

@@ -34,7 +34,7 @@ def true_importance(seed: int) -> dict[str, NDArray[np.float64]]:
 
 
 def with_permuted(model: ClickModel, values: RawValues, place: int, order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The probabilities of rows of which one column's values are permuted, with all that is told of them."""
+    """Return the probabilities of rows of which one column's values are permuted, with all that is told of them."""
     changed = {}
     for field in fields(values):
         columns = getattr(values, field.name)

@@ -213,7 +213,7 @@ def name_of(page: Path) -> str:
 
 
 def reason_of(command: str) -> str | None:
-    """The pattern of ELSEWHERE that names a command."""
+    """Return the pattern of ELSEWHERE that names a command."""
     return next((pattern for pattern in ELSEWHERE if re.search(pattern, command)), None)
 
 

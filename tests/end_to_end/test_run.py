@@ -50,7 +50,7 @@ def test_a_run_killed_in_each_phase_ends_in_the_same_model(
 
 @pytest.fixture(scope="module")
 def finished(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose first two phases are finished: those of the pipeline that was made step by step."""
+    """Return a folder whose first two phases are finished: those of the pipeline that was made step by step."""
     folder = tmp_path_factory.mktemp("finished") / "out"
     folder.mkdir()
     (folder / "pipeline.json").write_text("{}")

@@ -34,7 +34,7 @@ from tests.holding import Hold
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[fs.S3FileSystem]:
-    """An S3 that this process, those that it starts and the Ray cluster find by AWS_ENDPOINT_URL."""
+    """Yield an S3 that this process, those that it starts and the Ray cluster find by AWS_ENDPOINT_URL."""
     from moto.server import ThreadedMotoServer
 
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")

@@ -28,7 +28,7 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 
 @pytest.fixture(scope="module")
 def cluster(ray_cluster: str) -> Iterator[str]:
-    """The address of a cluster to which jobs are sent.
+    """Yield the address of a cluster to which jobs are sent.
 
     Not the tests' own session: of all such sessions on a machine, only one has the port at which Ray takes jobs.
     """

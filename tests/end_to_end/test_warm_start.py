@@ -16,7 +16,7 @@ Rayrec = Callable[..., Finished]
 
 @pytest.fixture(scope="module")
 def continued(pipeline: Pipeline, rayrec: Rayrec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that goes on from that of the pipeline, of two workers, on the same data."""
+    """Return the run that goes on from that of the pipeline, of two workers, on the same data."""
     run = tmp_path_factory.mktemp("continued") / "run"
     done = rayrec(*_arguments(pipeline, run, pipeline.run), "--reset", "C3", "--json")
     assert done.code == 0, done.err

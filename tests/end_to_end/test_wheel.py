@@ -21,7 +21,7 @@ UNREACHABLE = re.compile(r"Failed to fetch|error sending request|Could not conne
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An environment of the wheel and what it needs, as `make installed-wheel` makes it."""
+    """Yield an environment of the wheel and what it needs, as `make installed-wheel` makes it."""
     folder = tmp_path_factory.mktemp("wheel")
     variables = {"VENV": sys.prefix, "DIST": folder / "dist", "INTO": folder / "environment"}
     command = ["make", "installed-wheel", *(f"{name}={value}" for name, value in variables.items())]

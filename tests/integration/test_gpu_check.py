@@ -67,6 +67,7 @@ def test_published_recipes_are_measured(tmp_path: Path) -> None:
             assert all(row["whole run, M/s"] > 0 for row in rows)
 
 
+@pytest.mark.minutes
 def test_the_command_itself(tmp_path: Path) -> None:
     (row,) = train_with_ray(tmp_path, "cpu", workers=1)
     assert row["ok"], row

@@ -116,7 +116,7 @@ def numbered_rows(rows: int) -> pa.RecordBatch:
 
 
 def by_pandas(log: pd.DataFrame, tables: dict[str, pd.DataFrame], mean: float) -> pd.DataFrame:
-    """The completed rows: what side tables hold of them, and the rates, in train out of fold."""
+    """Return the completed rows: what side tables hold of them, and the rates, in train out of fold."""
     users = tables["users"].set_index("user id").add_prefix("users_")
     items = tables["items"].set_index("item").add_prefix("items_")
     done = log.join(users, on="user").join(items, on="item").astype(object)

@@ -85,7 +85,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("nothing-shared")
     own = {**environment_of_open_cluster(), "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
@@ -102,9 +102,6 @@ def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         endpoints = [stack.enter_context(store.endpoint()) for _ in range(NODES + 1)]
         for name, value in {**of_node(NODES), "RAYREC_CACHE": str(folder / "test")}.items():
             patch.setenv(name, value)
-        copy(local / "data", to_path(DATA))
-
-        store.faults = FAULTS
         head = stack.enter_context(ray_head(of_node(0), num_cpus=1))
         of_head = Path(of_node(0)["RAYREC_CACHE"])
         of_head.mkdir(parents=True, exist_ok=True)
@@ -114,7 +111,10 @@ def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 @pytest.fixture(scope="module")
-def trained(cluster: Cluster) -> Cluster:
+def trained(cluster: Cluster, local: Path) -> Cluster:
+    """The cluster, with the dataset of `local` in the bucket and a run that it trained."""
+    copy(local / "data", to_path(DATA))
+    cluster.store.faults = FAULTS
     config = cluster.folder / "recipe.yaml"
     config.write_text(dump_recipe(_recipe(in_memory=False)))
     run_module("jobs.train", config, "--data", DATA, "--output", RUN, environment=cluster.environment)
@@ -190,10 +190,10 @@ def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None
     np.testing.assert_allclose(written["score"].to_numpy(), expected_scores, atol=1e-6, rtol=0)
 
 
-def test_raw_files_to_a_model(cluster: Cluster, local: Path) -> None:
+def test_raw_files_to_a_model(cluster: Cluster, tmp_path: Path) -> None:
     """Every node takes part in preprocessing, whose files are in the bucket alone, and in training."""
-    generate(local / "raw", 20_000, seed=3)
-    for file in (local / "raw").glob("*.tsv"):
+    generate(tmp_path / "raw", 20_000, seed=3)
+    for file in (tmp_path / "raw").glob("*.tsv"):
         with cluster.store.filesystem.open_output_stream(f"raw/{file.name}") as out:
             out.write(file.read_bytes())
     cluster.store.faults = FAULTS
@@ -207,8 +207,8 @@ def test_raw_files_to_a_model(cluster: Cluster, local: Path) -> None:
     assert not [name for name in cluster.store.names("out") if name.startswith(".")]
     # The same by threads and without Ray.
     made = load_recipe("dlrm-criteo-debug", [*settings, "train.ingest.in_memory=true"])
-    dataset, run, model = (local / "here" / name for name in ("dataset", "run", "model"))
-    preprocessing(made, {None: [str(local / "raw")]}, dataset).run(ThreadRunner(2))
+    dataset, run, model = (tmp_path / "here" / name for name in ("dataset", "run", "model"))
+    preprocessing(made, {None: [str(tmp_path / "raw")]}, dataset).run(ThreadRunner(2))
     run_cases(NODES, dataset, [Case(run, made)], workers_per_node=1)
     run_module("jobs.export", run, "--output", model, environment={**cluster.environment, "RAY_ADDRESS": "local"})
     out = cluster.fetch("s3://bucket/out")

@@ -168,7 +168,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(dataset: Dataset) -> dict[str, Any]:
-    """All that a reader of the dataset can see, but for the settings that it was made with."""
+    """Return all that a reader of the dataset can see, but for the settings that it was made with."""
     files = {p: p.read_bytes() for p in dataset.folder.rglob("*.parquet")}
     return {
         "files": {p.relative_to(dataset.folder).as_posix(): data for p, data in files.items()},
@@ -213,7 +213,7 @@ def test_long_vocabulary_gives_the_same_dataset(run: Run, skewed: Path, monkeypa
 
 
 def line(day: int, number: int) -> str:
-    """A row that says where it comes from: I1 the day, I2 its line."""
+    """Return a row that says where it comes from: I1 the day, I2 its line."""
     return "\t".join([str(number % 2), str(day), str(number), *["5"] * 11, *[f"{number % 7:08x}"] * 26])
 
 

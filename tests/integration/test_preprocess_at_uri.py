@@ -36,7 +36,7 @@ STAGES = {"criteo": "vocabularies", "table": "joined", "interactions": "ordered"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dict[str, str]]]:
-    """A bucket, and the environment of a command on the first of two nodes, whose folders the other one lacks."""
+    """Yield a bucket, and the environment of a command on the first of two nodes, whose folders the other one lacks."""
     folder = tmp_path_factory.mktemp("at-uri")
     staging = folder / "staging"
     staging.mkdir()
@@ -101,7 +101,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
 
 
 def _files(dataset: Path) -> dict[str, str]:
-    """The SHA-256 of every file but those that name the raw files, and the result, which tells the time."""
+    """Return the SHA-256 of every file but those that name the raw files, and the result, which tells the time."""
     files = [path.relative_to(dataset) for path in dataset.rglob("*") if path.is_file()]
     others = {MANIFEST_FILE, RESULT_FILE, REJECTED_FOLDER}
     return {path.as_posix(): sha256_of(dataset / path) for path in files if path.parts[0] not in others}
@@ -112,6 +112,6 @@ def _described(dataset: Path) -> Any:
 
 
 def _rejected(dataset: Path) -> list[dict[str, Any]]:
-    """The bad rows without the names of their files."""
+    """Return the bad rows without the names of their files."""
     files = sorted(dataset.glob(f"{REJECTED_FOLDER}/*"))
     return [row for file in files for row in pq.read_table(file).drop_columns(["file"]).to_pylist()]

@@ -53,7 +53,7 @@ def recipe(feature_set: str, **settings: Any) -> Recipe:
 
 @pytest.fixture(scope="module")
 def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
-    """The dataset of a feature set, made when it is first asked for."""
+    """Return the dataset of a feature set, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("datasets")
 
     @cache
@@ -109,7 +109,7 @@ def bucket(value: int | str | None, rows: int) -> int:
 
 
 def of_pandas(value: Any) -> Any:
-    """An id as it was before pandas made a float of it for the sake of missing ones."""
+    """Return an id as it was before pandas made a float of it for the sake of missing ones."""
     return None if pd.isna(value) else int(value) if isinstance(value, float) else value
 
 
@@ -130,7 +130,7 @@ def read_split(dataset: Dataset, split: str) -> pd.DataFrame:
 
 
 def keyed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `train` in an order that both sides can tell."""
+    """Return rows of `train` in an order that both sides can tell."""
     return frame.sort_values(["display_id", "candidate"], kind="stable").reset_index(drop=True)
 
 

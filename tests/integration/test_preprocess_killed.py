@@ -25,7 +25,10 @@ STAGES = {
 """The stages of each kind in which Spark's command is killed: half-way through the first, at the end of the second."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ROWS if kind != "displays"])  # which threads do not preprocess
+# Threads do not preprocess displays; tables have the most stages.
+@pytest.mark.parametrize(
+    "kind", ["table", *(pytest.param(kind, marks=pytest.mark.minutes) for kind in ("criteo", "interactions"))]
+)
 def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> None:
     environment = environment_without_cluster()
     output, arguments = tmp_path / "dataset", write_raw(tmp_path, kind, ROWS[kind] // 4)
@@ -86,10 +89,10 @@ def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None,
 
 
 def _scratch(output: Path, pattern: str) -> list[Path]:
-    """What lies in the scratch folder of an unfinished dataset."""
+    """Return what lies in the scratch folder of an unfinished dataset."""
     return list(output.parent.glob(f".{output.name}.unfinished-*/.scratch/{pattern}"))
 
 
 def _finished(output: Path) -> dict[str, int]:
-    """The stages that are done, each with the time when it was marked, which changes if it is done again."""
+    """Return the stages that are done, each with the time when it was marked, which changes if it is done again."""
     return {mark.stem: mark.stat().st_mtime_ns for mark in _scratch(output, "[!.]*.json")}

@@ -26,7 +26,7 @@ Run = Callable[..., Dataset]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the log, as csv/ and parquet/, and of the side tables."""
+    """Return the folder of the log, as csv/ and parquet/, and of the side tables."""
     folder = tmp_path_factory.mktemp("files")
     write_log(folder, ROWS, files=3, block_rows=400)
     return folder
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(files: Path) -> pd.DataFrame:
-    """The rows of the log that have a label."""
+    """Return the rows of the log that have a label."""
     rows = pq.read_table(files / "parquet").to_pandas()
     return rows[rows["rating"].notna()]
 
@@ -85,7 +85,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 
 
 def small(*features: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A table of few columns; patterns of `ignore` do not take those that are named."""
+    """Return a table of few columns; patterns of `ignore` do not take those that are named."""
     columns = [{"name": name, **rule} for rule in features for name in [rule["columns"]]]
     return {**SMALL, "features": columns, **changes}
 

@@ -52,7 +52,7 @@ def resources(name: str) -> list[dict[str, Any]]:
 
 
 def templates(resource: Any, group: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The pod templates in a resource, with the group that each is of."""
+    """Yield the pod templates in a resource, with the group that each is of."""
     if isinstance(resource, dict):
         for key, value in resource.items():
             if key in ("template", "submitterPodTemplate"):

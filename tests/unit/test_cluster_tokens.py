@@ -23,7 +23,7 @@ SWITCH = re.compile(r"\bRAY_AUTH_MODE(?:=|: ?)[\"']?(\w+)")
 
 
 def unguarded_starts(text: str) -> list[str]:
-    """The lines with a `ray start` and options that begin a node before the text has turned tokens on.
+    """Return the lines with a `ray start` and options that begin a node before the text has turned tokens on.
 
     All of them: also a head whose dashboard is this machine's alone opens the port of its control service.
     """

@@ -96,7 +96,7 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, CriteoTruth]:
-    """The label and two columns of 50,000 rows in three files, and their truth."""
+    """Return the label and two columns of 50,000 rows in three files, and their truth."""
     folder, recorder = tmp_path_factory.mktemp("days") / "data", Recorder()
     truth = generate(folder, 50_000, seed=5, days=3, progress=recorder)
     assert (recorder.stages, recorder.rows) == ([("generate", 50_000)], 50_000)
@@ -197,7 +197,7 @@ DAYS, ROWS_OF_A_DAY = 7, CHUNK_ROWS
 
 @pytest.fixture(scope="module")
 def generators() -> list[CriteoGenerator]:
-    """Those of the days of a drifting log."""
+    """Return those of the days of a drifting log."""
     found = [CriteoGenerator(seed=7, drift=1.0)]
     for _ in range(DAYS - 1):
         found.append(found[-1].next_day())
@@ -206,13 +206,13 @@ def generators() -> list[CriteoGenerator]:
 
 @pytest.fixture(scope="module")
 def drifting(generators: list[CriteoGenerator]) -> list[list[GeneratedRows]]:
-    """The rows of each day."""
+    """Return the rows of each day."""
     return [list(generator.chunks(ROWS_OF_A_DAY)) for generator in generators]
 
 
 @pytest.fixture(scope="module")
 def drifting_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CriteoTruth]:
-    """The folder of those days, and what is stated of them."""
+    """Return the folder of those days, and what is stated of them."""
     folder = tmp_path_factory.mktemp("drifting") / "data"
     return folder, generate(folder, DAYS * ROWS_OF_A_DAY, seed=7, days=DAYS, drift=1.0)
 

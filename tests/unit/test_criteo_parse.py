@@ -18,7 +18,7 @@ CATEGORIES = [f"{i:08x}" for i in range(26)]
 
 
 def row(label: str = "1", numbers: dict[int, str] | None = None, categories: dict[int, str] | None = None) -> bytes:
-    """A good line, with some fields replaced (by index from 0)."""
+    """Return a good line, with some fields replaced (by index from 0)."""
     first = [(numbers or {}).get(i, value) for i, value in enumerate(NUMBERS)]
     values = [(categories or {}).get(i, value) for i, value in enumerate(CATEGORIES)]
     return "\t".join([label, *first, *values]).encode("utf-8", "surrogateescape")
@@ -45,7 +45,7 @@ BAD = {
 
 
 def read(path: Path, text: bytes) -> RawBlock:
-    """The rows of a file as the job reads them, with the label if there is one."""
+    """Return the rows of a file as the job reads them, with the label if there is one."""
     path.write_bytes(text)
     files = list_inputs([str(path)])
     table = open_table(files, CONFIG, (LABEL,))
@@ -55,7 +55,7 @@ def read(path: Path, text: bytes) -> RawBlock:
 
 
 def expected_row(line: bytes) -> dict[str, object]:
-    """A good line read by plain Python."""
+    """Return a good line read by plain Python."""
     label, *fields = line.decode().split("\t")
     values = [float(label), *(float(f) if f else None for f in fields[:13]), *(f or None for f in fields[13:])]
     return dict(zip((LABEL, *NUMERIC, *CATEGORICAL), values, strict=True))

@@ -31,7 +31,7 @@ CATEGORIES = [f"{i:08x}" for i in range(26)]
 
 
 def row(label: str = "1", integers: dict[int, str] | None = None, categories: dict[int, str] | None = None) -> bytes:
-    """A good line, with some fields replaced (by index from 0)."""
+    """Return a good line, with some fields replaced (by index from 0)."""
     numbers = [(integers or {}).get(i, value) for i, value in enumerate(INTEGERS)]
     values = [(categories or {}).get(i, value) for i, value in enumerate(CATEGORIES)]
     return "\t".join([label, *numbers, *values]).encode("utf-8", "surrogateescape")
@@ -85,7 +85,7 @@ BAD: dict[str, tuple[bytes, Reason, str | None]] = {
 
 
 def expected_row(line: bytes) -> dict[str, object]:
-    """A good line read by plain Python."""
+    """Return a good line read by plain Python."""
     label, *fields = line.decode().split("\t")
     numbers = [int(f) if f else None for f in fields[:13]]
     values = [f or None for f in fields[13:]]
@@ -197,7 +197,7 @@ def test_a_header_between_rows_is_no_row(ending: bytes, chunk_bytes: int, tmp_pa
 
 
 def texts_of(cells: RawCells) -> list[tuple[str, ...]]:
-    """The rows, as they stand."""
+    """Return the rows, as they stand."""
     return list(zip(*(pa.array(column).to_pylist() for column in cells.columns.values()), strict=True))
 
 

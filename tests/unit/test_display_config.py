@@ -58,7 +58,7 @@ def test_settings_of_other_sources_are_refused(override: str, message: str, reci
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    """All tables, of headers alone."""
+    """Return all tables, of headers alone."""
     folder = tmp_path / "raw"
     folder.mkdir()
     for table in OutbrainTable:

@@ -30,7 +30,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     titles = (re.sub(r"[`*]", "", title).lower() for title in HEADING.findall(page.read_text()))
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
@@ -83,7 +83,7 @@ def is_there(name: str) -> bool:
 
 
 def found_in_blocks(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
-    """What a pattern finds in the blocks of code of all pages, diagrams aside."""
+    """Yield what a pattern finds in the blocks of code of all pages, diagrams aside."""
     for page in PAGES:
         for _, block in blocks(page):
             yield from ((page, text) for text in pattern.findall(block))

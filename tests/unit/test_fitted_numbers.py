@@ -31,7 +31,7 @@ FITS = (FitFill(value="mean"), FitFill(value="median"), FitStandardize(), FitMin
 
 
 def spread(values: np.ndarray, cuts: list[int]) -> Summary:
-    """The summary of values that were summarised in parts and put together in another order."""
+    """Return the summary of values that were summarised in parts and put together in another order."""
     parts = [Summary.of(part) for part in np.split(values, sorted(cuts))]
     found = [part for part in parts if part is not None]
     result = found[-1]

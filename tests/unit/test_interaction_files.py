@@ -25,7 +25,7 @@ Row = tuple[float, str, str, int | None]
 
 
 def read(path: Path, chunk_bytes: int = 2**20, **config: Any) -> tuple[list[Row], list[tuple[int, str, str]]]:
-    """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
+    """Return rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
     reader = InteractionReader.detect(InteractionSourceConfig(**config), files)
     rows: list[Row] = []
@@ -242,7 +242,7 @@ def test_refused(case: str, folder: Path) -> None:
 
 
 def names_of(folder: Path, paths: dict[str | None, list[str]], split: Any) -> list[str]:
-    """The files that a job reads, in order."""
+    """Return the files that a job reads, in order."""
     given = {name: [str(folder / path) for path in of_split] for name, of_split in paths.items()}
     return [file.base_name for file in resolve_interactions(InteractionSourceConfig(), split, given).files]
 

@@ -90,7 +90,7 @@ NUM_DAYS, ROWS_OF_A_DAY = 9, 12_000
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> list[pd.DataFrame]:
-    """The ratings of each day."""
+    """Return the ratings of each day."""
     folder = tmp_path_factory.mktemp("days")
     made = generate(folder / "data", NUM_DAYS * ROWS_OF_A_DAY, seed=1, days=NUM_DAYS, drift=1.0)
     frames = [pd.read_csv(folder / "data" / f"day_{day}.csv") for day in range(NUM_DAYS)]

@@ -36,7 +36,7 @@ def packed(content: bytes, packing: str, members: tuple[str, ...] = ("table.csv"
 
 
 def read(table: OutbrainTable, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Rejected]:
-    """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
+    """Return rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
     reader = OutbrainReader.open(table, files[0])
     rows: Rows = []

@@ -53,7 +53,7 @@ def divided(
     seed: int = 0,
     parent: Dataset | None = None,
 ) -> dict[str, list[int]]:
-    """The numbers of the rows of each split, parsed and divided as a job does it in one thread."""
+    """Return the numbers of the rows of each split, parsed and divided as a job does it in one thread."""
     files = list_inputs([str(path) for path in ([given] if isinstance(given, Path) else given)])
     columns = raw_columns(n="integer", user="text", fold="text", weight="number")
     reader = open_table(files, FileFormat()).reader(columns, "click")
@@ -77,7 +77,7 @@ def divided(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The table as the files `log` of several formats."""
+    """Return the table as the files `log` of several formats."""
     return written(TABLE, tmp_path_factory.mktemp("files"))
 
 

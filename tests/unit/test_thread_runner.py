@@ -16,7 +16,7 @@ COLUMNS = "key long, text string, count long"
 
 
 def held(*rows: tuple[int | None, str | None, int]) -> RowsInMemory:
-    """Each row as the batch of a task of its own."""
+    """Return each row as the batch of a task of its own."""
 
     def read(row: tuple[int | None, str | None, int]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([value]) for value in row], schema=SCHEMA)

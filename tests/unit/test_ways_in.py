@@ -44,7 +44,7 @@ SOURCE = {
 
 
 def make_table(rows: int = 300) -> pd.DataFrame:
-    """Rows with gaps: ids, booleans, halves, words and times."""
+    """Return rows with gaps: ids, booleans, halves, words and times."""
     rng = np.random.default_rng(3)
 
     def some(values: Any, share: float = 0.1) -> pd.Series:
@@ -132,7 +132,7 @@ def _recipe(items: Path) -> Recipe:
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
-    """A dataset from each kind of file."""
+    """Return a dataset from each kind of file."""
     folder, table = tmp_path_factory.mktemp("ways"), make_table()
     items = folder / "items.csv"
     # The side table has other spellings of the key than the log.

@@ -17,11 +17,10 @@ from rayrec.config.preprocess import seconds_of
 from rayrec.features.keyed_table import HASH, hash_texts
 from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
-from rayrec.preprocessing.sorted_rows import whole_groups
+from rayrec.preprocessing.sorted_rows import cut_row_groups, whole_groups
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet_files, open_parquet
 

@@ -27,7 +27,7 @@ from rayrec.features.vocabularies.vocabulary import (
 )
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
 from rayrec.preprocessing.segments import Piece, ReadRows, Segment, cut_pieces, read_piece
-from rayrec.preprocessing.sorted_rows import rows_by_value
+from rayrec.preprocessing.sorted_rows import cut_row_groups, rows_by_value
 from rayrec.preprocessing.tasks import run_brief_tasks
 from rayrec.preprocessing.vocabularies.value_counts import (
     CountFiles,
@@ -38,7 +38,6 @@ from rayrec.preprocessing.vocabularies.value_counts import (
     read_expired,
 )
 from rayrec.preprocessing.workspace import Stages, Workspace
-from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import file_name

@@ -1,6 +1,6 @@
 """The end of the third stage: encoded rows -> the Parquet parts of a split, with exact rows and row groups."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
-from rayrec.preprocessing.sorted_rows import group_starts
+from rayrec.preprocessing.sorted_rows import cut_row_groups, group_starts
 from rayrec.store.files import new_file, sha256_of
 
 _PARTS_AIMED_AT = 16
@@ -77,33 +77,6 @@ def write_part(
         longest_group=None if group is None else longest,
     )
     return WrittenPart(info, positives)
-
-
-def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None = None) -> Iterator[pa.Table]:
-    """Yield the rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes
-    last.
-    """
-    buffered: list[pa.RecordBatch] = []
-    held = 0
-    for batch in batches:
-        buffered.append(batch)
-        held += batch.num_rows
-        while held >= size:
-            table = pa.Table.from_batches(buffered)
-            end = size if group is None else _end_of_group(table[group], size)
-            if end is None:
-                break
-            yield table.slice(0, end)
-            buffered = table.slice(end).to_batches()
-            held -= end
-    if held:
-        yield pa.Table.from_batches(buffered)
-
-
-def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
-    """Return the end of the group of row `rows` - 1; None if it may continue after the column."""
-    starts = group_starts(column.slice(rows - 1).combine_chunks())
-    return rows - 1 + int(starts[1]) if len(starts) > 1 else None
 
 
 class RowPacking:

@@ -18,11 +18,11 @@ from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.ingest.order import group_starts
 from rayrec.preprocessing.runners.thread_runner import ROWS_PER_BATCH
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Segment, count_rows
-from rayrec.preprocessing.sorted_rows import rows_by_value
+from rayrec.preprocessing.sorted_rows import cut_row_groups, rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
-from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, cut_row_groups, rows_of_a_part, write_part
+from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, rows_of_a_part, write_part
 from rayrec.random.splitmix64 import mix
 
 _ROWS_PER_BLOCK = 65_536
