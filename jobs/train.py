@@ -19,7 +19,7 @@ from rayrec.store.paths import Folder, to_path
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
     from rayrec.config.train import EarlyStopConfig
-    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.export.checkpoint import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.ranking import Weights
@@ -275,7 +275,7 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     """Return the weights of a model folder, or of a run folder's best checkpoint."""
-    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.export.checkpoint import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.training.run.folder import RunFolder

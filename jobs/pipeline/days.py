@@ -19,7 +19,7 @@ from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
-from rayrec.inference.folder.chain import versions_in
+from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.files import copy, new_folder, remove, write_json
 
 if TYPE_CHECKING:
@@ -257,9 +257,9 @@ def _copy_model(model: Path, output: Path) -> None:
 
 
 def _prune(day: Day, models: Path, keep: int) -> None:
-    """Remove datasets and runs of days before the latest ones, and versions of which none that is needed is made.
+    """Remove datasets and runs of days before the latest ones, and versions that nobody needs any more.
 
-    Needed are the latest ones, and those that `serving.json` names.
+    Needed are the latest ones, those that `serving.json` names, and the bases of these.
     """
     output = day.folder.parent.parent
     folders = [output, *(other.folder for other in days_of(output))]
@@ -268,12 +268,11 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             remove(folder / "run")
             remove(folder / "dataset")
             remove(folder / "model")
-    from rayrec.inference.folder.table_files import is_delta
     from serve.folders import TrafficSplit
 
-    versions, traffic = sorted(versions_in(models)), TrafficSplit.load(models)
-    kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
-    whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
-    for version in versions:
-        if whole and version < whole[-1]:
-            remove(models / str(version))
+    versions, traffic = versions_in(models), TrafficSplit.load(models)
+    kept = [*sorted(versions)[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
+    needed = {folder for version in kept if version in versions for folder in folders_of(versions[version])}
+    for folder in versions.values():
+        if folder not in needed:
+            remove(folder)

@@ -20,9 +20,15 @@ from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.lists import ids_of
 from rayrec.features.raw_values import Values
 from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
-from rayrec.inference.folder.changed_rows import JoinedArrays, StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, MappedTable, TableMemory
+from rayrec.inference.folder.table_files import (
+    SCALE_TENSOR,
+    TABLE_TENSOR,
+    JoinedArrays,
+    MappedTable,
+    StoredTable,
+    TableMemory,
+)
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import ENOUGH, count_unknown
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.config.evaluate import PublishConfig
-from rayrec.features.vocabularies.earlier_ids import EarlierIds
+from rayrec.features.id_meanings import EarlierIds
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import FeatureDrift, drift_of_extension

@@ -1,4 +1,4 @@
-"""Turns a checkpoint of a run into a model folder, in one process, a few tables at a time."""
+"""A checkpoint of a run: its undistributed weights, and how it becomes a model folder, a few tables at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.features.schema import STATISTICS_FOLDER
-from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
-from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.model_card import Baselines, model_card, tables_section
+from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.inference.export.examples import write_examples
+from rayrec.inference.export.model_card import Baselines, model_card, tables_section
+from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
+from rayrec.inference.folder.facts import KnownItems, ModelOrigin, can_recommend
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
-from rayrec.inference.folder.origin import Origin
-from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import KnownItems, can_recommend
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import (
     HELD_OUT_ROWS_FILE,
@@ -32,11 +30,48 @@ from rayrec.ingest.held_out_rows import (
 )
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_atomically, write_json
+from rayrec.store.tensors import StoredTensors
 
 _MOST_COMPARED_ROWS = 1_000_000
 """Both precisions score the same rows, so that their difference is far more exact than each metric."""
+
+
+class CheckpointWeights:
+    """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
+
+    It holds the unsharded names `model.embeddings.embedding_bags.<table>.weight` and `model.dense_network.*`, whatever
+    number of workers and sharding plan wrote it. Every method raises UserError if a weight of the model is missing,
+    has another shape or cannot be read.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, schema: Schema) -> None:
+        """`recipe` is the run's, `schema` its dataset's or its model's."""
+        self.recipe = recipe
+        self._model = build_model(recipe.model, schema, device="meta")
+        self.schema = self._model.schema
+        """The schema with every embedding_dim resolved."""
+        self.tables = self._model.tables
+        self._stored = StoredTensors(folder)
+
+    def dense(self) -> dict[str, Tensor]:
+        """Return the state dict of the model's `dense_network`."""
+        empty = self._model.dense_network.state_dict()
+        dense = {name: torch.empty_like(value, device="cpu") for name, value in empty.items()}
+        self._stored.fill({f"model.dense_network.{name}": value for name, value in dense.items()})
+        return dense
+
+    def table(self, table: EmbeddingTable) -> Tensor:
+        """Return the (rows, columns) float32 weights of a table."""
+        weights = torch.empty(table.shape)
+        self.fill_table(table, weights)
+        return weights
+
+    def fill_table(self, table: EmbeddingTable, weights: Tensor) -> None:
+        """Fill `weights` in place; each shard of the checkpoint is read on its own, so memory holds one of them."""
+        self._stored.fill({f"model.embeddings.embedding_bags.{table.name}.weight": weights})
 
 
 def export_checkpoint(
@@ -50,7 +85,7 @@ def export_checkpoint(
     baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
     refit_of: Dataset | None = None,
-    origin: Origin | None = None,
+    origin: ModelOrigin | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
@@ -145,7 +180,7 @@ def _split(dataset: Dataset, preferred: str) -> str | None:
 def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
-    """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
+    """Quantise a folder's tables; return what that changed on `preferred`, or else another labelled split, if any."""
     split = dataset.split_to_judge(preferred)
     if split is None:
         quantise_tables(folder, tables, precision)
