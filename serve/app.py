@@ -23,9 +23,9 @@ from rayrec.inference.folder.table_files import TableMemory
 from rayrec.recipes import CONFIG_FILE, load_recipe
 from serve.admission import Admission, set_of_this_replica
 from serve.arguments import ServeArguments
+from serve.dashboard import keep
 from serve.folders import scan
 from serve.grpc_app import GrpcMethods
-from serve.history import keep
 from serve.http_app import create_app
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics

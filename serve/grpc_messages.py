@@ -21,8 +21,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
+from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import MOST_VALUES, RequestError
-from serve.tensors import Tensor, make_tensor, rows_of
 from serve.v2 import OUTPUT, InferRequest, require_known_outputs
 
 # A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of the same

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from serve import v1, v2
 from serve.admission import Admission
-from serve.history import figures
+from serve.dashboard import figures
 from serve.http import Gate, Route, Router
 from serve.metrics import of_all_nodes, refused_requests
 from serve.openapi import document
@@ -32,7 +32,7 @@ def create_app(
 ) -> Gate:
     """Make the application that answers for `models`, whatever they are at the moment of a request.
 
-    `read_history` returns the records of all replicas (`serve.history`).
+    `read_history` returns the records of all replicas (`serve.dashboard`).
     """
     page = Path(__file__).with_name("playground.html").read_bytes()
 

@@ -26,7 +26,7 @@ from rayrec.inference.export.references import ReferenceTraffic, score_counts, u
 from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
-from serve.history import SECONDS, History, References
+from serve.dashboard import SECONDS, History, References
 
 logger = logging.getLogger("ray.serve.rayrec")
 

@@ -15,9 +15,9 @@ from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, 
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
 from serve import arrow
+from serve.request_tensors import DATA_TYPES
 from serve.served_models import ServedModels
 from serve.served_version import ServedVersion
-from serve.tensors import DATA_TYPES
 from serve.v1 import MOST_EXPLAINED
 from serve.v2 import OUTPUT
 

@@ -150,29 +150,30 @@ def score_together(
     predictor: Predictor, requests: Sequence[RequestRows]
 ) -> tuple[list[NDArray[np.float32]], ScoredPass]:
     """Return the scores of each request's rows, from one pass over all of them; and the pass."""
+    # A few plain rows need no Arrow, which would take most of the time of a pass.
     plain = [request.columns for request in requests if isinstance(request.columns, PlainRows)]
     if len(plain) == len(requests):
         few = PlainRows.joined(plain)
         encoded_few = predictor.encode_few(few)
         scores = predictor.predict_encoded(encoded_few)
         return _split(scores, plain), ScoredPass(len(requests), few, encoded_few, scores)
-    if len(requests) == 1:
-        (request,) = requests
-        rows = request.batch() if request.encoded else predictor.encode(request.batch())
-        scores = predictor.predict_encoded(rows)
-        return [scores], ScoredPass(1, None if request.encoded else request.batch(), rows, scores)
+    # All raw rows are encoded in one go; those that came encoded follow them.
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
     raw = [requests[index].batch() for index in order if not requests[index].encoded]
     encoded = [requests[index].batch() for index in order if requests[index].encoded]
-    together = pa.concat_batches(raw) if raw else None
-    if together is not None:
-        encoded.insert(0, predictor.encode(together))
-    rows = pa.concat_batches(encoded)
+    all_raw = _joined(raw) if raw else None
+    rows = _joined([predictor.encode(all_raw), *encoded] if all_raw is not None else encoded)
     scores = predictor.predict_encoded(rows)
+    # Every request gets its own scores, in the order of the requests.
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
     for index, part in zip(order, _split(scores, [requests[index].columns for index in order]), strict=True):
         answers[index] = part
-    return answers, ScoredPass(len(requests), together, rows, scores)
+    return answers, ScoredPass(len(requests), all_raw, rows, scores)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches one after the other; one alone is not copied."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRows]) -> list[NDArray[np.float32]]:

@@ -401,12 +401,3 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
     request = ServeRequest(model=(folders["dlrm"],), port=int(url.rpartition(":")[2]))
     with pytest.raises(UserError, match="cannot listen on"), serving(request, SilentProgress()):
         pass
-
-
-def test_no_model(ray_cluster: str, tmp_path: Path) -> None:
-    request = ServeRequest(model=(tmp_path / "none",), port=free_port())
-    with (
-        pytest.raises(UserError, match="neither a model folder nor a folder of model folders"),
-        serving(request, SilentProgress()),
-    ):
-        pass

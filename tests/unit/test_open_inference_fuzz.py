@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference.predictor import Predictor, load_model
+from serve.request_tensors import DATA_TYPES
 from serve.requests import RequestError
 from serve.served_version import score_together
-from serve.tensors import DATA_TYPES
 from serve.v2 import answer, parse_infer
 from tests.model_folders import make_model_folder
 

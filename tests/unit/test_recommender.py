@@ -17,8 +17,8 @@ from rayrec.inference.recommender import Recommender, UnknownUserError, load_rec
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.arrow import parse_columns, stream_of
+from serve.request_tensors import make_tensor, rows_of
 from serve.requests import RequestError
-from serve.tensors import make_tensor, rows_of
 from serve.v1 import parse_recommend
 from tests.builders import write_dataset
 from tests.model_folders import make_model_folder, make_recommender_folder
