@@ -20,12 +20,11 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.config.validation import describe_validation_error
-from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
-from rayrec.store.files import as_json, read_bytes, sizes_in, write_json
+from rayrec.store.files import as_json, sizes_in, write_json
 from rayrec.store.parquet import open_parquet
-from rayrec.store.paths import confined
-from rayrec.store.staged import fetch
+from rayrec.store.paths import confined, to_path
 
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
@@ -161,7 +160,7 @@ class Manifest(Config):
         """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
         path = folder / MANIFEST_FILE
         try:
-            manifest = cls.model_validate_json(read_bytes(path))
+            manifest = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise UserError(
                 f"{path}: missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
@@ -188,11 +187,11 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
-        """Open a finished dataset folder; of a staged one, which may be another node's, only descriptions are fetched.
+        """Open a finished dataset folder, of which only descriptions are read.
 
         Raises UserError if it is missing, unfinished or invalid, or if a file does not have the size that it should.
         """
-        folder = fetch(Path(folder).absolute())
+        folder = to_path(folder).absolute()
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
         manifest = Manifest.load(folder)
@@ -281,16 +280,9 @@ class Dataset:
                         return
 
     def files_in(self, folder: str) -> list[Path]:
-        """Return the Parquet files of one of its folders, by name; those of a staged dataset may not be on this
-        node.
-        """
+        """Return the Parquet files of one of its folders, by name."""
         names = sorted(file.path for file in self.manifest.files if file.path.startswith(f"{folder}/"))
         return [self.folder / name for name in names if name.endswith(".parquet")]
-
-    def fetch_mapped(self) -> None:
-        """Bring what is mapped to this node: vocabularies, and tables to look up in. Raises UserError."""
-        for name in (VOCABULARY_FOLDER, STATISTICS_FOLDER):
-            fetch(self.folder / name, whole=True)
 
     @property
     def fingerprint(self) -> str:
@@ -328,7 +320,7 @@ class Dataset:
 
 def manifest_fingerprint(folder: Path) -> str:
     """Return a hash of what a dataset's manifest says of the dataset, not of how it was made."""
-    content = json.loads(read_bytes(folder / MANIFEST_FILE))
+    content = json.loads((folder / MANIFEST_FILE).read_bytes())
     content.pop("execution", None)
     return hashlib.sha256(as_json(content).encode()).hexdigest()
 

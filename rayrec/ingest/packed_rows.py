@@ -17,9 +17,8 @@ from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of, weighted_type
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
-from rayrec.store.files import is_remote
 from rayrec.store.parquet import open_parquet
-from rayrec.store.staged import fetch
+from rayrec.store.paths import RemotePath
 
 RowNumbers = NDArray[np.int64] | slice
 """Numbers of rows, in the order in which they are wanted."""
@@ -137,7 +136,7 @@ class RowPacker:
         return f"{self.folder / path}, row group {row_group}"
 
     def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
-        origin = _up_to_date(self.folder, self.version) / path
+        origin = self.folder / path
         try:
             file = _open_parquet(origin, self.version, _state(origin), get_ident())
             return file.read_row_group(row_group, columns=columns, use_threads=threads)
@@ -206,15 +205,9 @@ def _as_binary(data: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, values])
 
 
-@lru_cache(maxsize=16)
-def _up_to_date(folder: Path, version: str) -> Path:
-    """Return the folder on this node, where a task may be the first to read this version of a staged dataset."""
-    return fetch(folder)
-
-
 def _state(path: Path) -> tuple[int, int] | None:
-    """Return the size and the time of change of a file on this node; None if it is at its URI alone."""
-    if is_remote(path):
+    """Return the size and the time of change of a file on this node; None if it is at a URI."""
+    if isinstance(path, RemotePath):
         return None
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

@@ -138,7 +138,6 @@ def compare_runs(
     for recipe in recipes:
         for run in recipe.runs:
             with exported(run.folder.path) as model:
-                run.dataset.fetch_mapped()
                 rows = score_split(load_model(model), run.dataset, split, progress, name=run.name).scored
             scored.setdefault(recipe.name, []).append(rows)
     labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}

@@ -125,7 +125,6 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         wrong += [(config.label_column, as_text(value)) for value in no_labels.to_pylist() if value != ""]
     problems += _unreadable(wrong, {column.name: column for column in columns}, sample.num_rows)
     raw = parsed.rows.select([column.name for column in columns])
-    dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
     reference = pa.concat_batches(list(dataset.rows("train", names, _REFERENCE_ROWS, spread=True)))
@@ -169,8 +168,6 @@ def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift]
     The two may list other values and be fitted to other numbers: the rows are compared as `before` encodes them. As
     they are samples, an index has to exceed what chance explains (`FeatureDrift.limit`).
     """
-    for opened in (dataset, before):
-        opened.fetch_mapped()
     earlier = {feature.name: feature for feature in before.schema.features}
     alike: list[tuple[Feature, Feature]] = []
     unlike: dict[str, str] = {}

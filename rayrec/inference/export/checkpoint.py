@@ -107,7 +107,6 @@ def export_checkpoint(
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """
-    dataset.fetch_mapped()
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
     loss: dict[str, Any] | None = None
     with new_model_folder(
