@@ -27,6 +27,8 @@ class CheckpointWeights:
         self.schema = self._model.schema
         """The schema with every embedding_dim resolved."""
         self.tables = self._model.tables
+        self.pooled = self._model.pooled
+        """What the columns of pooled embeddings are."""
         self._stored = StoredTensors(folder)
 
     def dense(self) -> dict[str, Tensor]:
