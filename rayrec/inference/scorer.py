@@ -1,9 +1,8 @@
 """The scorer: encoded rows in, logits out, from the embedding tables and the dense network of a model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +15,13 @@ from rayrec.common.errors import UserError
 from rayrec.config.train import DeviceName
 from rayrec.features.encoder import encoded_schema
 from rayrec.features.lists import ids_of
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.folder.changed_rows import StoredTable
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
-from rayrec.metrics.estimates import SplitMetrics
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision
 from rayrec.models.common.ranking import ScoresPairs
-from rayrec.models.common.tables import EmbeddingTable, PooledFeature
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 
@@ -33,43 +31,8 @@ _CHUNK_ROWS_OF_GPU = 65_536
 """As many as keep a GPU busy."""
 
 
-class StoredModel(Protocol):
-    """A trained model on disk, whose tables are mapped: a model folder (`ModelFolder`), or a run's checkpoint
-    (`CheckpointModel`).
-    """
-
-    @property
-    def folder(self) -> Path:
-        """What messages name it by."""
-
-    @property
-    def schema(self) -> Schema: ...
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def metrics(self) -> SplitMetrics:
-        """Metrics of the model as far as it says them."""
-
-    @property
-    def pooled(self) -> Sequence[PooledFeature]:
-        """What the columns of pooled embeddings are (`RankingModel.pooled`)."""
-
-    @property
-    def tables(self) -> Sequence[EmbeddingTable]: ...
-
-    def path(self, name: str) -> Path:
-        """Return where a file or folder is that the model needs to read raw rows."""
-
-    def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
-        """Return the look-up of the values of a feature that has a vocabulary."""
-
-    def mapped_table(self, table: EmbeddingTable) -> StoredTable:
-        """Return a table as rows that are looked up in its files, the `dim` columns that the model reads."""
-
-    def dense(self) -> dict[str, Tensor]:
-        """Return the state dict of the model's `dense_network`."""
+StoredModel = ModelFolder | CheckpointModel
+"""A trained model on disk, whose tables are mapped."""
 
 
 class Scorer:

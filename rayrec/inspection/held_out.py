@@ -8,7 +8,7 @@ import pyarrow as pa
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.features.schema import CategoricalFeature
-from rayrec.inference.batch.scoring import collect_split, scored_rows
+from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
@@ -57,7 +57,11 @@ def score_held_out(
     features = [feature.name for feature in schema.features]
     progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
     columns, logits = collect_split(model, dataset, split, [*features, *schema.other_columns], MOST_ROWS, progress)
-    scored = scored_rows(schema, columns, logits)
+    label, weight, group = (
+        None if name is None else columns[name].to_numpy() for name in (schema.label, schema.weight, schema.group)
+    )
+    assert label is not None
+    scored = ScoredRows.of(logits, label, weight, group)
     if not len(scored):
         raise UserError(f"{dataset.folder}: no row of '{split}' has a weight above 0; give a dataset with such rows")
     return ScoredSplit(split, rows, scored, columns.select(features).combine_chunks())

@@ -26,14 +26,14 @@ from rayrec.ingest.dataset import Dataset, PartInfo
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.ranking import RankingMetrics
-from rayrec.metrics.scored_rows import ScoredRows
 from rayrec.models.common.precision import AmpError
 from rayrec.store.parquet import open_parquet
 from rayrec.store.staged import fetch
 
 _PARTS_AIMED_AT = 64
 
-ScoredBatches = Iterator[tuple[pa.RecordBatch, NDArray[np.float32]]]
+Logits = NDArray[np.float32]
+ScoredBatches = Iterator[tuple[pa.RecordBatch, Logits]]
 """Rows that follow each other, with the columns of a dataset, and their logits (n,)."""
 Sink = Callable[[int, int, ScoredBatches], Any]
 """Called where rows are scored, with the number of a task, the position of its first row in the split, and its rows."""
@@ -178,15 +178,10 @@ def _read_row_group(path: Path, group: int, columns: list[str]) -> pa.RecordBatc
     return batch
 
 
-@dataclass(frozen=True)
-class CollectRows:
-    """A sink that returns the rows of a task with their logits."""
-
-    def __call__(
-        self, number: int, first: int, batches: ScoredBatches
-    ) -> tuple[list[pa.RecordBatch], NDArray[np.float32]]:
-        rows, logits = zip(*batches, strict=True)
-        return list(rows), np.concatenate(logits)
+def collect_rows(number: int, first: int, batches: ScoredBatches) -> tuple[list[pa.RecordBatch], list[Logits]]:
+    """Return the rows of a task and their logits: a sink."""
+    rows, logits = zip(*batches, strict=True)
+    return list(rows), list(logits)
 
 
 def collect_split(
@@ -197,28 +192,19 @@ def collect_split(
     most: int,
     progress: Progress,
     translate: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
-) -> tuple[pa.Table, NDArray[np.float32]]:
+) -> tuple[pa.Table, Logits]:
     """Return columns of the first `most` rows of a split and their logits (n,), scored by threads of this process.
 
     `translate`: as for `score_split`. Raises UserError as it does.
     """
-    batches, logits = list[pa.RecordBatch](), []
-    for task in score_split(
-        model, dataset, split, CollectRows(), ScoringPool(), columns, most=most, translate=translate
-    ):
-        rows, of_task = task.made
+    batches, logits = list[pa.RecordBatch](), list[Logits]()
+    pool = ScoringPool()
+    for task in score_split(model, dataset, split, collect_rows, pool, columns, most=most, translate=translate):
+        rows, of_rows = task.made
         batches += rows
-        logits.append(of_task)
+        logits += of_rows
         progress.advance(task.rows)
     return pa.Table.from_batches(batches), np.concatenate(logits)
-
-
-def scored_rows(schema: Schema, columns: pa.Table, logits: NDArray[np.float32]) -> ScoredRows:
-    """Return what `collect_split` gave with the columns of labels, weights and groups; rows of a group are one unit."""
-    names = (schema.label, schema.weight, schema.group)
-    label, weight, group = (None if name is None else columns[name].to_numpy() for name in names)
-    assert label is not None
-    return ScoredRows.of(logits, label, weight, group)
 
 
 @dataclass(frozen=True)
