@@ -31,8 +31,8 @@ from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.vocabularies.vocabulary import VOCABULARY_SCHEMA, index_file, write_index
-from rayrec.inference.folder.examples import write_examples
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, index_file, write_index
+from rayrec.inference.export.examples import write_examples
 from rayrec.inference.folder.model_folder import new_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable

@@ -24,7 +24,7 @@ from rayrec.common.machine import Machine
 from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
+from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC

@@ -1,4 +1,4 @@
-"""`rayrec export`: writes the model folder of a run: whole, or what differs from the version before it."""
+"""`rayrec export`: writes the model folder of a run: whole, or what differs from another version."""
 
 import contextlib
 import json
@@ -16,9 +16,7 @@ from rayrec.store.paths import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
-    from rayrec.inference.folder.model_card import Baselines
     from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-    from rayrec.inference.folder.origin import Origin
     from rayrec.ingest.dataset import Dataset
     from rayrec.recipes import Recipe
     from rayrec.training.run.folder import RunFolder
@@ -36,7 +34,7 @@ class ExportRequest(Request):
     tables: Literal["fp32", "fp16", "int8"] | None = None
     """Precision of the stored tables; by default fp32, or that of --delta-of."""
     delta_of: Folder | None = None
-    """Previous version, a model folder beside --output: write only what changed."""
+    """Earlier version, a model folder beside --output: write only what differs from it, or from its own base."""
     register_as: str | None = None
     """Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI)."""
 
@@ -48,7 +46,7 @@ class ExportRequest(Request):
 def run(request: ExportRequest, progress: Progress) -> Result:
     """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables.
 
-    Of a delta, `details` has what differs from the version before.
+    Of a delta, `details` has what differs from its base.
     """
     from rayrec.inference.folder.table_files import is_model_folder
 
@@ -57,6 +55,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
+    # What can be wrong is looked at first: a mistake is answered at once, not when torch has been loaded.
     require_absent(request.output)
     trained = RunFolder.open(request.run)
     dataset = Dataset.open(trained.dataset_folder)
@@ -72,13 +71,19 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         from rayrec.store.mlflow_server import require_registry
 
         require_registry(server)
-    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-    from rayrec.inference.folder.export import export_checkpoint
+    base = _base(request, trained)
+
+    from rayrec.inference.export.checkpoint import export_checkpoint
+    from rayrec.inference.folder.facts import ModelOrigin
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import drawn_negatives
 
-    metrics, parent = _metrics(trained, dataset, checkpoint), _parent(request, trained)
-    tables = parent.precision if parent else request.tables or "fp32"
+    # A run on all rows has none left to be measured on: its metrics are those of the run that it repeats.
+    judged = trained.refit_of
+    judged_dataset = None if judged is None else Dataset.open(judged.dataset_folder)
+    metrics = _metrics(trained, dataset, checkpoint)
+    times, tables = dataset.manifest.times, base.precision if base else request.tables or "fp32"
     details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables, **drawn_negatives(dataset.schema)}
     progress.stage(f"export {checkpoint.name}")
     with _whole_folder(request) as folder:
@@ -89,20 +94,27 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             dataset=dataset,
             metrics=metrics,
             judged=_judged(trained),
-            refit_of=None if trained.refit_of is None else Dataset.open(trained.refit_of.dataset_folder),
-            baselines=_baselines(trained, dataset, metrics),
+            refit_of=judged_dataset,
+            baselines=baselines(trained.recipe, judged_dataset or dataset, metrics),
             tables=tables,
-            origin=_origin(trained, dataset, checkpoint),
+            origin=ModelOrigin(
+                run=location(trained.path),
+                checkpoint=checkpoint.name,
+                dataset=dataset.fingerprint,
+                data_time=None if times is None else times.last,
+            ),
         )
         model = ModelFolder.open(folder)
         details["table_bytes"] = model.table_bytes()
-        if parent is not None:
+        if base is not None:
+            # The whole model goes when the block ends; what differs from the base stays.
             from rayrec.inference.folder.delta import write_delta
 
-            progress.stage(f"compare with {location(parent.folder)}")
-            written = write_delta(model, parent, request.output)
+            progress.stage(f"compare with {location(base.folder)}")
+            written = write_delta(model, base, request.output)
             details["delta"] = {
-                **written.model_dump(mode="json", include={"sequence", "tables", "vocabularies"}),
+                "base": base.folder.name,
+                **written.model_dump(mode="json", include={"tables", "vocabularies"}),
                 "bytes": sum(file.bytes for file in written.files),
             }
     if request.register_as is not None:
@@ -119,23 +131,23 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     return Result(command="export", output=request.output, metrics=metrics, details=details)
 
 
-def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
-    """Return the model that a delta is asked of. Raises UserError if there can be none, before anything is exported."""
-    from rayrec.inference.folder.chain import require_place
-    from rayrec.inference.folder.delta import require_continues
+def _base(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
+    """Return the base of the delta that is asked for. Raises UserError if there can be none, before an export."""
+    from rayrec.inference.folder.delta import require_continues, require_place
     from rayrec.inference.folder.model_folder import ModelFolder
 
     if request.delta_of is None:
         return None
-    parent = ModelFolder.open(request.delta_of)
-    require_place(request.output.absolute(), parent.folder)
-    if request.tables not in (None, parent.precision):
+    before = ModelFolder.open(request.delta_of)
+    base = before.base or before
+    require_place(request.output.absolute(), base.folder)
+    if request.tables not in (None, base.precision):
         raise ConfigError(
-            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and its "
+            f"--tables {request.tables}: the tables of {location(base.folder)} are {base.precision}, and its "
             "deltas must be, too; leave out --tables or --delta-of"
         )
-    require_continues(parent, trained.recipe, trained.schema)
-    return parent
+    require_continues(base, trained.recipe, trained.schema)
+    return base
 
 
 @contextlib.contextmanager
@@ -172,27 +184,6 @@ def _judged(run: "RunFolder") -> str | None:
     )
 
 
-def _baselines(run: "RunFolder", dataset: "Dataset", metrics: "Metrics") -> "Baselines":
-    """Return what simpler models reach on the rows that the metrics are of."""
-    from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
-
-    judged = run.refit_of
-    return baselines(run.recipe, dataset if judged is None else Dataset.open(judged.dataset_folder), metrics)
-
-
-def _origin(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Origin":
-    from rayrec.inference.folder.origin import Origin
-
-    times = dataset.manifest.times
-    return Origin(
-        run=location(run.path),
-        checkpoint=checkpoint.name,
-        dataset=dataset.fingerprint,
-        data_time=None if times is None else times.last,
-    )
-
-
 def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     """Write the whole model that a delta stands for; `metrics` are those of the model."""
     from rayrec.inference.folder.delta import write_whole
@@ -206,7 +197,7 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     model = ModelFolder.open(request.run)
     if model.base is None:
         raise UserError(f"{location(request.run)}: already a whole model folder; copy it")
-    progress.stage(f"{len(model.deltas)} deltas on {location(model.base.folder)}")
+    progress.stage(f"delta of {location(model.base.folder)}")
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}
     return Result(command="export", output=request.output, metrics=model.metrics, details=details)

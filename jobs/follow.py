@@ -14,7 +14,7 @@ from jobs.pipeline.phases import PipelineRequest
 from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
-from rayrec.inference.folder.chain import versions_in
+from rayrec.inference.folder.versions import versions_in
 from rayrec.store.paths import Folder, uri_of
 
 REFUSED_FILE = "refused.jsonl"

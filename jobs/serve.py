@@ -337,7 +337,7 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """Return a curl command that sends values of the model's vocabularies."""
-    from rayrec.inference.folder.examples import example_row
+    from rayrec.inference.export.examples import example_row
 
     return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)
 

@@ -290,7 +290,8 @@ def export(
         output: New model folder.
         checkpoint: Checkpoint of the run: best, latest or a step.
         tables: Precision of the stored tables; by default fp32, or that of --delta-of.
-        delta_of: Previous version, a model folder beside --output: write only what changed.
+        delta_of: Earlier version, a model folder beside --output: write only what differs from it, or from its own
+            base.
         register_as: Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI).
         progress: Show progress on stderr.
     """

@@ -51,10 +51,9 @@ else:
     def _one_of(classes: Iterable[type[Config]]) -> Any:
         return Annotated[functools.reduce(operator.or_, classes), Field(discriminator="kind")]
 
-    _SOURCES: dict[str, type[SourceConfig]] = {k: SOURCES.load(k, "config").CONFIG for k in SOURCES.packages}
-    Source = _one_of(_SOURCES.values())
-    Preprocess = _one_of({source.preprocess: None for source in _SOURCES.values()})
-    Model = _one_of(MODELS.load(kind, "config").CONFIG for kind in MODELS.packages)
+    Source = _one_of(SOURCES.configs.values())
+    Preprocess = _one_of({source.preprocess: None for source in SOURCES.configs.values()})
+    Model = _one_of(MODELS.configs.values())
 
 
 class Recipe(Config):
@@ -91,7 +90,7 @@ class Recipe(Config):
         kind = source.get("kind") if isinstance(source, dict) else getattr(source, "kind", None)
         if not isinstance(preprocess, dict) or "kind" in preprocess or kind not in SOURCES.packages:
             return content
-        return {**content, "preprocess": {"kind": _preprocess_kind(SOURCES.load(kind, "config").CONFIG), **preprocess}}
+        return {**content, "preprocess": {"kind": _preprocess_kind(SOURCES.configs[kind]), **preprocess}}
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
@@ -102,8 +101,8 @@ class Recipe(Config):
                 f"needs '{kind}'; leave preprocess.kind out"
             )
         if self.model.needs_interactions and not self.source.gives_interactions:
-            sources = [name for name in SOURCES.packages if SOURCES.load(name, "config").CONFIG.gives_interactions]
-            models = [name for name in MODELS.packages if not MODELS.load(name, "config").CONFIG.needs_interactions]
+            sources = [name for name, config in SOURCES.configs.items() if config.gives_interactions]
+            models = [name for name, config in MODELS.configs.items() if not config.needs_interactions]
             raise ValueError(
                 f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
                 f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
@@ -142,8 +141,8 @@ def recipe_schema() -> JsonSchema:
     rules: list[JsonSchema] = schema["properties"]["preprocess"].pop("allOf")
     sections = {rule["if"]["properties"]["kind"]["const"]: rule["then"] for rule in rules}
     by_source = {
-        kind: {"properties": {"preprocess": sections[_preprocess_kind(SOURCES.load(kind, "config").CONFIG)]}}
-        for kind in SOURCES.packages
+        kind: {"properties": {"preprocess": sections[_preprocess_kind(config)]}}
+        for kind, config in SOURCES.configs.items()
     }
     del schema["properties"]["preprocess"]["required"]
     return {**schema, "allOf": chosen_by("kind", by_source, within="source")}

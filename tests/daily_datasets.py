@@ -9,7 +9,7 @@ import pyarrow as pa
 from rayrec.config.transforms import Buckets, Cross, HashIds, HashUnlisted, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabularies.vocabulary import fingerprint, write_vocabulary
+from rayrec.features.vocabulary import content_hash, write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from tests.builders import write_dataset
 
@@ -27,8 +27,8 @@ def vocabulary_of(folder: Path, name: str, values: Sequence[str]) -> Vocabulary:
     """Write a vocabulary into a dataset folder, as preprocessing does."""
     file = f"vocabulary/{name}.parquet"
     write_vocabulary(folder / file, values, [1] * len(values))
-    word = fingerprint(pa.array(values, pa.string()), 1)
-    return Vocabulary(file=file, size=len(values), fingerprint=f"{word:016x}")
+    word = content_hash(pa.array(values, pa.string()), 1)
+    return Vocabulary(file=file, size=len(values), content_hash=f"{word:016x}")
 
 
 def daily_schema(folder: Path, listed: Mapping[str, Sequence[str]], *, ids: int = 20) -> Schema:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.features.keyed_table import HASH, hash_texts, write_file
+from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import COUNTS, KEY, RATE_SCHEMA, SEPARATOR, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
 

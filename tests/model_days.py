@@ -14,11 +14,10 @@ import torch
 from rayrec.config import ModelConfig
 from rayrec.config.transforms import Fill, HashIds, HashUnlisted, Log, Vocabulary
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.vocabularies.grown_vocabulary import write_whole_vocabulary
-from rayrec.features.vocabularies.vocabulary import VOCABULARY_SCHEMA, fingerprint
-from rayrec.inference.folder.examples import write_examples
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, content_hash, write_whole_vocabulary
+from rayrec.inference.export.examples import write_examples
+from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
-from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable
@@ -64,7 +63,7 @@ class ModelDays:
             name: Vocabulary(
                 file=f"vocabulary/{name}.parquet",
                 size=len(values),
-                fingerprint=f"{fingerprint(pa.array(values, pa.string()), 1):016x}",
+                content_hash=f"{content_hash(pa.array(values, pa.string()), 1):016x}",
             )
             for name, values in self.values.items()
         }
@@ -130,7 +129,7 @@ class ModelDays:
         ) as written:
             if precision != "fp32":
                 quantise_tables(written, model.tables, precision)
-            Origin(run="run", checkpoint=f"day-{self.day}", dataset="0", data_time=1000.0 * self.day).save(written)
+            ModelOrigin(run="run", checkpoint=f"day-{self.day}", dataset="0", data_time=1000.0 * self.day).save(written)
             write_examples(load_model(written))
         return folder
 

@@ -17,12 +17,12 @@ from rayrec.features.schema import (
     NumericFeature,
     Schema,
 )
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
-from rayrec.inference.folder.examples import Examples, write_examples
+from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.export.examples import Examples, write_examples
+from rayrec.inference.export.references import write_reference_rows
+from rayrec.inference.folder.facts import KnownItems
 from rayrec.inference.folder.model_folder import copy, new_model_folder
-from rayrec.inference.folder.reference_rows import write_reference_rows
 from rayrec.inference.predictor import load_model
-from rayrec.inference.recommender import KnownItems
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.dcnv2.config import DCNv2Config

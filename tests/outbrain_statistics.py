@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.features.keyed_table import HASH, hash_key, hash_texts, write_file
+from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.statistics import (
     AD_SCHEMA,

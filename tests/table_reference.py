@@ -22,9 +22,8 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Buckets, Quantile
-from rayrec.features.keyed_table import hash_key
+from rayrec.features.hashes import hash_key, hash_string
 from rayrec.features.schema import CategoricalFeature, NumericFeature
-from rayrec.features.string_hash import hash_string
 from rayrec.ingest.dataset import Dataset
 from rayrec.random.splitmix64 import StatelessRandom
 from tests.dataset_cells import compare_features, compare_identifiers, read_rows

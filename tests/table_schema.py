@@ -30,7 +30,7 @@ from rayrec.features.schema import (
     SideTable,
     VectorFeature,
 )
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
+from rayrec.features.vocabulary import write_vocabulary
 from tests.lookup_tables import write_rate, write_side_table
 
 WORDS = ["red", "7", "é", "\U0001f9a5", "x" * 500, "-3"]

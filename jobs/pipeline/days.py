@@ -21,7 +21,7 @@ from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
-from rayrec.inference.folder.chain import versions_in
+from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.files import new_folder, write_json
 from rayrec.store.paths import location
 
@@ -264,9 +264,9 @@ def _copy_model(model: Path, output: Path) -> None:
 
 
 def _prune(day: Day, models: Path, keep: int) -> None:
-    """Remove datasets and runs of days before the latest ones, and versions of which none that is needed is made.
+    """Remove datasets and runs of days before the latest ones, and versions that nobody needs any more.
 
-    Needed are the latest ones, and those that `serving.json` names.
+    Needed are the latest ones, those that `serving.json` names, and the bases of these.
     """
     output = day.folder.parent.parent
     folders = [output, *(other.folder for other in days_of(output))]
@@ -275,12 +275,11 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             shutil.rmtree(folder / "run", ignore_errors=True)
             shutil.rmtree(folder / "dataset", ignore_errors=True)
             shutil.rmtree(folder / "model", ignore_errors=True)
-    from rayrec.inference.folder.table_files import is_delta
     from serve.models.repository import Traffic
 
-    versions, traffic = sorted(versions_in(models)), Traffic.load(models)
-    kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
-    whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
-    for version in versions:
-        if whole and version < whole[-1]:
-            shutil.rmtree(models / str(version))
+    versions, traffic = versions_in(models), Traffic.load(models)
+    kept = [*sorted(versions)[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
+    needed = {folder for version in kept if version in versions for folder in folders_of(versions[version])}
+    for folder in versions.values():
+        if folder not in needed:
+            shutil.rmtree(folder)

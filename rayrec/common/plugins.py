@@ -6,6 +6,7 @@ from functools import cached_property
 from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rayrec.common.errors import UserError
 
@@ -29,6 +30,11 @@ class Plugins:
             if (Path(folder) / module.name / "config.py").is_file():
                 found[module.name] = f"{self.group}.{module.name}"
         return dict(sorted(found.items()))
+
+    @cached_property
+    def configs(self) -> dict[str, Any]:
+        """The class of each kind's section of a recipe: `CONFIG` of its module `config`."""
+        return {kind: self.load(kind, "config").CONFIG for kind in self.packages}
 
     def known(self, kind: str) -> str:
         """Return `kind` if there is such a kind. Raises ValueError, which lists the kinds, if there is none."""

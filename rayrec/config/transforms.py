@@ -92,14 +92,14 @@ class Vocabulary(Config):
     `count` (int64), in order of id."""
     size: int = Field(ge=0)
     """Number of listed values; ids run to `size`."""
-    fingerprint: str | None = None
-    """Identifies which values have which ids: `rayrec.features.vocabularies.vocabulary.fingerprint` in hexadecimal."""
+    content_hash: str | None = None
+    """Tells which values have which ids: `rayrec.features.vocabulary.content_hash` in hexadecimal."""
 
 
 class HashUnlisted(Config):
     """After a vocabulary: a present, unlisted value -> 1 + h mod buckets; ids of listed values move up by `buckets`.
 
-    Missing stays 0, and h is `rayrec.features.string_hash.hash_strings`. Listed values come last, so that a vocabulary
+    Missing stays 0, and h is `rayrec.features.hashes.hash_strings`. Listed values come last, so that a vocabulary
     that grows changes no other id.
     """
 
@@ -121,7 +121,7 @@ class HashIds(Config):
 class Hash(Config):
     """Value -> 1 + h mod (buckets - 1), h its 64-bit hash; missing values -> 0. Needs no list of values.
 
-    h is `rayrec.random.splitmix64.hash_integers` or `rayrec.features.string_hash.hash_strings`.
+    h is `rayrec.random.splitmix64.hash_integers` or `rayrec.features.hashes.hash_strings`.
     """
 
     op: Literal["hash"] = "hash"
@@ -163,8 +163,8 @@ class TimePart(Config):
 class Cross(Config):
     """The ids of several categorical features -> 1 + h mod (buckets - 1); 0 if all of them are 0.
 
-    h mixes the ids' 64-bit hashes in order (`rayrec.features.keyed_table.hash_key`). The feature's inputs are the names
-    of these features, which stand before it in the schema.
+    h mixes the ids' 64-bit hashes in order (`rayrec.features.hashes.hash_key`). The feature's inputs are the names of
+    these features, which stand before it in the schema.
     """
 
     op: Literal["cross"] = "cross"

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
-from rayrec.features.keyed_table import hash_key
+from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.features.string_hash import by_distinct_text, hash_strings
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 
 
@@ -73,10 +72,10 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
     """Return one id per row, from the encoded ids (n,) of the features that are crossed."""
     (cross,) = feature.transforms
     assert isinstance(cross, Cross)
-    together = [ids.astype(np.int64) for ids in inputs]
-    hashes = hash_key(*together).view(np.uint64)
+    wide = [ids.astype(np.int64) for ids in inputs]
+    hashes = hash_key(*wide).view(np.uint64)
     ids = 1 + (hashes % np.uint64(cross.buckets - 1)).astype(np.int64)
-    return np.where(np.logical_or.reduce(together), ids, 0).astype(id_dtype(feature))
+    return np.where(np.logical_or.reduce(wide), ids, 0).astype(id_dtype(feature))
 
 
 def encode_multi_hot(
@@ -130,7 +129,7 @@ def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
 
 
 def _text_ids(texts: pa.Array, first: int, buckets: int) -> NDArray[np.int64]:
-    """`first` + h mod `buckets`; 0 for missing texts."""
+    """Return `first` + h mod `buckets`; 0 for missing texts."""
 
     def ids_of(values: pa.Array) -> NDArray[np.int64]:
         is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)

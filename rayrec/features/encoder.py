@@ -12,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, fold_ids, id_dtype
 from rayrec.features.few_rows import EncodedRows, PlainColumns, PlainRows
-from rayrec.features.lists import weighted_type
+from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import as_float64, encode_numeric, finite_float32, transformed_numbers
 from rayrec.features.raw_values import read_column
@@ -25,11 +25,8 @@ from rayrec.features.schema import (
     Schema,
     VectorFeature,
 )
-from rayrec.features.vector import encode_vector
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 
-_FEWEST_ROWS = 8
-"""Most rows whose ids are listed before there is an array of them."""
 _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""
 
@@ -99,12 +96,12 @@ class FeatureEncoder:
         }
         """What features of texts read from columns of integers."""
         self._plain_columns = PlainColumns.of(self.raw_schema)
-        self._alike: dict[tuple[NumericTransform, ...], list[int]] = {}
+        self._by_transforms: dict[tuple[NumericTransform, ...], list[int]] = {}
         for index, feature in enumerate(schema.features):
             inputs = self._inputs[index]
             if isinstance(feature, NumericFeature) and self.raw_schema.field(inputs[0]).type == pa.float64():
-                self._alike.setdefault(feature.transforms, []).append(index)
-        self._one_listed = [
+                self._by_transforms.setdefault(feature.transforms, []).append(index)
+        self._one_hot_listed = [
             (index, feature)
             for index, feature in enumerate(schema.features)
             if isinstance(feature, CategoricalFeature)
@@ -115,23 +112,23 @@ class FeatureEncoder:
             and [type(transform) for transform in feature.transforms] in ([Vocabulary], [Vocabulary, HashIds])
         ]
         """Features of one id of a vocabulary, which at most one `HashIds` changes, and their positions."""
-        self._cardinalities = np.array([[feature.cardinality] for _, feature in self._one_listed])
-        self._folds = np.array([[_buckets(feature)] for _, feature in self._one_listed])
-        self.number_places = tuple(place for places in self._alike.values() for place in places)
+        self._cardinalities = np.array([[feature.cardinality] for _, feature in self._one_hot_listed])
+        self._folds = np.array([[_buckets(feature)] for _, feature in self._one_hot_listed])
+        self.number_places = tuple(place for places in self._by_transforms.values() for place in places)
         """The places of the features in `EncodedRows.numbers`."""
-        self.id_places = tuple(place for place, _ in self._one_listed)
+        self.id_places = tuple(place for place, _ in self._one_hot_listed)
         """The places of the features in `EncodedRows.ids`."""
-        together = {*self.number_places, *self.id_places}
-        self._apart = [(place, f) for place, f in enumerate(schema.features) if place not in together]
+        vectorised = {*self.number_places, *self.id_places}
+        self._one_by_one = [(place, f) for place, f in enumerate(schema.features) if place not in vectorised]
         """Features that are encoded one by one, and their positions."""
         numbers, texts = self._plain_columns.numbers, self._plain_columns.texts
         self._read_numbers = {
             transforms: np.array([numbers.index(self._inputs[place][0]) for place in places])
-            for transforms, places in self._alike.items()
+            for transforms, places in self._by_transforms.items()
         }
         """The rows of `PlainRows.numbers` that features with the same transforms read."""
         self._read_texts = [texts.index(self._inputs[place][0]) for place in self.id_places]
-        self._id_rows = {feature.name: row for row, (_, feature) in enumerate(self._one_listed)}
+        self._id_rows = {feature.name: row for row, (_, feature) in enumerate(self._one_hot_listed)}
         self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
         self.string_columns = [
@@ -155,7 +152,7 @@ class FeatureEncoder:
         """Encode a few rows as `encode` does; of columns that are looked up Arrow's batch is made first."""
         if self._tables is not None:
             return self.encode(raw.batch())
-        return self._encode_together(raw.num_rows, raw.numbers, raw.texts.__getitem__, raw.column)
+        return self._encode_request(raw.num_rows, raw.numbers, raw.texts.__getitem__, raw.column)
 
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
@@ -174,7 +171,7 @@ class FeatureEncoder:
         if as_expected and raw.num_rows <= _FEW_ROWS:
             numbers = _numbers(columns, self._plain_columns.numbers, raw.num_rows)
             texts = self._plain_columns.texts
-            encode = partial(self._encode_together, raw.num_rows, numbers)
+            encode = partial(self._encode_request, raw.num_rows, numbers)
             return encode(lambda column: columns[texts[column]].to_pylist(), columns.__getitem__).batch()
         encoded: dict[str, pa.Array] = {}
         for index, feature in enumerate(self.schema.features):
@@ -182,7 +179,7 @@ class FeatureEncoder:
             encoded[feature.name] = self._encode(feature, given, lambda name: encoded[name].to_numpy())
         return pa.RecordBatch.from_arrays(list(encoded.values()), schema=self.encoded_schema)
 
-    def _encode_together(
+    def _encode_request(
         self,
         rows: int,
         raw_numbers: NDArray[np.float64],
@@ -207,20 +204,18 @@ class FeatureEncoder:
                 return ids[self._id_rows[name]]
             return others[self.encoded_schema.get_field_index(name)].to_numpy()
 
-        for place, feature in self._apart:
+        for place, feature in self._one_by_one:
             others[place] = self._encode(feature, [column(name) for name in self._inputs[place]], ids_of)
         return EncodedRows(self.encoded_schema, rows, self.number_places, numbers, self.id_places, ids, others)
 
     def _listed_ids(self, rows: int, texts: Callable[[int], list[str | None]]) -> NDArray[np.int32]:
-        """(features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
-        if not self._one_listed:
+        """Return (features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
+        if not self._one_hot_listed:
             return np.empty((0, rows), np.int32)
-        lookups = (self.vocabularies[feature.name] for _, feature in self._one_listed)
+        lookups = (self.vocabularies[feature.name] for _, feature in self._one_hot_listed)
         given = zip(lookups, self._read_texts, strict=True)
-        if rows <= _FEWEST_ROWS:
-            ids = np.array([lookup.ids_of_few(texts(column)) for lookup, column in given], np.int64)
-        else:
-            ids = np.stack([lookup.ids_of_request(texts(column)) for lookup, column in given])
+        # The row of a value is its id less one.
+        ids = np.array([lookup.find_few(texts(column)) for lookup, column in given], np.int64) + 1
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
         return np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
 
@@ -251,7 +246,7 @@ class FeatureEncoder:
 
 
 def _numbers(columns: Mapping[str, pa.Array], names: Sequence[str], rows: int) -> NDArray[np.float64]:
-    """(columns, n) the numbers of some columns of n rows, as `PlainRows` has them."""
+    """Return (columns, n) the numbers of some columns of n rows, as `PlainRows` has them."""
     if not names:
         return np.empty((0, rows))
     return as_float64(names[0], pa.concat_arrays([columns[name] for name in names])).reshape(len(names), rows)

@@ -96,8 +96,8 @@ class EncodedRows:
         """Return the rows as Arrow's batch."""
         columns = dict(self.others)
         for places, values in ((self.number_places, self.numbers), (self.id_places, self.ids)):
-            together = pa.array(values.ravel())
-            columns |= {p: together.slice(index * self.num_rows, self.num_rows) for index, p in enumerate(places)}
+            flat = pa.array(values.ravel())
+            columns |= {p: flat.slice(index * self.num_rows, self.num_rows) for index, p in enumerate(places)}
         return pa.RecordBatch.from_arrays([columns[place] for place in range(len(columns))], schema=self.schema)
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Looks up what raw rows lack: columns of side tables, and rates of the label; for a table in Spark and for a request.
 
-The tables are those of `rayrec.features.keyed_table`, with the text that is looked up in the column `key`. Those of
+The tables are those of `rayrec.features.lookup_table`, with the text that is looked up in the column `key`. Those of
 rates have the counts `rows` and `positives`, and in preprocessing also those of each fold (`rows_0`, `positives_0`).
 """
 
@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
+from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
-from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES
 from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
@@ -55,7 +54,7 @@ class Lookups:
             values, weights = feature.inputs
             self._weighed.setdefault(weights, []).append(values)
         wanted = set(schema.looked_up if columns is None else columns)
-        self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], KeyedTable]] = []
+        self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], LookupTable]] = []
         for lookup in reversed(schema.lookups):
             names = tuple(name for name in lookup.columns if name in wanted)
             if not names:
@@ -64,7 +63,7 @@ class Lookups:
             path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
             if rates_by_fold is not None and isinstance(lookup, Rate):
                 path = rates_by_fold / file_name(lookup.name)
-            self._lookups.insert(0, (lookup, names, KeyedTable(path)))
+            self._lookups.insert(0, (lookup, names, LookupTable.open(path)))
 
     @classmethod
     @lru_cache(maxsize=16)
@@ -121,7 +120,7 @@ class Lookups:
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
-    """(n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
+    """Return (n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
     if len(columns) == 1 and not pa.types.is_integer(columns[0].type):
         return columns[0]
     if len(columns[0]) <= REQUEST_VALUES:  # three calls of Arrow take longer
@@ -132,7 +131,7 @@ def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def counts_of(
-    table: KeyedTable, names: Sequence[str], rows: NDArray[np.int64], folds: NDArray[np.int64] | None
+    table: LookupTable, names: Sequence[str], rows: NDArray[np.int64], folds: NDArray[np.int64] | None
 ) -> dict[str, NDArray]:
     """Return the columns `names` of counts, (n,) each, for n rows that `find` gave; unknown rows have 0.
 
@@ -146,12 +145,12 @@ def counts_of(
     return counts
 
 
-def _find(table: KeyedTable, keys: Sequence[pa.Array | None], count: int) -> NDArray[np.int64]:
+def _find(table: LookupTable, keys: Sequence[pa.Array | None], count: int) -> NDArray[np.int64]:
     given = [key for key in keys if key is not None]
-    return table.find_texts(KEY, joined_keys(given)) if len(given) == len(keys) else np.full(count, UNKNOWN)
+    return table.find_texts(joined_keys(given)) if len(given) == len(keys) else np.full(count, UNKNOWN)
 
 
-def _rates(lookup: Rate, table: KeyedTable, found: NDArray[np.int64], folds: NDArray[np.int64] | None) -> pa.Array:
+def _rates(lookup: Rate, table: LookupTable, found: NDArray[np.int64], folds: NDArray[np.int64] | None) -> pa.Array:
     counts = counts_of(table, COUNTS, found, folds)
     is_seen = counts[ROWS] > 0
     rows = np.where(is_seen, counts[ROWS], 1)

@@ -47,7 +47,7 @@ def finite_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
 def transformed(
     name: str, column: pa.Array, transforms: Sequence[NumericTransform], since: pa.Array | None = None
 ) -> NDArray[np.float64]:
-    """(n,) float64 after `transforms`, NaN if missing or undefined; later transforms are fitted to these values.
+    """Return (n,) float64 after `transforms`, NaN if missing or undefined; later transforms are fitted to these values.
 
     `since`: the second column of `Elapsed`. Raises UserError naming the feature if a column holds something else than
     its transforms need.
@@ -96,7 +96,7 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
 
 
 def untransformed(values: NDArray[np.float64], transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
-    """(n,) the raw numbers that encoded ones come from, as far as `transforms` and float32 have kept them.
+    """Return (n,) the raw numbers that encoded ones come from, as far as `transforms` and float32 have kept them.
 
     What was cut or filled stays as it is; `Elapsed` gives the time between. Numbers next to a whole one are that one.
     """
@@ -161,7 +161,7 @@ def as_times(name: str, column: pa.Array) -> pa.Array:
 
 
 def as_float64(name: str, column: pa.Array) -> NDArray[np.float64]:
-    """(n,) float64 of integers, floats or nulls; null, NaN and infinity become NaN.
+    """Return (n,) float64 of integers, floats or nulls; null, NaN and infinity become NaN.
 
     Raises UserError naming the feature if the column holds something else.
     """

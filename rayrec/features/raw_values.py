@@ -19,7 +19,7 @@ from rayrec.features.text_forms import few_in_form, few_without_blanks, in_form,
 Values: TypeAlias = pa.Array | list[Any]
 """The values of a column; a list of Python's if their types differ."""
 Unreadable = NDArray[np.bool_]
-"""(n,) whether a row's value is present, but not what the column needs."""
+"""Tell (n,) whether a row's value is present, but not what the column needs."""
 Read: TypeAlias = Callable[[Any], tuple[pa.Array, Unreadable]]
 """Reads values, and tells which of them cannot be read."""
 
@@ -36,7 +36,7 @@ _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
-    """(n,) values of the type `raw.arrow`, and which of them could not be read; these are null in the values.
+    """Return (n,) values of the type `raw.arrow`, and which of them could not be read; these are null in the values.
 
     `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, lists, or a dictionary of
     them. Blanks around texts say nothing; empty texts and those of `raw.null_values` are missing. Numbers are read from

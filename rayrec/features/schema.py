@@ -56,7 +56,7 @@ class RawColumn(Config):
 
     @property
     def arrow(self) -> pa.DataType:
-        """Type of the column in a table of raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
+        """Return the type of the column in raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
         return _ARROW_TYPES[self.type]
 
 
@@ -68,12 +68,12 @@ class _Feature(Config):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of what it is computed from."""
+        """Return the names of what it is computed from."""
         return self.inputs or (self.name,)
 
     @property
     def reads(self) -> RawType | None:
-        """Type of its raw columns, of a list with weights that of the values; None if it is made of features."""
+        """Return the type of its raw columns (of weighted lists that of the values); None if it is made of features."""
         raise NotImplementedError
 
 
@@ -154,12 +154,12 @@ class CategoricalFeature(_Feature):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """List of values that have ids; None if ids follow from the values themselves."""
+        """Return the list of values that have ids; None if ids follow from the values themselves."""
         return next((transform for transform in self.transforms if isinstance(transform, Vocabulary)), None)
 
     @property
     def unlisted_buckets(self) -> int:
-        """Number of ids, from 1 on, that unlisted values share; those of listed values follow."""
+        """Return the number of ids, from 1 on, that unlisted values share; those of listed values follow."""
         return next((t.buckets for t in self.transforms if isinstance(t, HashUnlisted)), 0)
 
     @property
@@ -200,7 +200,7 @@ class MultiHotFeature(CategoricalFeature):
 
     @property
     def weights(self) -> str | None:
-        """Raw column of the values' weights; None if all weigh the same."""
+        """Return the raw column of the values' weights; None if all weigh the same."""
         return self.inputs[1] if len(self.inputs) == 2 else None
 
 
@@ -212,7 +212,7 @@ class SideTable(Config):
 
     kind: Literal["table"] = "table"
     name: str
-    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.keyed_table`)."""
+    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.lookup_table`)."""
     key: str
     """The raw column (text) whose value is looked up."""
     columns: tuple[str, ...]
@@ -220,7 +220,7 @@ class SideTable(Config):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Raw columns that it is looked up by."""
+        """Return the raw columns that it is looked up by."""
         return (self.key,)
 
 
@@ -233,7 +233,7 @@ class Rate(Config):
 
     kind: Literal["rate"] = "rate"
     name: str
-    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.keyed_table`)."""
+    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.lookup_table`)."""
     keys: tuple[str, ...]
     """Raw columns of text."""
     smoothing: float
@@ -241,7 +241,7 @@ class Rate(Config):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Raw columns that it gives."""
+        """Return the raw columns that it gives."""
         return (self.name,)
 
 
@@ -304,7 +304,7 @@ def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional columns beside them."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     label: str
     """Column of 0/1 labels (float32 in a dataset)."""
     group: str | None = None
@@ -367,7 +367,7 @@ class Schema(Config):
 
     @property
     def has_drawn_negatives(self) -> bool:
-        """Whether held-out rows are positives with negatives that were drawn for them."""
+        """Tell whether held-out rows are positives with negatives that were drawn for them."""
         return self.interactions is not None
 
     @model_validator(mode="after")
@@ -385,23 +385,23 @@ class Schema(Config):
 
     @property
     def other_columns(self) -> tuple[str, ...]:
-        """Columns of a dataset that are not features, the label first."""
+        """Return the columns of a dataset that are not features, the label first."""
         optional = (self.group, self.weight, self.candidate)
         return (self.label, *(name for name in optional if name is not None))
 
     @property
     def raw_columns(self) -> tuple[RawColumn, ...]:
-        """`columns`, or else the one column of each feature."""
+        """Return `columns`, or else the one column of each feature."""
         return self.columns or tuple(RawColumn(name=f.name, type=f.reads) for f in self.features if f.reads is not None)
 
     @property
     def looked_up(self) -> frozenset[str]:
-        """Names of the raw columns that look-ups give."""
+        """Return the names of the raw columns that look-ups give."""
         return frozenset(name for lookup in self.lookups for name in lookup.columns)
 
     @property
     def given_columns(self) -> tuple[RawColumn, ...]:
-        """Raw columns that rows of files bring themselves."""
+        """Return the raw columns that rows of files bring themselves."""
         return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
 
     @property
@@ -417,27 +417,27 @@ class Schema(Config):
 
     @property
     def dense(self) -> tuple[NumericFeature | VectorFeature, ...]:
-        """Features of the matrix `dense`, one column or several each."""
+        """Return the features of the matrix `dense`, one column or several each."""
         return tuple(f for f in self.features if isinstance(f, NumericFeature | VectorFeature))
 
     @property
     def dense_width(self) -> int:
-        """Columns of the matrix `dense`."""
+        """Return the number of columns of the matrix `dense`."""
         return sum(f.size if isinstance(f, VectorFeature) else 1 for f in self.dense)
 
     @property
     def categorical(self) -> tuple[CategoricalFeature, ...]:
-        """Features with an embedding table, multi-hot ones included."""
+        """Return the features with an embedding table, multi-hot ones included."""
         return tuple(f for f in self.features if isinstance(f, CategoricalFeature))
 
     @property
     def weighted(self) -> tuple[MultiHotFeature, ...]:
-        """Multi-hot features whose ids have weights."""
+        """Return the multi-hot features whose ids have weights."""
         return tuple(f for f in self.features if isinstance(f, MultiHotFeature) and f.weights is not None)
 
     @property
     def hotness(self) -> dict[str, int]:
-        """Most ids of a row, by multi-hot feature."""
+        """Return the most ids of a row, by multi-hot feature."""
         return {f.name: f.hotness for f in self.features if isinstance(f, MultiHotFeature)}
 
     def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
@@ -505,7 +505,7 @@ class Schema(Config):
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
             if any(found["loc"] == ("version",) for found in error.errors()):
-                reason = "written by a version of rayrec that spells values differently; preprocess and train again"
+                reason = "written by another version of rayrec; preprocess and train again"
                 raise UserError(f"{path}: {reason}") from None
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
         for feature in schema.categorical:

@@ -15,9 +15,8 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.raw_values import Values
 from rayrec.features.schema import STATISTICS_FOLDER
-from rayrec.inference.folder.changed_rows import JoinedArrays
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, MappedTable, TableMemory
+from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.scorer import CHUNK_ROWS, PooledLookup, Scorer, StoredModel
 from rayrec.inference.unknown_values import ENOUGH, count_unknown

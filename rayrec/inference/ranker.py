@@ -13,7 +13,7 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.features.raw_values import needs, read_values
 from rayrec.features.schema import RawColumn
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.raw_rows import shown
+from rayrec.inference.raw_rows import describe_value
 
 
 class FeatureLookup(Protocol):
@@ -127,5 +127,5 @@ def _read(places: Sequence[str], values: list[Any], kind: pa.DataType, *, needs_
     wrong = wrong | found.is_null().to_numpy(zero_copy_only=False) if needs_values else wrong
     if wrong.any():
         place = int(wrong.argmax())
-        raise UserError(f"{places[place]}: {shown(values[place])}; needs {needs(raw)}")
+        raise UserError(f"{places[place]}: {describe_value(values[place])}; needs {needs(raw)}")
     return found

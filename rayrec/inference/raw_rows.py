@@ -121,7 +121,7 @@ class RawRows:
         known: Set[str] = self._known
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                raise UserError(f"row {index}: {shown(row)}; a row is an object of feature names and values")
+                raise UserError(f"row {index}: {describe_value(row)}; a row is an object of feature names and values")
             if not row.keys() <= known:
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
                 if unknown is not None and self._column(unknown) in self._known:
@@ -266,7 +266,7 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
         if isinstance(value, list | tuple) and pa.types.is_list(raw.arrow):
             raw = element_of(raw)
             value = value[int(read_values(list(value), raw)[1].argmax())]
-        raise UserError(f"row {row}, '{raw.name}': {shown(value)}; needs {needs(raw)}{_OR_NULL}")
+        raise UserError(f"row {row}, '{raw.name}': {describe_value(value)}; needs {needs(raw)}{_OR_NULL}")
     return column
 
 
@@ -280,7 +280,7 @@ def _is_short(value: Real) -> bool:
     return not isinstance(value, int) or value.bit_length() <= 128
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe a value in the terms of JSON, cut to a readable length."""
     match value:
         case None:

@@ -10,64 +10,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
-from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import open_tensors, save_tensors
+from rayrec.features.schema import CategoricalFeature
+from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.inference.folder.facts import KnownItems, can_recommend
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
-
-KNOWN_ITEMS_FILE = "known_items.safetensors"
-
-
-def can_recommend(schema: Schema) -> bool:
-    """Return whether a model scores a user and an item alone, so that every item can be scored for a user."""
-    columns = schema.interactions
-    return columns is not None and {f.name for f in schema.features} == {columns.user, columns.item}
-
-
-@dataclass(frozen=True)
-class KnownItems:
-    """Ids of the users' items in all splits, now or before, in compressed rows, as `known_items.safetensors` has them.
-
-    The items of user id u are items[first[u] : first[u + 1]].
-    """
-
-    first: NDArray[np.int64]
-    """(users + 1,) the position of each user's first item."""
-    items: NDArray[np.int32]
-    """(pairs,) ascending for each user."""
-
-    @classmethod
-    def read(cls, dataset: Dataset) -> "KnownItems":
-        """Read the pairs of all splits, as a held-out item is no new one; takes 24 bytes of memory a pair meanwhile."""
-        columns, items = interaction_columns(dataset.schema), num_item_rows(dataset.schema)
-        (users,) = (f.cardinality for f in dataset.schema.categorical if f.name == columns.user)
-        splits = (dataset.known_split, *dataset.evaluation_splits)
-        pairs = np.unique(np.concatenate([found for split in splits for found in positive_pairs(dataset, split)]))
-        first = np.searchsorted(pairs, np.arange(users + 1, dtype=np.int64) * items)
-        return cls(first, (pairs % items).astype(np.int32))
-
-    def of(self, user: int) -> NDArray[np.int32]:
-        """Return the ids of one user's items."""
-        return self.items[self.first[user] : self.first[user + 1]]
-
-    def save(self, folder: Path) -> None:
-        """Write the file into a model folder."""
-        save_tensors(folder / KNOWN_ITEMS_FILE, {"first": self.first, "items": self.items})
-
-    @classmethod
-    def load(cls, model: ModelFolder) -> "KnownItems":
-        """Map the file of a model. Raises UserError if it is missing or does not fit the schema."""
-        path, schema = model.path(KNOWN_ITEMS_FILE), model.schema
-        with open_tensors(path) as tensors:
-            first, items = (tensors.get_tensor(name).numpy() for name in ("first", "items"))
-        assert schema.interactions is not None
-        (users,) = (f.cardinality for f in schema.categorical if f.name == schema.interactions.user)
-        if len(first) != users + 1 or first[-1] != len(items):
-            raise UserError(f"{path}: does not fit the schema's {users} users; export the model again")
-        return cls(first, items)
 
 
 class UnknownUserError(UserError):

@@ -17,9 +17,8 @@ from rayrec.features.encoder import encoded_schema
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.checkpoint_model import CheckpointModel
-from rayrec.inference.folder.changed_rows import StoredTable
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import TableMemory
+from rayrec.inference.folder.table_files import StoredTable, TableMemory
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model

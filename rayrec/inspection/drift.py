@@ -14,11 +14,11 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import spread_rows
 from rayrec.metrics.estimates import stability_index

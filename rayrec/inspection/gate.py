@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import PublishConfig
-from rayrec.features.vocabularies.earlier_ids import EarlierIds
+from rayrec.features.id_meanings import EarlierIds
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.ingest.dataset import Dataset

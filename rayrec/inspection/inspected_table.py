@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.plugins import MODELS
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
@@ -15,7 +16,7 @@ from rayrec.inspection.column_forms import profile_column
 from rayrec.inspection.column_profile import NULL_WORDS, ColumnProfile
 from rayrec.inspection.decisions import Decision, decide, logistic_regression, table_warnings
 from rayrec.inspection.file_form import FileForm, recognize
-from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
+from rayrec.inspection.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.inspection.roles import find_label, find_roles
 from rayrec.preprocessing.rows.column_plan import plan_columns
@@ -105,7 +106,7 @@ def inspect_table(
         is_plain = label is None and form.has_names and pairs is not None and not pairs.others
         is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
         model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
-    if reads_interactions(model):
+    if MODELS.configs[model].needs_interactions:
         if pairs is None:
             names = ", ".join(map(repr, columns))
             raise ConfigError(

@@ -10,7 +10,6 @@ import numpy as np
 import yaml
 
 from rayrec.common.errors import UserError
-from rayrec.common.plugins import MODELS
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.column_profile import ColumnProfile, name_words
 from rayrec.inspection.decisions import Decision
@@ -46,11 +45,6 @@ class Interactions:
     time: ColumnProfile | None
     others: tuple[ColumnProfile, ...]
     """What a model of users and items does not read."""
-
-
-def reads_interactions(model: str) -> bool:
-    """Tell whether models of a kind are trained on interactions of users with items."""
-    return bool(MODELS.load(model, "config").CONFIG.needs_interactions)
 
 
 def find_interactions(columns: Mapping[str, ColumnProfile], form: FileForm) -> Interactions | None:

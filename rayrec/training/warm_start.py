@@ -1,7 +1,7 @@
 """A run that goes on from another one: its weights and the state of its optimizers, on a dataset that has moved on.
 
 Rows of tables, and of what optimizers keep of them, are taken over by what they stand for
-(`rayrec.features.vocabularies.row_origins`). New rows are drawn by what they stand for, and have the optimizer state of
+(`rayrec.features.id_meanings`). New rows are drawn by what they stand for, and have the optimizer state of
 a new run. The dense network is taken over as it is, and so are loss scale and counts of steps.
 """
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.common.errors import UserError
+from rayrec.features.id_meanings import RowOrigins, row_origins
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.vocabularies.row_origins import RowOrigins, row_origins
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.initialization import draw_rows

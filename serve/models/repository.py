@@ -20,8 +20,8 @@ from pydantic import NonNegativeFloat, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
-from rayrec.inference.folder.chain import chain_of, versions_in
 from rayrec.inference.folder.table_files import is_model_folder
+from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.files import delete_remote_files, new_remote_file, write_atomically
 from rayrec.store.paths import uri_of
 from rayrec.store.staged import fetch
@@ -124,10 +124,10 @@ def fingerprint(folder: Path) -> int:
     """Return a number that changes when a file below a model folder does: its name, size or time of change. Raises
     OSError.
 
-    The files of a delta are also those of the versions that it needs.
+    The files of a delta are also those of its base.
     """
     files = []
-    for needed in chain_of(folder):
+    for needed in folders_of(folder):
         for root, _, names in os.walk(needed):
             for path in sorted(os.path.join(root, name) for name in names if name != TRAFFIC_FILE):
                 status = os.stat(path)

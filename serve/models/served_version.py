@@ -18,10 +18,11 @@ from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.features.few_rows import PlainRows
 from rayrec.inference.explanation.additive import Explanation, explainer_of
-from rayrec.inference.folder.examples import Examples, load_held_out_rows
+from rayrec.inference.export.examples import Examples, load_held_out_rows
+from rayrec.inference.folder.facts import can_recommend
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import Recommender, can_recommend
+from rayrec.inference.recommender import Recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of

@@ -17,9 +17,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from rayrec.common.text import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
+from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
+from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.origin import Origin
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from serve.operations.history import SECONDS, History, References
 
@@ -65,7 +65,7 @@ class ServingMetrics:
         self.traffic = Gauge("rayrec_version_traffic", "Share of the requests that a version answers.", _MODEL)
         self.switches = Counter("rayrec_version_switches", "Changes of the versions that answer.", ("model",))
         self.failed_loads = Counter("rayrec_failed_loads", "Versions that were tried and not loaded.", _MODEL)
-        self.deltas = Gauge("rayrec_deltas_applied", "Deltas that the model is made of, beside a whole one.", _MODEL)
+        self.deltas = Gauge("rayrec_deltas_applied", "1 if the model is a delta on a whole one, else 0.", _MODEL)
 
 
 class ScoredPass(NamedTuple):
@@ -104,7 +104,7 @@ class VersionStatistics:
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
-        origin = Origin.load(self.folder)
+        origin = ModelOrigin.load(self.folder)
         self._data_time = None if origin is None else origin.data_time
         self._reference = ReferenceTraffic.load(self.folder)
         if self._reference is not None:
@@ -117,7 +117,7 @@ class VersionStatistics:
 
     def report_facts(self) -> None:
         """Report what does not change: Ray forgets a gauge that was not set for some 20 seconds."""
-        self.metrics.deltas.set(len(self.folder.deltas), self._tags)
+        self.metrics.deltas.set(int(self.folder.delta is not None), self._tags)
         self.metrics.data_time.set(self._data_time, self._tags)
         if self._reference is not None:
             for name, share in self._reference.unknown_share.items():
@@ -126,7 +126,7 @@ class VersionStatistics:
     @property
     def references(self) -> References:
         """Return what the dashboard compares the traffic of the version with."""
-        reference, deltas = self._reference, len(self.folder.deltas)
+        reference, deltas = self._reference, int(self.folder.delta is not None)
         return References(reference.unknown_share if reference else {}, reference is not None, self._data_time, deltas)
 
     def note(self, scored: ScoredPass) -> None:

@@ -29,9 +29,9 @@ from jobs.export import run as export
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
-from rayrec.inference.folder.export import export_checkpoint
+from rayrec.inference.export.checkpoint import export_checkpoint
+from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset, Manifest
 from rayrec.models.common.ranking import RankingModel
@@ -253,7 +253,7 @@ NO_DELTA = {
     ),
     "another place": (
         {"output": "elsewhere"},
-        "--output .*/elsewhere: a delta must be the version right after its base .*/ctr/1",
+        "--output .*/elsewhere: a delta must be beside its base .*/ctr/1",
     ),
     "no parent": ({"delta_of": "ctr/7"}, "/ctr/7: not a model folder"),
     "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: already a whole model folder"),

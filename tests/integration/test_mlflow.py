@@ -18,7 +18,7 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.inference.folder.examples import Examples
+from rayrec.inference.export.examples import Examples
 from rayrec.inference.predictor import load_model
 from rayrec.store.paths import STAGING_VARIABLE, local_path
 from rayrec.training.run.history import mlflow_run_of, read_history

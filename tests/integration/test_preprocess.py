@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabularies.vocabulary import fingerprint
+from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
@@ -136,7 +136,7 @@ def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) 
     assert all(found[name].max() < sizes[name] for name in CATEGORICAL)
     for feature in dataset.schema.categorical:
         listed = list(vocabulary_by_pandas(raw["train"][feature.name], arguments["limit"](feature.name)))
-        assert feature.transforms[0].fingerprint == f"{fingerprint(pa.array(listed, pa.string()), 1):016x}"
+        assert feature.transforms[0].content_hash == f"{content_hash(pa.array(listed, pa.string()), 1):016x}"
     assert dataset.manifest.rejected == {}
     assert not list(dataset.folder.glob(".*"))
 

@@ -11,10 +11,9 @@ from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
+from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
-from rayrec.features.vocabularies import grown_vocabulary
-from rayrec.features.vocabularies.grown_vocabulary import write_whole_vocabulary
-from rayrec.features.vocabularies.vocabulary import index_file, read_vocabulary, vocabulary_files
+from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files, write_whole_vocabulary
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
@@ -47,7 +46,7 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (vocabulary_fitting, grown_vocabulary):
+    for module in (vocabulary_fitting, vocabulary_module):
         monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
         monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(

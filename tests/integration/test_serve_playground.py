@@ -20,8 +20,8 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.explanation.additive import load_explainer
-from rayrec.inference.folder.origin import Origin
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic, unknown_counts
+from rayrec.inference.export.references import ReferenceTraffic, unknown_counts
+from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import load_recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
@@ -66,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         unknown_share=dict.fromkeys(("C1", "C2", "C3", "C4"), 0.03),
     )
     reference.save(base / "watched")
-    Origin(run="run", checkpoint="1", dataset="0", data_time=time.time() - 3 * 86_400).save(base / "watched")
+    ModelOrigin(run="run", checkpoint="1", dataset="0", data_time=time.time() - 3 * 86_400).save(base / "watched")
     (base / "tokens").write_text(TOKEN)
     return {name: base / name for name in ("dlrm", "neumf", "watched")}
 

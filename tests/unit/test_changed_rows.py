@@ -1,4 +1,4 @@
-"""A table with the rows that deltas change and append, against an array."""
+"""A table with the rows that a delta changes and appends, against an array."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, new_changed_rows, stored_blocks
-from rayrec.inference.folder.table_files import MappedTable, MappedTensors, TablePrecision, mapped_bytes, new_table
+from rayrec.inference.folder.table_files import (
+    ChangedTable,
+    MappedTable,
+    TablePrecision,
+    mapped_bytes,
+    new_changed_rows,
+    new_table,
+    stored_blocks,
+)
+from rayrec.inference.folder.tensor_files import MappedTensors
 from rayrec.models.common.tables import EmbeddingTable, Zeros
 
 COLUMNS, DIM = 4, 3
@@ -23,44 +31,40 @@ def random_rows(rng: np.random.Generator, rows: int, precision: TablePrecision) 
 
 
 def make(
-    folder: Path, precision: TablePrecision, base_rows: int, deltas: Sequence[Sequence[int]]
-) -> tuple[OverlaidTable, dict[str, np.ndarray]]:
-    """A table of `base_rows` rows and the rows that each delta changes or appends; and what it holds in the end."""
-    rng = np.random.default_rng(len(deltas))
+    folder: Path, precision: TablePrecision, base_rows: int, ids: Sequence[int]
+) -> tuple[ChangedTable, dict[str, np.ndarray]]:
+    """A table of `base_rows` rows of which some are changed or follow them; and what it holds then."""
+    rng = np.random.default_rng(len(ids))
     held = random_rows(rng, base_rows, precision)
     with new_table(folder / "base", EmbeddingTable("t", ("t",), base_rows, COLUMNS, Zeros()), precision) as tensors:
         for name, values in held.items():
             tensors[name][:] = values
-    changes = []
-    for number, ids in enumerate(deltas):
-        rows = random_rows(rng, len(ids), precision)
-        changed = {"other": np.arange(3), "t": np.array(ids)}
-        with new_changed_rows(folder / str(number), changed, {"other": 8, "t": COLUMNS}, precision) as tensors:
-            for name, values in rows.items():
-                tensors["t"][name][:] = values
-                grown = np.zeros((max(len(held[name]), max(ids) + 1), *values.shape[1:]), values.dtype)
-                grown[: len(held[name])] = held[name]
-                grown[list(ids)] = values
-                held[name] = grown
-        changes.append(ChangedRows(MappedTensors(folder / str(number)), "t", DIM))
-    return OverlaidTable(MappedTable(folder / "base", DIM), changes, len(held["weight"])), held
+    rows = random_rows(rng, len(ids), precision)
+    changed = {"other": np.arange(3), "t": np.array(ids)}
+    with new_changed_rows(folder / "changed", changed, {"other": 8, "t": COLUMNS}, precision) as tensors:
+        for name, values in rows.items():
+            tensors["t"][name][:] = values
+            grown = np.zeros((max(len(held[name]), max(ids) + 1), *values.shape[1:]), values.dtype)
+            grown[: len(held[name])] = held[name]
+            grown[list(ids)] = values
+            held[name] = grown
+    return ChangedTable(MappedTable.open(folder / "base", DIM), MappedTensors(folder / "changed"), "t"), held
 
 
-CASES: dict[str, tuple[int, list[list[int]]]] = {
-    "one row changed": (5, [[2]]),
-    "the first and the last": (5, [[0, 4]]),
-    "all rows changed": (3, [[0, 1, 2]]),
-    "appended alone": (2, [[2, 3, 4]]),
-    "the newest of three wins": (4, [[1, 2], [2, 3], [0, 2]]),
-    "an appended row changed later": (2, [[2, 3], [1, 3, 4], [2, 4, 5]]),
-    "a base of one row": (1, [[1], [0, 2]]),
-    "many deltas": (10, [[day % 10, 10 + day] for day in range(40)]),
+CASES: dict[str, tuple[int, list[int]]] = {
+    "one row changed": (5, [2]),
+    "the first and the last": (5, [0, 4]),
+    "all rows changed": (3, [0, 1, 2]),
+    "appended alone": (2, [2, 3, 4]),
+    "changed and appended": (4, [1, 3, 4, 5]),
+    "a base of one row": (1, [0, 1, 2]),
+    "many": (10, [*range(0, 10, 3), *range(10, 50)]),
 }
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_rows_are_those_of_the_newest_delta(tmp_path: Path, case: str, precision: TablePrecision) -> None:
+def test_rows_are_those_of_the_changes_or_the_base(tmp_path: Path, case: str, precision: TablePrecision) -> None:
     table, held = make(tmp_path, precision, *CASES[case])
     expected = held["weight"][:, :DIM].astype(np.float32)
     if precision == "int8":
@@ -86,7 +90,7 @@ def test_a_pass_over_a_table_holds_a_block_of_it(tmp_path: Path) -> None:
     with new_table(tmp_path / "base", EmbeddingTable("t", ("t",), rows, 16, Zeros()), "fp32") as tensors:
         tensors["weight"][:] = np.arange(rows)[:, None]
     before, most, seen = mapped_bytes(), 0, 0
-    for start, block in stored_blocks(MappedTable(tmp_path / "base", 16)):
+    for start, block in stored_blocks(MappedTable.open(tmp_path / "base", 16)):
         assert block["weight"][0, 0] == start
         seen += int(block["weight"].sum(axis=0, dtype=np.float64)[0])
         most = max(most, mapped_bytes() - before)

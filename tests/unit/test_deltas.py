@@ -1,11 +1,10 @@
-"""Deltas of model folders: a base and its deltas are the full export, bit by bit; what is not its delta is refused."""
+"""Deltas of model folders: a base and a delta are the full export, bit by bit; what is not its delta is refused."""
 
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,16 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.explanation.additive import load_explainer
+from rayrec.inference.export.examples import Examples
+from rayrec.inference.export.references import ReferenceTraffic
 from rayrec.inference.folder import delta as delta_module
-from rayrec.inference.folder.chain import DeltaManifest
 from rayrec.inference.folder.delta import write_delta, write_whole
-from rayrec.inference.folder.examples import Examples
+from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, KnownItems, ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder, copy
-from rayrec.inference.folder.origin import Origin
-from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE
-from rayrec.inference.folder.reference_traffic import REFERENCE_FILE, ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, mapped_bytes
+from rayrec.inference.folder.versions import DeltaManifest, folders_of
 from rayrec.inference.predictor import load_model
-from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, load_recommender
+from rayrec.inference.recommender import load_recommender
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.sources.registry import load_ranker
 from tests.model_days import ModelDays, raw_rows
@@ -37,7 +35,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def chain(folder: Path, precision: TablePrecision = "fp32", days: int = DAYS) -> ModelDays:
+def versions_of(folder: Path, precision: TablePrecision = "fp32", days: int = DAYS) -> ModelDays:
     """Versions 1 (whole) to 1 + `days` (deltas) in FOLDER/m, and each of them whole in FOLDER/whole."""
     model = ModelDays(folder / "whole")
     copy(model.write("1", precision), folder / "m/1")
@@ -50,27 +48,27 @@ def chain(folder: Path, precision: TablePrecision = "fp32", days: int = DAYS) ->
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chain of a base and five deltas."""
+    """A base and five deltas."""
     folder = tmp_path_factory.mktemp("days")
-    chain(folder)
+    versions_of(folder)
     return folder
 
 
 @pytest.fixture
 def versions(made: Path, tmp_path: Path) -> Path:
-    """The versions of that chain, to be changed by a test."""
+    """These versions, to be changed by a test."""
     return Path(shutil.copytree(made / "m", tmp_path / "m"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_base_and_five_deltas_are_the_full_export(tmp_path: Path, precision: TablePrecision) -> None:
-    days = chain(tmp_path, precision)
+    days = versions_of(tmp_path, precision)
     rows = raw_rows(days, 300)
     for day in range(1, 2 + DAYS):
         whole, opened = days.open(str(day)), ModelFolder.open(tmp_path / f"m/{day}")
-        assert len(opened.deltas) == day - 1
+        assert (opened.base is not None) == (day > 1)
         assert (opened.schema, opened.recipe, opened.metrics) == (whole.schema, whole.recipe, whole.metrics)
-        assert Origin.load(opened) == Origin.load(whole)
+        assert ModelOrigin.load(opened) == ModelOrigin.load(whole)
         for table in whole.tables:
             np.testing.assert_array_equal(opened.table(table), whole.table(table))
         expected, found = load_model(whole.folder), load_model(opened.folder)
@@ -85,12 +83,16 @@ def test_a_base_and_five_deltas_are_the_full_export(tmp_path: Path, precision: T
 
 def test_a_delta_is_made_of_what_changed_alone(made: Path) -> None:
     opened = ModelFolder.open(made / "m/6")
-    manifest = opened.deltas[-1].manifest
-    assert (manifest.sequence, manifest.base.name, manifest.parent.name) == (5, "1", "5")
+    assert opened.delta is not None
+    manifest, first = opened.delta.manifest, ModelFolder.open(made / "m/2").delta
+    assert manifest.base.name == "1" and first is not None
     # C2 is capped: its table does not grow; all rows of C3 behind the ids of unlisted values follow the listed ones.
-    assert manifest.tables["C2"].model_dump() == {"changed": 6, "appended": 0}
-    assert (manifest.tables["C1"].changed, manifest.tables["C1"].appended) == (6, 5)
-    assert manifest.vocabularies["C1"].model_dump() == {"added": 5, "removed": 2}
+    assert first.manifest.tables["C2"].model_dump() == {"changed": 6, "appended": 0}
+    assert 0 < first.manifest.tables["C1"].changed <= 6 and first.manifest.tables["C1"].appended == 4
+    assert first.manifest.vocabularies["C1"].model_dump() == {"added": 4, "removed": 2}
+    # After five days: what was changed on any of them, and what three further days listed beside four values a day.
+    assert 6 < manifest.tables["C1"].changed <= 30 and manifest.tables["C1"].appended == 5 * 4 + 3
+    assert manifest.vocabularies["C1"].added == 5 * 4 + 3
     files = set(tree(made / "m/6")) - {"delta.json"}
     assert files == {file.path for file in manifest.files}
     assert {name for name in files if "/" in name} == {
@@ -121,7 +123,7 @@ def test_bits_decide(tmp_path: Path) -> None:
     assert {name: growth.changed for name, growth in manifest.tables.items()} == {"C1": 1}
 
 
-def test_a_model_may_be_made_of_all_changes_at_once(tmp_path: Path) -> None:
+def test_a_delta_may_span_many_days(tmp_path: Path) -> None:
     """A value that was listed and removed between two versions has an id all the same."""
     days = ModelDays(tmp_path / "whole")
     copy(days.write("1"), tmp_path / "m/1")
@@ -135,37 +137,29 @@ def test_a_model_may_be_made_of_all_changes_at_once(tmp_path: Path) -> None:
     )
 
 
-def test_a_chain_may_end_in_a_whole_model_between_deltas(made: Path, tmp_path: Path) -> None:
-    """A publisher writes one from time to time; what lies before it may go."""
-    copy(made / "whole/4", tmp_path / "m/4")
-    for day in (5, 6):
-        whole = ModelFolder.open(made / f"whole/{day}")
-        write_delta(whole, ModelFolder.open(tmp_path / f"m/{day - 1}"), tmp_path / f"m/{day}")
-    copy(made / "m/2", tmp_path / "m/2")  # whose own base is gone
+def test_a_delta_is_made_of_its_base_alone(made: Path, tmp_path: Path) -> None:
+    """Whatever lies between them, or is gone; and a whole model that comes later is the base of those after it."""
+    copy(made / "m/1", tmp_path / "m/1")
+    copy(made / "m/6", tmp_path / "m/6")
     opened = ModelFolder.open(tmp_path / "m/6")
-    assert (len(opened.deltas), opened.base and opened.base.folder.name) == (2, "4")
+    assert opened.base is not None and opened.base.folder.name == "1"
+    copy(made / "whole/4", tmp_path / "m/4")
+    copy(made / "m/5", tmp_path / "m/5")
+    for before, base in (("4", "4"), ("5", "1")):
+        write_delta(ModelFolder.open(made / "whole/6"), ModelFolder.open(tmp_path / "m" / before), tmp_path / "m/7")
+        assert [path.name for path in folders_of(tmp_path / "m/7")] == [base, "7"]
+        shutil.rmtree(tmp_path / "m/7")
 
 
 def test_a_link_to_a_version_is_that_version(versions: Path) -> None:
     os.symlink(versions / "5", versions / "stable")
-    assert len(ModelFolder.open(versions / "stable").deltas) == 4
+    assert ModelFolder.open(versions / "stable").folder == versions / "5"
 
 
-def test_a_folder_under_another_name_counts_as_the_newest(versions: Path) -> None:
+def test_a_folder_may_have_another_name(versions: Path) -> None:
+    """As that which a version has before it is whole."""
     os.rename(versions / "6", versions / ".coming")
-    assert len(ModelFolder.open(versions / ".coming").deltas) == 5
-
-
-def _rename(*names: str) -> Callable[[Path], None]:
-    """Versions change their names in turn: the first gets that of the second, ..."""
-
-    def change(folder: Path) -> None:
-        for name in names[:-1]:
-            os.rename(folder / name, folder / f"{name}-")
-        for name, new in pairwise(names):
-            os.rename(folder / f"{name}-", folder / new)
-
-    return change
+    assert ModelFolder.open(versions / ".coming").base is not None
 
 
 def _truncate(name: str) -> Callable[[Path], None]:
@@ -200,30 +194,24 @@ def _edit(name: str, **values: object) -> Callable[[Path], None]:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "lost": (lambda f: shutil.rmtree(f / "4"), "/5: needs version 4, which is missing; "),
-    "the newest but one is lost": (lambda f: shutil.rmtree(f / "5"), "/6: needs version 5, which is missing; "),
-    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/2: needs version 1, which is missing; "),
-    "all others are lost": (
-        lambda f: [shutil.rmtree(f / name) for name in "12345"],
-        "/6: needs version 5, which is missing; ",
+    "the base is lost": (lambda f: shutil.rmtree(f / "1"), "/6: needs version 1, a whole model, which is missing; "),
+    "the base is a delta": (
+        lambda f: [shutil.rmtree(f / "1"), os.rename(f / "2", f / "1")],
+        "/6: needs version 1, a whole model, which is missing; ",
     ),
-    "repeated": (lambda f: shutil.copytree(f / "6", f / "7"), "/7: the same model as version 6; "),
-    "an earlier one repeated": (lambda f: shutil.copytree(f / "3", f / "7"), "/7: the same model as version 3; "),
-    "one repeated before the newest": (
-        lambda f: [os.rename(f / "6", f / "8"), shutil.copytree(f / "5", f / "7")],
-        "/7: the same model as version 5; ",
+    "foreign": (_foreign, "/6: is a delta of another model than is now in version 1; "),
+    "another base": (_truncate("1/examples.json"), "/6: is a delta of another model than is now in version 1; "),
+    "the manifest is cut short": (
+        _truncate("6/delta.json"),
+        "/6/delta.json: damaged, or of another version of rayrec; copy version 6 again",
     ),
-    "swapped": (_rename("3", "4", "3"), "/3: is a delta of another model than version 2, which it follows; "),
-    "foreign": (_foreign, "/2: is a delta of another model than version 1, which it follows; "),
-    "another base": (_truncate("1/examples.json"), "/2: is a delta of another model than version 1"),
-    "the manifest is cut short": (_truncate("4/delta.json"), "/4/delta.json: damaged; copy version 4 again"),
-    "the manifest is no object": (lambda f: (f / "4/delta.json").write_text("[]"), "/4/delta.json: damaged"),
-    "the manifest is empty": (lambda f: (f / "4/delta.json").write_text(""), "/4/delta.json: damaged"),
-    "the manifest was edited": (_edit("4/delta.json", sequence=7), "/4/delta.json: damaged"),
-    "the manifest has no fingerprint": (_edit("4/delta.json", fingerprint=None), "/4/delta.json: damaged"),
-    "the manifest is lost": (lambda f: (f / "4/delta.json").unlink(), "/5: needs version 4, which is missing"),
+    "the manifest is no object": (lambda f: (f / "6/delta.json").write_text("[]"), "/6/delta.json: damaged"),
+    "the manifest is empty": (lambda f: (f / "6/delta.json").write_text(""), "/6/delta.json: damaged"),
+    "the manifest was edited": (_edit("6/delta.json", inherited=["x"]), "/6/delta.json: damaged"),
+    "the manifest has no fingerprint": (_edit("6/delta.json", fingerprint=None), "/6/delta.json: damaged"),
+    "the manifest is lost": (lambda f: (f / "6/delta.json").unlink(), "/6: not a model folder"),
     **{
-        f"{kind} {name}": (change(f"4/{name}"), f"/4/{name}: {message}; copy version 4 again")
+        f"{kind} {name}": (change(f"6/{name}"), f"/6/{name}: {message}; copy version 6 again")
         for name in (
             "schema.json", "config.yaml", "metrics.json", "MODEL_CARD.md", "examples.json", "origin.json",
             "weights/dense.safetensors", "weights/rows.safetensors", "vocabulary/changes.arrow",
@@ -238,24 +226,24 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_is_not_the_delta_of_the_version_before_is_refused(versions: Path, case: str) -> None:
+def test_what_is_not_the_delta_of_its_base_is_refused(versions: Path, case: str) -> None:
     change, message = REFUSALS[case]
     change(versions)
-    newest = max((int(path.name), path) for path in versions.iterdir() if path.name.isdigit())[1]
     with pytest.raises(UserError, match=f"^{versions}{message}") as raised:
-        ModelFolder.open(newest)
+        ModelFolder.open(versions / "6")
     assert "\n" not in str(raised.value)
 
 
-def test_a_version_before_the_damage_opens(versions: Path) -> None:
+def test_a_version_beside_the_damage_opens(versions: Path) -> None:
     _truncate("4/weights/rows.safetensors")(versions)
-    assert len(ModelFolder.open(versions / "3").deltas) == 2
+    for name in ("3", "5"):
+        assert ModelFolder.open(versions / name).base is not None
 
 
 def test_the_configuration_of_a_base_may_be_edited(versions: Path) -> None:
     config = versions / "1/config.yaml"
     config.write_text(config.read_text() + "\n# of the operator\n")
-    assert len(ModelFolder.open(versions / "6").deltas) == 5
+    assert ModelFolder.open(versions / "6").base is not None
 
 
 def _days(folder: Path, seed: int = 0, values: int = 30, config: DLRMConfig | None = None) -> ModelDays:
@@ -264,7 +252,7 @@ def _days(folder: Path, seed: int = 0, values: int = 30, config: DLRMConfig | No
 
 WIDER = DLRMConfig(embedding_dim=16, bottom_mlp=(16,), top_mlp=(16,))
 NO_DELTA: dict[str, tuple[Callable[[Path], ModelDays], TablePrecision, str]] = {
-    "another precision": (_days, "int8", "its tables are int8, the parent's fp32"),
+    "another precision": (_days, "int8", "its tables are int8, the base's fp32"),
     "needs the same model section": (
         lambda folder: _days(folder, config=WIDER),
         "fp32",
@@ -311,7 +299,7 @@ def test_tables_of_another_name(tmp_path: Path) -> None:
 # ---- what a delta has only where it differs
 
 
-def test_known_items_are_those_of_the_nearest_version(tmp_path: Path) -> None:
+def test_known_items_are_those_of_the_delta_or_its_base(tmp_path: Path) -> None:
     for name, seed in (("1", 0), ("2", 1), ("3", 2)):
         make_recommender_folder(tmp_path / "whole" / name, seed=seed)
     known = KnownItems.load(ModelFolder.open(tmp_path / "whole/3"))
@@ -332,7 +320,7 @@ def test_known_items_are_those_of_the_nearest_version(tmp_path: Path) -> None:
         np.testing.assert_array_equal(expected.recommend("u-4", 10).scores, found.recommend("u-4", 10).scores)
 
 
-def test_statistics_are_those_of_the_nearest_version(tmp_path: Path) -> None:
+def test_statistics_are_those_of_the_delta_or_its_base(tmp_path: Path) -> None:
     for name, seed in (("1", 0), ("2", 1), ("3", 2)):
         write_table_model(tmp_path / "whole" / name, seed=seed)
     (rates, *_) = sorted((tmp_path / "whole/3" / STATISTICS_FOLDER).rglob("*.arrow"))
@@ -356,7 +344,7 @@ def test_statistics_are_those_of_the_nearest_version(tmp_path: Path) -> None:
         assert load_explainer(tmp_path / "whole" / str(day)).base == load_explainer(tmp_path / "m" / str(day)).base
 
 
-def test_what_a_model_has_no_longer_is_not_read_from_the_parent(tmp_path: Path) -> None:
+def test_what_a_model_has_no_longer_is_not_read_from_the_base(tmp_path: Path) -> None:
     days = ModelDays(tmp_path / "whole")
     reference = ReferenceTraffic(split="test", rows=1, score_edges=(0.5,), score_shares=(0.5, 0.5), unknown_share={})
     reference.save(days.write("1"))
@@ -418,7 +406,7 @@ def test_a_kill_leaves_nothing_and_a_rerun_the_whole(made: Path, tmp_path: Path)
     assert tree(output) == tree(made / "m/2")
 
 
-def test_to_open_a_chain_reads_no_table(tmp_path: Path) -> None:
+def test_to_open_a_delta_reads_no_table(tmp_path: Path) -> None:
     """Of a base of 26 MB and deltas of a few rows, a process that looks up some rows holds these."""
     days = ModelDays(tmp_path / "whole", values=10)
     days.values["C1"] = [f"C1-{i}" for i in range(200_000)]

@@ -23,7 +23,7 @@ from rayrec.common.disk_errors import disk_error, naming
 from rayrec.common.errors import DiskError, UserError, first_failure
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.model_folder import copy
-from rayrec.inference.folder.table_files import save_tensors
+from rayrec.inference.folder.tensor_files import save_tensors
 from rayrec.internals.torch_checkpoint import save
 from rayrec.store.files import new_file, new_folder, owned, write_atomically
 from rayrec.store.journal import Journal, LocalFile

@@ -17,8 +17,8 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
-from rayrec.inference.folder.reference_traffic import unknown_counts
+from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.export.references import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
 from rayrec.metrics.estimates import stability_index

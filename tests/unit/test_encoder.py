@@ -32,8 +32,8 @@ from rayrec.config.transforms import (
 )
 from rayrec.features.categorical import encode_categorical, fold_ids, hash_unlisted
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.keyed_table import hash_key
-from rayrec.features.lists import weighted_type
+from rayrec.features.hashes import hash_key, hash_string
+from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.schema import (
     CategoricalFeature,
@@ -43,9 +43,7 @@ from rayrec.features.schema import (
     Schema,
     VectorFeature,
 )
-from rayrec.features.string_hash import hash_string
-from rayrec.features.vector import encode_vector
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
+from rayrec.features.vocabulary import write_vocabulary
 from rayrec.random.splitmix64 import hash_integers
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]

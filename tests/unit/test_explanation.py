@@ -21,7 +21,8 @@ from rayrec.inference.explanation.columns import with_columns
 from rayrec.inference.explanation.dependence import partial_dependence
 from rayrec.inference.explanation.importance import permutation_importance
 from rayrec.inference.explanation.rows import LabelledRows, MetricsOfBlocks, estimate
-from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE, write_reference_rows
+from rayrec.inference.export.references import write_reference_rows
+from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset

@@ -13,8 +13,8 @@ import pytest
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.vocabularies.earlier_ids import EarlierIds
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.id_meanings import EarlierIds
+from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner

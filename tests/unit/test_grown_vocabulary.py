@@ -1,4 +1,4 @@
-"""The look-up in a vocabulary and what deltas add and remove, against a dict; and what goes on from no other one."""
+"""The look-up in a vocabulary and what a delta adds and removes, against a dict; and what goes on from no other one."""
 
 import tempfile
 from collections.abc import Sequence
@@ -12,20 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabularies import grown_vocabulary, vocabulary
-from rayrec.features.vocabularies.grown_vocabulary import (
-    GrownVocabulary,
-    Growth,
+from rayrec.features import hashes, vocabulary
+from rayrec.features.lookup_table import REQUEST_VALUES, SCALAR_LOOKUPS
+from rayrec.features.vocabulary import (
     VocabularyChanges,
-    new_changes,
-    write_whole_vocabulary,
-)
-from rayrec.features.vocabularies.vocabulary import (
-    REQUEST_VALUES,
-    SCALAR_LOOKUPS,
+    VocabularyGrowth,
     VocabularyLookup,
     index_file,
+    write_changes,
     write_vocabulary,
+    write_whole_vocabulary,
 )
 
 TEXTS = st.text(st.sampled_from("ab0é漢"), min_size=1, max_size=6)
@@ -40,24 +36,21 @@ def states_of(base: Sequence[str], days: Sequence[tuple[Sequence[str], Sequence[
     return states
 
 
-def grown(folder: Path, states: Sequence[Sequence[str]]) -> GrownVocabulary:
-    """The look-up in the last of some states, made from the first one and a file for each of the others."""
-    changes: list[VocabularyChanges] = []
-    for number, values in enumerate(states):
-        path = folder / str(number) / "v.parquet"
-        write_vocabulary(path, values, range(len(values), 0, -1))
-        if number:
-            before = GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes, "f")
-            changed = folder / f"{number}/changes.arrow"
-            write_changes(path, before, changed)
-            changes += [VocabularyChanges(changed)] if changed.exists() else []
-    return GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes, "f")
+def grown(folder: Path, states: Sequence[Sequence[str]]) -> VocabularyLookup:
+    """The look-up in the last of some states, made from the first one and a file of what has changed since."""
+    for name, values in (("first", states[0]), ("last", states[-1])):
+        write_vocabulary(folder / name / "v.parquet", values, range(len(values), 0, -1))
+    before, changed = VocabularyLookup.load(folder / "first/v.parquet"), folder / "changes.arrow"
+    changes_of(folder / "last/v.parquet", before, changed)
+    return before.changed(VocabularyChanges(changed), "f") if changed.exists() else before
 
 
-def write_changes(vocabulary: Path, before: VocabularyLookup, path: Path) -> Growth:
-    """Write what one vocabulary changes."""
-    with new_changes(path, ["other", "f"]) as add:
-        return add("f", vocabulary, before)
+def changes_of(values: Path, before: VocabularyLookup, path: Path) -> VocabularyGrowth:
+    """Write what one vocabulary changes beside another one that changes nothing."""
+    other = path.parent / "other.parquet"
+    write_vocabulary(other, ["x"], [1])
+    vocabularies = {"other": (other, VocabularyLookup.load(other)), "f": (values, before)}
+    return write_changes(path, vocabularies).get("f", VocabularyGrowth(added=0, removed=0))
 
 
 @given(
@@ -82,11 +75,10 @@ def test_ids_are_those_of_a_dict(
     asked = [*base, *last, *asked] * repeats
     ids = {value: place + 1 for place, value in enumerate(last) if value}
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(grown_vocabulary, "_CHANGES_AT_ONCE", rows)
+        patch.setattr(vocabulary, "_SORTED_AT_ONCE", rows)
         if weak_hash:
-            for module in (vocabulary, grown_vocabulary):
-                patch.setattr(module, "hash_strings", lambda values: np.zeros(len(values), np.uint64))
-            patch.setattr(vocabulary, "hash_string", lambda value: 0)
+            patch.setattr(hashes, "hash_strings", lambda values: np.zeros(len(values), np.uint64))
+            patch.setattr(hashes, "hash_string", lambda value: 0)
         lookup = grown(Path(folder), states)
         assert len(lookup) == len(last)
         for _ in ("asked first", "remembered"):
@@ -114,10 +106,12 @@ def test_a_few_and_many_values_of_many_parts(tmp_path: Path) -> None:
 def test_what_changed_is_counted_and_nothing_is_no_file(tmp_path: Path) -> None:
     write_vocabulary(tmp_path / "1.parquet", ["a", "b", "c"], [3, 2, 1])
     before = VocabularyLookup.load(tmp_path / "1.parquet")
-    assert write_changes(tmp_path / "1.parquet", before, tmp_path / "same.arrow") == Growth(0, 0)
+    assert changes_of(tmp_path / "1.parquet", before, tmp_path / "same.arrow") == VocabularyGrowth(added=0, removed=0)
     assert not (tmp_path / "same.arrow").exists()
     write_vocabulary(tmp_path / "2.parquet", ["a", "", "c", "d", "", "e"], [3, 2, 1, 1, 1, 1])
-    assert write_changes(tmp_path / "2.parquet", before, tmp_path / "changes.arrow") == Growth(3, 1)
+    assert changes_of(tmp_path / "2.parquet", before, tmp_path / "changes.arrow") == VocabularyGrowth(
+        added=3, removed=1
+    )
 
 
 NOT_GROWN = {
@@ -135,7 +129,7 @@ def test_other_values_are_refused(tmp_path: Path, case: str) -> None:
     write_vocabulary(tmp_path / "1.parquet", ["a", "b", "c", ""], [4, 3, 2, 1])
     write_vocabulary(tmp_path / "2.parquet", values, range(len(values), 0, -1))
     with pytest.raises(UserError, match=rf"2\.parquet: {message}.*; export in full$"):
-        write_changes(tmp_path / "2.parquet", VocabularyLookup.load(tmp_path / "1.parquet"), tmp_path / "c.arrow")
+        changes_of(tmp_path / "2.parquet", VocabularyLookup.load(tmp_path / "1.parquet"), tmp_path / "c.arrow")
     assert not (tmp_path / "c.arrow").exists()
 
 
@@ -144,8 +138,8 @@ def test_other_values_are_refused(tmp_path: Path, case: str) -> None:
 def test_a_vocabulary_is_written_in_row_groups_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, size: int
 ) -> None:
-    monkeypatch.setattr(grown_vocabulary, "VALUES_PER_ROW_GROUP", 4)
-    monkeypatch.setattr(grown_vocabulary, "VALUES_PER_FILE", 8 if not suffix else 2**20)
+    monkeypatch.setattr(vocabulary, "VALUES_PER_ROW_GROUP", 4)
+    monkeypatch.setattr(vocabulary, "VALUES_PER_FILE", 8 if not suffix else 2**20)
     values = [f"v{i}" for i in range(size)]
     rows = [{"value": value, "id": place + 1, "count": 7} for place, value in enumerate(values)]
     schema = pa.schema([("id", pa.int64()), ("value", pa.large_string()), ("count", pa.int64())])
@@ -173,21 +167,24 @@ def test_a_vocabulary_is_written_in_row_groups_and_parts(
 def test_the_vocabularies_of_several_features(tmp_path: Path) -> None:
     first = {"a": ["x", "y"], "b": ["y"], "c": ["z"]}
     second = {"a": ["x", "", "new"], "b": ["y"], "c": ["z", "y", "x"]}
-    before = {}
+    vocabularies = {}
     for name, values in first.items():
         write_vocabulary(tmp_path / f"1/{name}.parquet", values, [1] * len(values))
-        before[name] = VocabularyLookup.load(tmp_path / f"1/{name}.parquet")
-    with new_changes(tmp_path / "c.arrow", list(second)) as add:
-        for name, values in second.items():
-            write_vocabulary(tmp_path / f"2/{name}.parquet", values, [1] * len(values))
-            add(name, tmp_path / f"2/{name}.parquet", before[name])
+        write_vocabulary(tmp_path / f"2/{name}.parquet", second[name], [1] * len(second[name]))
+        vocabularies[name] = (tmp_path / f"2/{name}.parquet", VocabularyLookup.load(tmp_path / f"1/{name}.parquet"))
+    assert write_changes(tmp_path / "c.arrow", vocabularies) == {
+        "a": VocabularyGrowth(added=1, removed=1),
+        "c": VocabularyGrowth(added=2, removed=0),
+    }
     changes = VocabularyChanges(tmp_path / "c.arrow")
     for name, values in second.items():
-        lookup = GrownVocabulary(before[name], [changes], name)
+        lookup = vocabularies[name][1].changed(changes, name)
         assert lookup.values(np.arange(1, len(values) + 1)).to_pylist() == values
         assert lookup.ids(pa.array(["x", "y", "z", "new"])).tolist() == [
             values.index(value) + 1 if value in values else 0 for value in ("x", "y", "z", "new")
         ]
+        rows = changes.apply(name, tmp_path / f"1/{name}.parquet", len(first[name]))
+        assert [value for batch in rows for value in batch["value"].to_pylist()] == values
     with pa.ipc.open_file(tmp_path / "c.arrow") as readable:
         rows = readable.read_all().select(["feature", "id", "value"]).to_pylist()
     assert rows[:2] == [{"feature": "a", "id": 2, "value": ""}, {"feature": "a", "id": 3, "value": "new"}]

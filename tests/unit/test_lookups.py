@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.features import keyed_table
+from rayrec.features import hashes
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lookups import Lookups
 from rayrec.features.schema import MultiHotFeature, Rate, RawColumn, Schema, SideTable
@@ -269,9 +269,9 @@ def test_texts_of_any_arrow_type_are_keys(folder: Path, encode: Any) -> None:
 
 
 def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hash_one, hash_all, shift = keyed_table.hash_string, keyed_table.hash_strings, np.uint64(62)
-    monkeypatch.setattr(keyed_table, "hash_string", lambda text: hash_one(text) >> 62 << 62)
-    monkeypatch.setattr(keyed_table, "hash_strings", lambda texts: hash_all(texts) >> shift << shift)
+    hash_one, hash_all, shift = hashes.hash_string, hashes.hash_strings, np.uint64(62)
+    monkeypatch.setattr(hashes, "hash_string", lambda text: hash_one(text) >> 62 << 62)
+    monkeypatch.setattr(hashes, "hash_strings", lambda texts: hash_all(texts) >> shift << shift)
     write_side_table(tmp_path, SCHEMA, "users", USER_ROWS)
     write_side_table(tmp_path, SCHEMA, "cities", CITY_ROWS)
     lookups = Lookups(SCHEMA, tmp_path, columns=("cities_country", *USERS.columns))

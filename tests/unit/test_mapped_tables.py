@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup, write_vocabulary
+from rayrec.features.vocabulary import VocabularyLookup, write_vocabulary
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (
     MappedTable,
@@ -16,11 +16,10 @@ from rayrec.inference.folder.table_files import (
     TablePrecision,
     mapped_bytes,
     new_table,
-    open_tensors,
     quantise_tables,
-    save_tensors,
     table_file,
 )
+from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable, Zeros
 from tests.model_folders import make_model_folder, make_raw_rows
@@ -38,7 +37,7 @@ def make_table(folder: Path, values: np.ndarray, dim: int | None = None) -> Embe
 
 def read(folder: Path, ids: np.ndarray, dim: int) -> np.ndarray:
     out = np.empty((len(ids), dim), np.float32)
-    MappedTable(folder / table_file("t"), dim).read(ids, out)
+    MappedTable.open(folder / table_file("t"), dim).read(ids, out)
     return out
 
 
@@ -67,7 +66,7 @@ def test_a_stored_row_is_near_the_trained_one(tmp_path: Path, precision: TablePr
 
 def test_columns_that_are_not_read(tmp_path: Path) -> None:
     make_table(tmp_path, VALUES[:10, :5], dim=5)
-    assert MappedTable(tmp_path / table_file("t"), 5).dim == 5
+    assert MappedTable.open(tmp_path / table_file("t"), 5).dim == 5
     np.testing.assert_array_equal(read(tmp_path, np.array([9, 0]), 5), VALUES[[9, 0], :5])
 
 
@@ -131,7 +130,7 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
     rows, dim = 131_072, 64
     values = np.repeat(np.arange(rows, dtype=np.float32)[:, None], dim, axis=1)
     make_table(tmp_path, values)
-    table = MappedTable(tmp_path / table_file("t"), dim)
+    table = MappedTable.open(tmp_path / table_file("t"), dim)
     before, limit = mapped_bytes(), 8 * 2**20
     memory = TableMemory(limit)
     memory.add(table.mapped[0])

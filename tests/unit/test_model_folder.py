@@ -110,7 +110,7 @@ SIZE = 34  # rows of C2: 20 + 13 values and the missing one
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tables": (lambda f: shutil.rmtree(f / "weights"), "not a model folder"),
     "no schema": (lambda f: (f / "schema.json").unlink(), "schema.json: missing"),
-    "schema of another version": (_set_version, "schema.json: written by a version of rayrec that spells"),
+    "schema of another version": (_set_version, "schema.json: written by another version of rayrec"),
     "schema is no JSON": (lambda f: (f / "schema.json").write_text("{"), "schema.json: "),
     "no config": (lambda f: (f / "config.yaml").unlink(), "config.yaml: "),
     "config runs code": (

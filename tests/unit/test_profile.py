@@ -11,10 +11,10 @@ import pytest
 
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Clip, Fill, HashIds, Log, MinMax, NumericTransform, Quantile, Vocabulary
+from rayrec.features.id_meanings import ValueNames
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.schema import CategoricalFeature
-from rayrec.features.vocabularies.value_names import ValueNames
-from rayrec.features.vocabularies.vocabulary import write_vocabulary
+from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.ingest.split_columns import SplitColumns

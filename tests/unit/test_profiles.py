@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts, write_file
+from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.sources.outbrain.preprocessing.documents import VALUE_SCHEMA
 from rayrec.sources.outbrain.preprocessing.users import profiles as module
 from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, profiles
@@ -101,7 +102,7 @@ def test_equals_a_computation_by_user(
     assert at_a_time == 1_000 or len(made) > 1
     table = pa.Table.from_batches(made, PROFILE_SCHEMA)
     expected = by_hand(viewed, documents)
-    names = KeyedTable(job.users).column("uuid", np.array(list(expected)), pa.string())
+    names = LookupTable.open(job.users).column("uuid", np.array(list(expected)), pa.string())
     assert table["uuid"].to_pylist() == names.to_pylist()
     assert (np.diff(table[HASH].to_numpy()) > 0).all()
     for found, row in zip(table.to_pylist(), expected.values(), strict=True):

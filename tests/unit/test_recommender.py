@@ -11,8 +11,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.features.few_rows import PlainRows
+from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, Recommender, UnknownUserError, load_recommender
+from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.errors import RequestError

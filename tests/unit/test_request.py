@@ -22,7 +22,7 @@ from rayrec.features.schema import (
     Schema,
     VectorFeature,
 )
-from rayrec.inference.folder.examples import example_row
+from rayrec.inference.export.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.store.paths import local_path

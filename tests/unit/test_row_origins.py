@@ -10,10 +10,10 @@ import pytest
 
 from rayrec.config.transforms import Buckets, Cross, Fill, Hash, HashIds, HashUnlisted, Log, MinMax, TimePart
 from rayrec.features.categorical import encode_categorical
+from rayrec.features.hashes import hash_string
+from rayrec.features.id_meanings import NEW, RowOrigins, difference, keeps_ids, row_origins
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.features.string_hash import hash_string
-from rayrec.features.vocabularies.row_origins import NEW, RowOrigins, difference, keeps_ids, row_origins
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup
+from rayrec.features.vocabulary import VocabularyLookup
 from tests.daily_datasets import vocabulary_of
 
 
@@ -91,7 +91,7 @@ def test_a_vocabulary_that_begins_with_the_old_one_is_not_looked_up(tmp_path: Pa
 
     found = row_origins(before, now, tmp_path / "new", unneeded)
     unknown = [
-        feature.model_copy(update={"transforms": (feature.transforms[0].model_copy(update={"fingerprint": None}),
+        feature.model_copy(update={"transforms": (feature.transforms[0].model_copy(update={"content_hash": None}),
                                                   *feature.transforms[1:])})
         for feature in (before, now)
     ]  # fmt: skip

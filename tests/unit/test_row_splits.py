@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig
 from rayrec.config.table import FileFormat
-from rayrec.features.string_hash import hash_string
+from rayrec.features.hashes import hash_string
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract

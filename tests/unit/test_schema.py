@@ -64,7 +64,7 @@ def test_a_dataset_must_be_encoded_as_the_model_reads_it() -> None:
         "data: feature 'ad' was not encoded as .*vocabulary": (
             price,
             ad.model_copy(
-                update={"transforms": (Vocabulary(file="vocabulary/ad", size=9, fingerprint="1"), HashIds(buckets=5))}
+                update={"transforms": (Vocabulary(file="vocabulary/ad", size=9, content_hash="1"), HashIds(buckets=5))}
             ),
             topics,
         ),
@@ -146,7 +146,7 @@ def test_interactions_are_two_categorical_features(user: str, item: str, message
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
         (
             '{"label": "y", "features": [], "version": 1}',
-            "written by a version of rayrec that spells values differently",
+            "written by another version of rayrec",
         ),
         (
             '{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}',

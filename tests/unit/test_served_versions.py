@@ -16,8 +16,8 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.inference.export.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.folder.delta import write_delta
-from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
@@ -270,10 +270,9 @@ def test_a_delta_answers_at_the_first_look(deltas: Path, tmp_path: Path, executo
 
 
 def test_a_delta_that_is_refused_leaves_the_version_before(
-    deltas: Path, tmp_path: Path, executor: ThreadPoolExecutor
+    deltas: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
-    for version in ("1", "2"):
-        copy(deltas / version, tmp_path / f"m/{version}")
+    copy(made / "1", tmp_path / "m/2")
     server = Server({"m": tmp_path / "m"}, tmp_path, executor)
     before = server.models.current["m"].versions["2"]
     copy(deltas / "4", tmp_path / "m/4")
@@ -282,23 +281,24 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     described = server.models.current["m"].describe()
     assert described["4"] == {
         "state": "failed",
-        "reason": "4: needs version 3, which is missing; copy it beside this one, or export in full",
+        "reason": "4: needs version 1, a whole model, which is missing; copy it beside this one, or export in full",
     }
     assert server.loads == [("m", "2"), ("m", "4")], "it is tried again only when files change"
+    copy(deltas / "1", tmp_path / "m/1")
+    server.poll(1)
+    assert server.versions() == {"4"}, "what a delta lacked was its base"
     copy(deltas / "3", tmp_path / "m/.coming")
     rows = tmp_path / "m/.coming/weights/rows.safetensors"
     content = rows.read_bytes()
     rows.write_bytes(content[:-1])
-    os.rename(tmp_path / "m/.coming", tmp_path / "m/3")
+    os.rename(tmp_path / "m/.coming", tmp_path / "m/5")
     server.poll()
-    assert server.versions() == {"2"}
-    described = server.models.current["m"].describe()
-    assert described["3"]["reason"].startswith("weights/rows.safetensors: has ")
-    assert described["4"]["reason"].startswith("3/weights/rows.safetensors: has ")
-    (tmp_path / "m/3/weights/rows.safetensors").write_bytes(content)
+    assert server.versions() == {"4"}
+    assert server.models.current["m"].describe()["5"]["reason"].startswith("weights/rows.safetensors: has ")
+    (tmp_path / "m/5/weights/rows.safetensors").write_bytes(content)
     server.poll(1)
-    assert server.versions() == {"4"}, "what a delta lacked was one of the versions before it"
-    assert "reason" not in server.models.current["m"].describe()["4"]
+    assert server.versions() == {"5"}
+    assert "reason" not in server.models.current["m"].describe()["5"]
 
 
 def test_a_version_goes_on_without_those_that_it_was_made_of(
@@ -312,7 +312,7 @@ def test_a_version_goes_on_without_those_that_it_was_made_of(
         shutil.rmtree(tmp_path / "m" / version)
     server.poll(3)
     np.testing.assert_array_equal(server.models.model("m").version().predictor.predict(rows), expected)
-    assert "needs version 3" in server.models.current["m"].describe()["4"]["reason"]
+    assert "needs version 1" in server.models.current["m"].describe()["4"]["reason"]
 
 
 class Told:
@@ -332,16 +332,16 @@ def test_every_look_reports_what_is_loaded(
     shutil.copytree(deltas, tmp_path / "m")
     copy(made / "1", tmp_path / "m/5")
     server = Server({"m": tmp_path / "m"}, tmp_path, executor)
-    for content, loaded in (('{"weights": {"1": 1, "4": 1}}', {"1": 0, "4": 3}), ('{"weights": {"5": 1}}', {"5": 0})):
+    for content, loaded in (('{"weights": {"1": 1, "4": 1}}', {"1": 0, "4": 1}), ('{"weights": {"5": 1}}', {"5": 0})):
         traffic(tmp_path / "m", content)
         server.poll()
         for gauge in ("deltas", "data_time"):
             monkeypatch.setattr(METRICS, gauge, Told())
         server.poll(1)
         assert METRICS.deltas.values == loaded
-        # Version 5 was made without an origin.
-        times = {version: None if version == "5" else 1000.0 * days for version, days in loaded.items()}
-        assert METRICS.data_time.values == times
+        # Version 4 is that of the third day after the first; version 5 was made without an origin.
+        times = {"1": 0.0, "4": 3000.0, "5": None}
+        assert METRICS.data_time.values == {version: times[version] for version in loaded}
 
 
 @pytest.fixture

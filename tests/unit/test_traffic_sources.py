@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.features.keyed_table import UNKNOWN
+from rayrec.features.lookup_table import UNKNOWN
 from rayrec.sources.outbrain.preprocessing.users.traffic import nearest_views
 
 View = tuple[int, int, int]

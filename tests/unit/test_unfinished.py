@@ -12,7 +12,8 @@ import pytest
 
 from rayrec.common.errors import StoreError, UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
+from rayrec.features.hashes import hash_key
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.preprocessing.workspace import Stages
 from rayrec.store import objects
 from rayrec.store.files import exists, files_below, files_in, mappable, new_file, read_bytes, remove, write_json
@@ -155,12 +156,12 @@ def test_tables_are_mapped_from_one_copy(bucket: Path, tmp_path: Path, monkeypat
         keys = pa.array(range(100)).to_numpy()
         rows = pa.table({HASH: hash_key(keys), "key": keys}).sort_by(HASH).to_batches()
         assert write_file(folder / "table", schema, (batch.cast(schema) for batch in rows)) == 100
-        table = KeyedTable(folder / "table")
+        table = LookupTable.open(folder / "table")
         assert (table.find({"key": keys}) >= 0).all()
-        assert len(KeyedTable(folder / "empty")) == 0
+        assert len(LookupTable.open(folder / "empty")) == 0
         assert mappable(folder / "table").is_relative_to(tmp_path)
         remove(folder / "table")
-        assert len(KeyedTable(folder / "table")) == 100
+        assert len(LookupTable.open(folder / "table")) == 100
         write_json(folder / LAST, None)
 
 

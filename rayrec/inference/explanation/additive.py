@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.inference.explanation.columns import is_cross, with_columns
-from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE, load_reference_rows
+from rayrec.inference.export.references import load_reference_rows
+from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
 from rayrec.random.splitmix64 import StatelessRandom
 

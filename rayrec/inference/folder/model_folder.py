@@ -3,7 +3,7 @@
     schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json
     held_out_rows.json   weights/dense.safetensors   weights/tables/<table>.safetensors
 
-or, as a delta of the version before it (`rayrec.inference.folder.chain`), what differs from that one:
+or, as a delta of a whole one beside it (`rayrec.inference.folder.versions`), what differs from that one:
 
     schema.json   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json   delta.json
     weights/dense.safetensors   weights/rows.safetensors   vocabulary/changes.arrow
@@ -27,41 +27,31 @@ from torch import Tensor
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
-from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary
-from rayrec.features.vocabularies.vocabulary import VocabularyLookup, index_file
-from rayrec.inference.folder.chain import (
-    ROWS_FILE,
-    Delta,
-    Version,
-    among_siblings,
-    chain_of,
-    missing_parent,
-    sha256_once,
-    verified,
-)
-from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, StoredTable
+from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,
     DTYPES,
     SCALE_TENSOR,
     TABLE_TENSOR,
     TABLES_FOLDER,
+    ChangedTable,
     MappedTable,
+    StoredTable,
     TablePrecision,
     for_each_table,
     is_delta,
     is_model_folder,
     new_table,
-    open_tensors,
-    save_tensors,
     table_file,
 )
+from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
+from rayrec.inference.folder.versions import ROWS_FILE, Delta, Version, sha256_once
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store.files import new_folder, write_atomically, write_json
+from rayrec.store.paths import in_folder_around
 from rayrec.store.staged import fetch
 
 METRICS_FILE = "metrics.json"
@@ -132,20 +122,19 @@ class ModelFolder:
     pooled: tuple[PooledFeature, ...]
     """The model's (`RankingModel.pooled`)."""
     base: "ModelFolder | None" = None
-    """Whole model at the beginning of a delta's chain."""
-    deltas: tuple[Delta, ...] = ()
-    """Deltas that follow the base, the last of which is this folder."""
+    """The whole model that a delta is the difference from."""
+    delta: Delta | None = None
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
-        """Open a model folder, which is fetched whole to this node if it is staged, or a delta with those before it.
+        """Open a model folder, which is fetched whole to this node if it is staged, or a delta with its base.
 
         Raises UserError naming the file that is missing or does not fit, or the version that a delta lacks.
         """
         folder = fetch(Path(folder).absolute())
         if is_delta(folder):
             # A link to a version is that version.
-            return cls._open_delta(among_siblings(folder.resolve() if folder.is_symlink() else folder))
+            return cls._open_delta(beside(folder.resolve() if folder.is_symlink() else folder))
         opened = cls._read(fetch(folder, whole=True))
         for table in opened.tables:
             opened._check_table(table)
@@ -157,16 +146,25 @@ class ModelFolder:
 
     @classmethod
     def _open_delta(cls, folder: Path) -> "ModelFolder":
-        first, *others = chain_of(folder)
-        if is_delta(first):
-            raise missing_parent(first)
-        base = cls.open(first)
-        deltas = verified(others, base.version)
-        opened = replace(cls._read(folder), base=base, deltas=deltas)
+        delta = Delta.open(fetch(folder, whole=True))
+        wanted = delta.manifest.base
+        place = folder.with_name(wanted.name)
+        if not is_model_folder(place) or is_delta(place):
+            raise UserError(
+                f"{folder}: needs version {wanted.name}, a whole model, which is missing; copy it beside this one, or "
+                "export in full"
+            )
+        base = cls.open(place)
+        if base.version.fingerprint != wanted.fingerprint:
+            raise UserError(
+                f"{folder}: is a delta of another model than is now in version {wanted.name}; copy the right one here, "
+                "or export in full"
+            )
+        opened = replace(cls._read(folder), base=base, delta=delta)
         rows = {table.name: table.rows for table in base.tables}
         for table in opened.tables:
-            appended = sum(d.manifest.tables[table.name].appended for d in deltas if table.name in d.manifest.tables)
-            if rows.get(table.name, 0) + appended != table.rows:
+            growth = delta.manifest.tables.get(table.name)
+            if rows.get(table.name, 0) + (growth.appended if growth else 0) != table.rows:
                 raise UserError(f"{folder}: its table '{table.name}' has not all of its rows; export in full")
         return opened
 
@@ -185,8 +183,8 @@ class ModelFolder:
     @property
     def version(self) -> Version:
         """Return what identifies the model. Raises UserError if a file is missing."""
-        if self.deltas:
-            return Version(name=self.folder.name, fingerprint=self.deltas[-1].manifest.fingerprint)
+        if self.delta is not None:
+            return Version(name=self.folder.name, fingerprint=self.delta.manifest.fingerprint)
         digest = hashlib.sha256()
         for name in _IDENTITY:
             try:
@@ -196,17 +194,13 @@ class ModelFolder:
         return Version(name=self.folder.name, fingerprint=digest.hexdigest())
 
     def path(self, name: str) -> Path:
-        """Return where a file or folder of the model is, which a delta may have from a version before it; it may be
-        absent.
-        """
-        for delta in reversed(self.deltas):
-            if name not in delta.manifest.inherited:
-                return delta.folder / name
-        return (self.base or self).folder / name
+        """Return where a file or folder of the model is, which a delta may have from its base; it may be absent."""
+        is_inherited = self.delta is not None and name in self.delta.manifest.inherited
+        return ((self.base or self) if is_inherited else self).folder / name
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """Embedding tables of the model."""
+        """Return the embedding tables of the model."""
         return distinct_tables(self.pooled)
 
     @property
@@ -238,29 +232,29 @@ class ModelFolder:
         reads.
         """
         dim = columns or table.dim
-        whole = MappedTable((self.base or self).folder / table_file(table.name), dim)
-        changes = [ChangedRows(d.rows, table.name, dim) for d in self.deltas if table.name in d.manifest.tables]
-        return OverlaidTable(whole, changes, table.rows) if changes else whole
+        whole = MappedTable.open((self.base or self).folder / table_file(table.name), dim)
+        if self.delta is None or table.name not in self.delta.manifest.tables:
+            return whole
+        return ChangedTable(whole, self.delta.rows, table.name)
 
     def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
         """Return the look-up of the values of a feature that has a vocabulary."""
         name = feature.table or feature.name
-        (vocabulary,) = (t for t in feature.transforms if isinstance(t, Vocabulary))
-        if self.base is None:
-            return VocabularyLookup.load(self.folder / vocabulary.file)
+        if self.base is None or self.delta is None:
+            assert feature.vocabulary is not None
+            return VocabularyLookup.load(self.folder / feature.vocabulary.file)
         (before,) = (f for f in self.base.schema.categorical if f.name == name)
-        changes = [delta.values for delta in self.deltas if name in delta.manifest.vocabularies]
         lookup = self.base.vocabulary(before)
-        return GrownVocabulary(lookup, changes, name) if changes else lookup
+        return lookup.changed(self.delta.values, name) if name in self.delta.manifest.vocabularies else lookup
 
     def table_bytes(self) -> int:
         """Return the size of all files that the tables are read from."""
         whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
-        changed = [delta.folder / ROWS_FILE for delta in self.deltas if delta.manifest.tables]
+        changed = [self.folder / ROWS_FILE] if self.delta is not None and self.delta.manifest.tables else []
         return sum(path.stat().st_size for path in (*whole, *changed))
 
     def dense(self) -> dict[str, Tensor]:
-        """State dict of the model's `dense_network`."""
+        """Return the state dict of the model's `dense_network`."""
         with open_tensors(self.folder / DENSE_FILE) as tensors:
             names = tensors.keys()
             return {name: tensors.get_tensor(name) for name in names}
@@ -279,6 +273,12 @@ class ModelFolder:
             raise UserError(f"{path}: holds {dtype} {shape}, the schema wants {wanted}; export the model again")
         if scale != ((table.rows,) if dtype == DTYPES["int8"] else None):
             raise UserError(f"{path}: its scales do not fit its weights; export the model again")
+
+
+def beside(folder: Path) -> Path:
+    """Return the path of a model folder in a folder that has its siblings, too, and is fetched if it is staged."""
+    path = in_folder_around(folder)
+    return path if path == folder else fetch(path.parent) / path.name
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:

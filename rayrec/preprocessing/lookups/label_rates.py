@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rayrec.features.keyed_table import HASH, hash_texts, write_file
+from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.schema import Rate
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
-from rayrec.features.keyed_table import hash_texts
+from rayrec.features.hashes import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form

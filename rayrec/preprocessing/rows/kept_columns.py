@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import hash_texts
-from rayrec.features.string_hash import by_distinct_text
+from rayrec.features.hashes import by_distinct_text, hash_texts
 from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.rows.column_plan import KeptColumn
 from rayrec.raw.text_lines import to_integers

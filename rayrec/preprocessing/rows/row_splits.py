@@ -28,7 +28,7 @@ from rayrec.config.preprocess import (
     TimeSplitConfig,
     seconds_of,
 )
-from rayrec.features.string_hash import by_distinct_text
+from rayrec.features.hashes import by_distinct_text
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.features.keyed_table import HASH, write_file
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.preprocessing.runners.task_runner import PartitionedRows, TaskRunner
 from rayrec.preprocessing.sorted_rows import whole_groups
 
@@ -31,7 +31,7 @@ def write_table(
 ) -> None:
     """Write gathered rows as the table of `schema` in `folder`, which is looked up by the columns `keys`.
 
-    `rows`: about how many there are; `finish`: see `write_sorted`. See `rayrec.features.keyed_table`.
+    `rows`: about how many there are; `finish`: see `write_sorted`. See `rayrec.features.lookup_table`.
     """
 
     def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ from rayrec.config.transforms import HashUnlisted
 from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.vocabularies.vocabulary import VocabularyIndex, VocabularyLookup, vocabulary_files, write_index
+from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files, write_index
 from rayrec.preprocessing.runners.spark_runner import frame_of_tasks
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
@@ -163,7 +163,7 @@ def join_long_vocabularies(
 
 @lru_cache(maxsize=64)
 def _opened(index: Path) -> VocabularyLookup:
-    return VocabularyIndex(index)
+    return VocabularyLookup.of_index(index)
 
 
 def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabularies) -> Iterator[pa.RecordBatch]:

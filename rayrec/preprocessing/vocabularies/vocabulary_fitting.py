@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.vocabularies.vocabulary import (
+from rayrec.features.vocabulary import (
     VALUES_PER_FILE,
     VALUES_PER_ROW_GROUP,
     VOCABULARY_SCHEMA,
     VocabularyLookup,
-    fingerprint,
+    content_hash,
     index_file,
     write_index,
 )
@@ -127,10 +127,10 @@ def _list_values(
         removed = _removed(workspace, features, counts.expired, parent, found_ones)
     sizes = {name: sum(piece.rows for piece in of_feature) for name, of_feature in pieces.items()}
     workspace.progress.stage("number values", sum(sizes.values()))
-    fingerprints = _number(workspace, pieces, sizes, removed)
+    words = _number(workspace, pieces, sizes, removed)
     workspace.progress.advance(sum(sizes.values()))
     return {
-        name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
+        name: Vocabulary(file=vocabulary_file(name, size), size=size, content_hash=f"{words[name]:016x}")
         for name, size in sizes.items()
     }
 
@@ -222,7 +222,7 @@ def _number(
 ) -> dict[str, int]:
     """Write the values of features with ids, in one file, or in a file a part for long vocabularies; then the indexes.
 
-    Return the features' fingerprints.
+    Return the content hash of each feature's vocabulary.
     """
     files: list[_Numbering] = []
     for name, of_feature in pieces.items():
@@ -258,7 +258,7 @@ class _Numbering:
 
 
 def _write_ids(file: _Numbering) -> int:
-    """Write a vocabulary file; return the fingerprint of its values."""
+    """Write a vocabulary file; return the content hash of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))
@@ -268,6 +268,6 @@ def _write_ids(file: _Numbering) -> int:
             if len(file.removed):
                 values = pc.if_else(pa.array(np.isin(ids, file.removed)), "", values)
             writer.write_table(pa.table([values, pa.array(ids), table["count"]], schema=VOCABULARY_SCHEMA))
-            word = (word + fingerprint(values, next_id)) % 2**64
+            word = (word + content_hash(values, next_id)) % 2**64
             next_id += table.num_rows
     return word

@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.keyed_table import hash_texts
+from rayrec.features.hashes import hash_texts
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo, Times
 from rayrec.preprocessing.extension import growth_of, require_new

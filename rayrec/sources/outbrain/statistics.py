@@ -6,7 +6,7 @@
     statistics/rates/<key>/ key -> rows of train, clicked rows, distinct ads
     statistics/profiles/    user -> page views, documents viewed, weights by value (`full` alone)
 
-The tables have the format of `rayrec.features.keyed_table`. Preprocessing writes them into the dataset, export copies
+The tables have the format of `rayrec.features.lookup_table`. Preprocessing writes them into the dataset, export copies
 them into the model, and the same code computes the features from them in both.
 """
 
@@ -20,7 +20,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
-from rayrec.features.keyed_table import HASH, KeyedTable
+from rayrec.features.lookup_table import HASH, LookupTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.store.files import read_bytes, write_json
@@ -144,7 +144,7 @@ class Statistics:
     rates_by_fold: Path | None = None
     """Folder of tables of rates that also have the sums of each fold of `train` (views_0, clicks_0, ...); only
     preprocessing has it."""
-    _opened: dict[Path, KeyedTable] = field(default_factory=dict, compare=False, repr=False)
+    _opened: dict[Path, LookupTable] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
@@ -158,22 +158,22 @@ class Statistics:
         return cls.open(folder, rates_by_fold)
 
     @property
-    def documents(self) -> KeyedTable:
+    def documents(self) -> LookupTable:
         return self._table(self.folder / "documents")
 
     @property
-    def ads(self) -> KeyedTable:
+    def ads(self) -> LookupTable:
         return self._table(self.folder / "ads")
 
     @property
-    def profiles(self) -> KeyedTable:
+    def profiles(self) -> LookupTable:
         return self._table(self.folder / "profiles")
 
-    def rates(self, key: RateKey) -> KeyedTable:
+    def rates(self, key: RateKey) -> LookupTable:
         return self._table((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
 
-    def _table(self, folder: Path) -> KeyedTable:
+    def _table(self, folder: Path) -> LookupTable:
         # Two threads may open a table at once; either of the two tables will do.
         if folder not in self._opened:
-            self._opened[folder] = KeyedTable(folder)
+            self._opened[folder] = LookupTable.open(folder)
         return self._opened[folder]

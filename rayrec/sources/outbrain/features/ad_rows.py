@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.mapped_columns import Lists, Numbers
+from rayrec.features.lookup_table import Lists, Numbers
 from rayrec.sources.outbrain.outbrain_tables import EVENT_FIELDS
 from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Statistics
@@ -73,7 +73,7 @@ class AdRows:
 
     @cached_property
     def user(self) -> NDArray[np.int64]:
-        return self.statistics.profiles.find_texts("uuid", self._batch.column("uuid"))
+        return self.statistics.profiles.find_texts(self._batch.column("uuid"))
 
     @cached_property
     def landing(self) -> NDArray[np.int64]:

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
-from rayrec.features.string_hash import hash_strings
+from rayrec.features.hashes import hash_key, hash_strings
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges
 from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
@@ -151,7 +151,7 @@ def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], do
     """(n,) ln(documents / documents that have the value), at least 0, by the table of the aspect in `folder`."""
     if documents == 0:
         return np.zeros(len(value))
-    table = KeyedTable.cached(folder / aspect)
+    table = LookupTable.cached(folder / aspect)
     frequency = table.numbers("documents", table.find({"value": value})).values
     return np.maximum(np.log(documents / frequency), 0.0)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
+from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, LookupTable
 from rayrec.preprocessing.runners.spark_runner import in_hash_ranges
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows, new_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
@@ -101,7 +102,7 @@ def _read_with_user(segment: Segment, split: int, traffic: Path) -> Iterator[pa.
     """Yield the rows with the hash of their user, or if they have none, one that spreads them; and with traffic
     sources.
     """
-    first, table = segment.first, KeyedTable.cached(traffic)
+    first, table = segment.first, LookupTable.cached(traffic)
     for batch in read_piece(segment.piece, CLICK_SCHEMA.names, ()):
         position = np.arange(first, first + len(batch))
         first += len(batch)

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
+from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import LookupTable, write_file
 from rayrec.preprocessing.runners.spark_runner import collect_rows, in_number_ranges
 from rayrec.preprocessing.scratch_rows import frame_of_rows
 from rayrec.preprocessing.segments import Segment
@@ -49,7 +50,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     with frame_of_rows(workspace, "user profiles", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
-        (users,) = workspace.runner.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
+        (users,) = workspace.runner.run([job.users], lambda folder: len(LookupTable.cached(folder)))
         partitioned = in_number_ranges(counted, range_count(workspace.runner, views.rows), "user", users)
         collect_rows(partitioned.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
 
@@ -74,7 +75,7 @@ class _Values:
     @classmethod
     def of(cls, viewed: pa.RecordBatch, aspect: Aspect, job: ProfileJob) -> "_Values":
         """Return the values of rows of users and documents, read in slices, because a user may have many."""
-        documents = KeyedTable.cached(job.documents)
+        documents = LookupTable.cached(job.documents)
         none = np.empty(0, np.int64)
         values = cls(none, none, none, np.empty(0))
         for start in range(0, len(viewed), _VIEWED_AT_A_TIME):
@@ -107,7 +108,7 @@ class _Values:
 def _profiles(viewed: pa.RecordBatch, job: ProfileJob) -> pa.RecordBatch:
     """Return the documents viewed by whole users as rows of the table."""
     users, owner = np.unique(viewed["user"].to_numpy(), return_inverse=True)
-    names = KeyedTable.cached(job.users).column("uuid", users, pa.string())
+    names = LookupTable.cached(job.users).column("uuid", users, pa.string())
     views = np.bincount(owner, viewed["views"].to_numpy()).astype(np.int64)
     columns = [
         pa.array(hash_texts(names)),

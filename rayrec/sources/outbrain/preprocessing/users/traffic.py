@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
+from rayrec.features.hashes import hash_key
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable
 from rayrec.preprocessing.runners.spark_runner import SparkRows, spark_schema
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
@@ -59,7 +60,7 @@ def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:
     columns = [DISPLAY, "uuid", "document_id", "timestamp", "platform", "geo_location"]
     for batch in read_piece(segment.piece, columns, ()):
         events = batch.take(pa.array(group_starts(batch[DISPLAY]))).drop_null()
-        user = KeyedTable.cached(users).find_texts("uuid", events["uuid"])
+        user = LookupTable.cached(users).find_texts(events["uuid"])
         assert UNKNOWN not in user, "every user of a row is in the table"
         yield _with_day(events, {"user": user})
 

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_texts
+from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable
 from rayrec.preprocessing.runners.spark_runner import SparkRows, spark_schema
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
@@ -102,9 +103,9 @@ class ViewReader:
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """Yield the blocks of a chunk; lines that are not kept count as good."""
-        users, documents = KeyedTable.cached(self.users), KeyedTable.cached(self.documents)
+        users, documents = LookupTable.cached(self.users), LookupTable.cached(self.documents)
         for block in self.reader.read(chunk):
-            user = users.find_texts("uuid", block.rows["uuid"])
+            user = users.find_texts(block.rows["uuid"])
             known = np.flatnonzero(user != UNKNOWN)
             views, user = block.rows.take(pa.array(known)), user[known]
             purpose = _purposes(users, documents, user, views)
@@ -115,7 +116,7 @@ class ViewReader:
 
 
 def _purposes(
-    users: KeyedTable, documents: KeyedTable, user: NDArray[np.int64], views: pa.RecordBatch
+    users: LookupTable, documents: LookupTable, user: NDArray[np.int64], views: pa.RecordBatch
 ) -> NDArray[np.int8]:
     document = views["document_id"].to_numpy()
     first = users.numbers("first_event", user)

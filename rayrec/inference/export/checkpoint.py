@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.features.schema import STATISTICS_FOLDER
-from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
-from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.model_card import Baselines, model_card, tables_section
+from rayrec.inference.checkpoint_model import CheckpointModel
+from rayrec.inference.export.examples import write_examples
+from rayrec.inference.export.model_card import Baselines, model_card, tables_section
+from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
+from rayrec.inference.folder.facts import KnownItems, ModelOrigin, can_recommend
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
-from rayrec.inference.folder.origin import Origin
-from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import KnownItems, can_recommend
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import (
     HELD_OUT_ROWS_FILE,
@@ -51,7 +49,7 @@ def export_checkpoint(
     baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
     refit_of: Dataset | None = None,
-    origin: Origin | None = None,
+    origin: ModelOrigin | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
@@ -74,7 +72,7 @@ def export_checkpoint(
     the model or holds it in another shape.
     """
     dataset.fetch_mapped()
-    weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
+    weights = CheckpointModel(checkpoint, recipe, dataset.schema)
     loss: dict[str, Any] | None = None
     with new_model_folder(
         output,
@@ -147,7 +145,7 @@ def _split(dataset: Dataset, preferred: str) -> str | None:
 def _with_smaller_tables(
     folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision, dataset: Dataset, preferred: str
 ) -> dict[str, Any] | None:
-    """Quantize a folder's tables; what that changed on `preferred`, or else another split with labels, if any."""
+    """Quantise a folder's tables; return what that changed on `preferred`, or else another labelled split, if any."""
     split = dataset.split_to_judge(preferred)
     if split is None:
         quantise_tables(folder, tables, precision)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.features import keyed_table
-from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key, hash_texts, write_file
-from rayrec.features.mapped_columns import search_ranges
+from rayrec.features import lookup_table
+from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable, search_ranges, write_file
 from rayrec.random.splitmix64 import hash_integers, uniform
 
 PAIR = pa.schema(
@@ -41,24 +41,24 @@ def make_rows() -> dict[tuple[int, int], dict]:
     }
 
 
-def write(folder: Path, rows: dict[tuple[int, int], dict], files: int, batches: int) -> KeyedTable:
+def write(folder: Path, rows: dict[tuple[int, int], dict], files: int, batches: int) -> LookupTable:
     """The rows in so many files of so many batches, none of which begins within equal hashes."""
     folder.mkdir()
     keys = np.array(list(rows), np.int64)
-    hashes = keyed_table.hash_key(keys[:, 0], keys[:, 1])
-    order = np.argsort(hashes, kind="stable")
+    hashed = lookup_table.hash_key(keys[:, 0], keys[:, 1])
+    order = np.argsort(hashed, kind="stable")
     records = [
-        {HASH: int(hashes[i]), "first": int(keys[i, 0]), "second": int(keys[i, 1]), **rows[tuple(map(int, keys[i]))]}
+        {HASH: int(hashed[i]), "first": int(keys[i, 0]), "second": int(keys[i, 1]), **rows[tuple(map(int, keys[i]))]}
         for i in order
     ]
     table = pa.Table.from_pylist(records, schema=PAIR)
-    bounds = sorted({int(np.searchsorted(hashes[order], hashes[order][b])) for b in
+    bounds = sorted({int(np.searchsorted(hashed[order], hashed[order][b])) for b in
                      np.linspace(0, len(records) - 1, files * batches + 1).astype(int)[:-1]})  # fmt: skip
     pieces = [table.slice(a, b - a) for a, b in zip(bounds, [*bounds[1:], len(records)], strict=True)]
     for start in range(0, len(pieces), batches):
         parts = (b for piece in pieces[start : start + batches] for b in piece.combine_chunks().to_batches())
         write_file(folder, PAIR, parts)
-    return KeyedTable(folder)
+    return LookupTable.open(folder)
 
 
 def asked(rows: dict[tuple[int, int], dict], seed: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -71,18 +71,18 @@ def asked(rows: dict[tuple[int, int], dict], seed: int) -> tuple[np.ndarray, lis
 
 
 @pytest.fixture(params=[(1, 1), (1, 5), (4, 3)], ids=["one batch", "batches", "files"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> KeyedTable:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> LookupTable:
     return write(tmp_path / "table", make_rows(), *request.param)
 
 
 @pytest.fixture
 def colliding(monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys share 16 hashes, so that only the keys themselves tell them apart."""
-    true_hash = keyed_table.hash_key
-    monkeypatch.setattr(keyed_table, "hash_key", lambda *parts: true_hash(*parts) >> np.int64(60))
+    true_hash = lookup_table.hash_key
+    monkeypatch.setattr(lookup_table, "hash_key", lambda *parts: true_hash(*parts) >> np.int64(60))
 
 
-def check(table: KeyedTable, rows: dict[tuple[int, int], dict]) -> None:
+def check(table: LookupTable, rows: dict[tuple[int, int], dict]) -> None:
     assert len(table) == len(rows)
     keys, wanted = asked(rows, 1)
     valid = np.arange(len(keys)) % 11 != 0
@@ -109,7 +109,7 @@ def check(table: KeyedTable, rows: dict[tuple[int, int], dict]) -> None:
     ]
 
 
-def test_equals_a_dictionary(table: KeyedTable) -> None:
+def test_equals_a_dictionary(table: LookupTable) -> None:
     check(table, make_rows())
 
 
@@ -126,9 +126,9 @@ def test_texts(tmp_path: Path) -> None:
     ordered = pa.record_batch([hashes[order], pa.array(texts).take(pa.array(order)), order], schema=schema)
     write_file(tmp_path, schema, [ordered.slice(0, 100)])
     write_file(tmp_path, schema, [ordered.slice(100, 250), ordered.slice(350)])
-    table = KeyedTable(tmp_path)
+    table = LookupTable.open(tmp_path)
     wanted = ["user-4", None, "nobody", "", "user-9801", "user-4", "\u00e9"]
-    found = table.find_texts("name", pa.array(wanted))
+    found = table.find_texts(pa.array(wanted))
     assert [row != UNKNOWN for row in found] == [text in texts if text is not None else False for text in wanted]
     known = found[found != UNKNOWN]
     assert table.column("name", known, pa.string()).to_pylist() == [text for text in wanted if text in texts]
@@ -136,21 +136,21 @@ def test_texts(tmp_path: Path) -> None:
 
 
 def test_without_files_nothing_is_known(tmp_path: Path) -> None:
-    table = KeyedTable(tmp_path)
+    table = LookupTable.open(tmp_path)
     found = table.find({"first": np.arange(3)})
     assert len(table) == 0 and found.tolist() == [UNKNOWN] * 3
-    assert table.find_texts("name", pa.array(["a", None])).tolist() == [UNKNOWN] * 2
+    assert table.find_texts(pa.array(["a", None])).tolist() == [UNKNOWN] * 2
     assert not table.numbers("number", found).valid.any()
     assert table.lists("list", found).lengths.tolist() == [0, 0, 0]
     assert not table.contains("list", found, np.arange(3)).any()
     assert write_file(tmp_path, PAIR, []) == 0 and not list(tmp_path.iterdir())
 
 
-def test_a_damaged_file_is_named(table: KeyedTable) -> None:
-    path = next(table.folder.glob("*.arrow"))
+def test_a_damaged_file_is_named(table: LookupTable, tmp_path: Path) -> None:
+    path = next((tmp_path / "table").glob("*.arrow"))
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(UserError, match=path.name):
-        KeyedTable(table.folder)
+        LookupTable.open(tmp_path / "table")
 
 
 def test_ranges_are_searched_like_lists() -> None:

@@ -1,20 +1,24 @@
-"""Distribution of a model's scores and inputs at export, to compare with the traffic that it serves."""
+"""What a model's scores are compared with: those of the traffic that it serves, and of rows that are explained."""
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
+from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
-from rayrec.inference.folder.facts import ModelFacts
+from rayrec.inference.folder.facts import REFERENCE_FILE, REFERENCE_ROWS_FILE, ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
+from rayrec.ingest.reader import first_rows, spread_rows
 from rayrec.metrics.estimates import stability_index
+from rayrec.random.permutation import HashPermutation
 
-REFERENCE_FILE = "reference_traffic.json"
-_ROWS = 20_000
+_TRAFFIC_ROWS = 20_000
+_ROWS = 64
+_DRAWN_FROM = 16_384
 
 
 class ReferenceTraffic(ModelFacts):
@@ -35,7 +39,7 @@ class ReferenceTraffic(ModelFacts):
     def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
         """Score the first 20,000 rows of a split. Raises UserError if it has none."""
         names = [feature.name for feature in predictor.schema.features]
-        columns = pa.concat_batches(list(first_rows(dataset, split, names, _ROWS)))
+        columns = pa.concat_batches(list(first_rows(dataset, split, names, _TRAFFIC_ROWS)))
         scores = predictor.predict_encoded(columns)
         edges: NDArray[np.float64] = np.unique(np.quantile(scores.astype(np.float64), np.arange(1, 10) / 10))
         shares = score_counts(scores, edges) / len(scores)
@@ -67,3 +71,34 @@ def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[i
         ids = ids_of(column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
         counts[feature.name] = (len(ids) - int(np.count_nonzero(ids)), len(ids))
     return counts
+
+
+def rows_of_split(dataset: Dataset, split: str, predictor: Predictor) -> pa.RecordBatch:
+    """Return the encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such
+    split.
+    """
+    return pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
+
+
+def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:
+    """Draw 64 of some encoded rows, or take all if they are fewer, and write them into the folder of the model."""
+    drawn = HashPermutation(rows.num_rows, seed=0)(np.arange(min(_ROWS, rows.num_rows)))
+    table = pa.Table.from_batches([rows.take(pa.array(np.sort(drawn)))])
+    pq.write_table(table.cast(predictor.encoded_columns), predictor.folder / REFERENCE_ROWS_FILE)
+
+
+def load_reference_rows(predictor: Predictor) -> pa.RecordBatch | None:
+    """Return the encoded reference rows of a model; None if it was exported without. Raises UserError if they are
+    damaged.
+    """
+    path = predictor.model_folder.path(REFERENCE_ROWS_FILE)
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError):
+        raise UserError(f"{path}: damaged; export the model again") from None
+    if not table.schema.equals(predictor.encoded_columns) or not table.num_rows:
+        raise UserError(f"{path}: its columns are not those of schema.json; export the model again")
+    (rows,) = table.combine_chunks().to_batches()
+    return rows

@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
-from rayrec.features.vocabularies.vocabulary import vocabulary_files
+from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows

@@ -1,1 +1,0 @@
-"""Vocabularies: the values that have ids, how they grow, and what ids were and stand for."""

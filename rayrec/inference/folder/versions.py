@@ -1,0 +1,152 @@
+"""Versions of a model in one folder: whole models, and deltas, which hold only what differs from a whole one.
+
+    MODEL/7                  a whole model
+    MODEL/8, MODEL/9, ...    deltas of MODEL/7, each by itself
+
+A delta's `delta.json` names its base, with that one's fingerprint, and the files of the delta with their checksums. So
+its own fingerprint stands for all that the model is made from, and what is missing or damaged shows before anything is
+used.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+from rayrec.common.errors import UserError
+from rayrec.config import Config
+from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
+from rayrec.inference.folder.table_files import DELTA_FILE, is_delta, is_model_folder
+from rayrec.inference.folder.tensor_files import MappedTensors
+from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
+from rayrec.store.files import sha256_of, write_json
+from rayrec.store.paths import confined
+
+ROWS_FILE = "weights/rows.safetensors"
+"""The rows of tables that a delta changes or appends (`table_files.new_changed_rows`)."""
+VALUES_FILE = f"{VOCABULARY_FOLDER}/changes.arrow"
+"""The values that a delta adds to vocabularies and removes (`rayrec.features.vocabulary.write_changes`)."""
+
+
+class Version(Config):
+    """A version of a model, as a delta names it."""
+
+    name: str
+    """The name of its folder."""
+    fingerprint: str
+    """Identity of the model (`ModelFolder.version`)."""
+
+
+class TableGrowth(Config):
+    """Difference of a table from the base's."""
+
+    changed: int
+    """Rows of the base's that are others now."""
+    appended: int
+    """Rows that follow those of the base's."""
+
+
+class DeltaManifest(Config):
+    """The content of `delta.json`, which is written last."""
+
+    version: Literal[2] = 2
+    base: Version
+    """The whole model that the delta is the difference from."""
+    inherited: tuple[str, ...]
+    """The files and folders that the model has and that are read from the base, as they are the same there."""
+    tables: dict[str, TableGrowth]
+    """The tables that differ from the base's."""
+    vocabularies: dict[str, VocabularyGrowth]
+    """The vocabularies that differ from the base's, by the feature whose table they belong to."""
+    files: tuple[StoredFile, ...]
+    """All files of the delta but this one."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what identifies the model that the delta makes of its base."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write `delta.json` into a folder in which all other files are."""
+        write_json(folder / DELTA_FILE, {**self.model_dump(mode="json"), "fingerprint": self.fingerprint})
+
+    @classmethod
+    def load(cls, folder: Path) -> "DeltaManifest":
+        """Read the manifest of a delta. Raises UserError if it is damaged."""
+        path = folder / DELTA_FILE
+        try:
+            content = json.loads(path.read_bytes())
+            stated = content.pop("fingerprint")
+            manifest = cls.model_validate(content)
+        except (ValueError, KeyError, TypeError, AttributeError):  # not JSON, not an object, other fields
+            stated = manifest = None
+        if manifest is None or manifest.fingerprint != stated:
+            raise UserError(f"{path}: damaged, or of another version of rayrec; copy version {folder.name} again")
+        for name in (manifest.base.name, *(file.path for file in manifest.files)):
+            confined(name, path)
+        return manifest
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A delta whose files were found to be what they should be."""
+
+    folder: Path
+    manifest: DeltaManifest
+
+    @classmethod
+    def open(cls, folder: Path) -> "Delta":
+        """Read the manifest and check all files. Raises UserError that names what is missing or damaged."""
+        manifest = DeltaManifest.load(folder)
+        for file in manifest.files:
+            path = folder / file.path
+            wrong = wrong_size(folder, file, lambda name: (folder / name).stat().st_size)
+            if wrong is None and sha256_once(path) != file.sha256:
+                wrong = f"{path}: content changed since it was written"
+            if wrong is not None:
+                raise UserError(f"{wrong}; copy version {folder.name} again")
+        return cls(folder, manifest)
+
+    @cached_property
+    def rows(self) -> MappedTensors:
+        """Map the rows of tables that it changes or appends, if it does."""
+        return MappedTensors(self.folder / ROWS_FILE)
+
+    @cached_property
+    def values(self) -> VocabularyChanges:
+        """Map the values that it adds to vocabularies and removes, if it does."""
+        return VocabularyChanges(self.folder / VALUES_FILE)
+
+
+def versions_in(folder: Path) -> dict[int, Path]:
+    """Return the model folders in a folder that are named by whole numbers from 1, without leading zeros, by number."""
+    try:
+        children = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    named = [child for child in children if child.name.isascii() and child.name.isdigit() and child.name[0] != "0"]
+    return {int(child.name): child for child in named if is_model_folder(child)}
+
+
+def folders_of(folder: Path) -> list[Path]:
+    """Return the folders that a model is read from: its own, and of a delta first that of its base, as it names it."""
+    if not is_delta(folder):
+        return [folder]
+    try:
+        name = json.loads((folder / DELTA_FILE).read_bytes())["base"]["name"]
+        return [folder.with_name(name), folder]
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: to open it says so
+        return [folder]
+
+
+def sha256_once(path: Path) -> str:
+    """Return the SHA-256 of a file, which this process reads again only if the file has changed. Raises OSError."""
+    status = path.stat()
+    return _sha256(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, inode: int, size: int, modified_ns: int) -> str:
+    return sha256_of(path)
