@@ -33,8 +33,9 @@ import pyarrow as pa
 from ray import serve as ray_serve
 
 from benchmarks.constant_deployment import Constant
+from benchmarks.http_load import json_post
 from benchmarks.peers.environments import python_of
-from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
+from jobs.benchmark_serve import Post, ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
@@ -43,8 +44,7 @@ from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.store.files import write_json
-from serve.operations.load import Post, json_post
-from serve.protocols.v1 import parse_plain_instances, predictions
+from serve.v1 import parse_instances, predictions
 from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -181,7 +181,7 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
     """Milliseconds of each part of an answer, alone in this process, and of the bare forward pass."""
-    rows = parse_plain_instances(body, predictor.raw_rows, 10**9)
+    rows = parse_instances(body, predictor.raw_rows, 10**9).columns
 
     def encode() -> pa.RecordBatch | EncodedRows:
         return predictor.encode_few(rows) if isinstance(rows, PlainRows) else predictor.encode(rows)
@@ -189,7 +189,7 @@ def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
     encoded = encode()
     scores = predictor.predict_encoded(encoded)
     return {
-        "parse and check": _milliseconds(lambda: parse_plain_instances(body, predictor.raw_rows, 10**9)),
+        "parse and check": _milliseconds(lambda: parse_instances(body, predictor.raw_rows, 10**9)),
         "encode": _milliseconds(encode),
         "forward": _milliseconds(lambda: predictor.predict_encoded(encoded)),
         "answer": _milliseconds(lambda: predictions("dlrm", "1", scores)),

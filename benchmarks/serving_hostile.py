@@ -28,6 +28,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from benchmarks.http_load import at_rate, json_post, percentiles
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
@@ -36,9 +37,8 @@ from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
 from rayrec.store.files import write_json
-from serve.operations.load import at_rate, json_post, percentiles
-from serve.protocols import arrow
-from serve.protocols.grpc import proto
+from serve import arrow
+from serve.grpc_messages import SERVICE
 from tests.model_folders import make_model_folder
 
 BOUND_MIB = 1024
@@ -292,7 +292,7 @@ async def _call(target: Server, message: bytes, token: bool) -> str:
     """Return the code of the answer to a `ModelInfer` of these bytes."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.grpc_port}", options=options) as channel:
-        infer = channel.unary_unary(f"/{proto.SERVICE}/ModelInfer")
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
         metadata = (("authorization", f"Bearer {TOKEN}"),) if token else ()
         try:
             await infer(message, metadata=metadata, timeout=90)

@@ -24,7 +24,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.http_load import at_rate, json_post, percentiles, summary
 from benchmarks.repeated import repeated
+from jobs.benchmark_serve import Post, TimedAnswer
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
@@ -32,7 +34,6 @@ from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.store.files import write_json
-from serve.operations.load import Post, Sample, at_rate, json_post, percentiles, summary
 from tests.model_folders import make_model_folder
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
@@ -109,7 +110,7 @@ def capacity_per_second(post: Post) -> float:
     return len(answered) / max(sample.began + sample.seconds for sample in answered)
 
 
-def seconds_until_usual(samples: list[Sample], usual_ms: float) -> int | None:
+def seconds_until_usual(samples: list[TimedAnswer], usual_ms: float) -> int | None:
     """Return the first second whose median is at most 1.5 times the usual one, which is that before or of the end."""
     for second in range(int(max(sample.began for sample in samples)) + 1):
         median = percentiles([sample for sample in samples if int(sample.began) == second]).get("p50")

@@ -35,7 +35,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.http_load import at_rate, json_post, of_clients, summary
 from benchmarks.killable import started
+from jobs.benchmark_serve import BROKEN, REFUSED, Post, answer_to, load_of_clients
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
@@ -46,17 +48,6 @@ from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.store.files import write_json
-from serve.operations.load import (
-    BROKEN,
-    REFUSED,
-    Post,
-    answer_to,
-    at_rate,
-    json_post,
-    of_clients,
-    of_clients_until,
-    summary,
-)
 from tests.model_days import ModelDays, raw_rows
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -172,7 +163,7 @@ def measure_life(folder: Path, seconds: float) -> dict[str, Any]:
     words: list[object] = ["rayrec.cli", "serve", str(models.parent), "--port", str(port), "--drain-seconds", "5"]
     with started(words, log) as server, ThreadPoolExecutor(len(loads)) as pool:
         began = time.perf_counter()
-        running = [pool.submit(of_clients_until, *load, lambda _: is_over.is_set()) for load in loads]
+        running = [pool.submit(load_of_clients, *load, lambda _: is_over.is_set()) for load in loads]
 
         def begin(span: str) -> None:
             spans.append((span, time.perf_counter() - began))

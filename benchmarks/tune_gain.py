@@ -27,7 +27,7 @@ from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
 from rayrec.store.files import write_json
 from tests.environments import environment_without_cluster
-from tune.trial_folder import TRIAL_FILE, TrialRecord
+from tune.sweep_folder import TRIAL_FILE, TrialRecord
 
 RECIPE = "dlrm-criteo-debug"
 FIRST_SEED = 1_000

@@ -273,14 +273,14 @@ def _serve_on_cluster(
     client = JobClient(dashboard)
     while True:
         with suppress(OSError, HTTPException):
-            urllib.request.urlopen(f"{serve.url}/healthz", timeout=5).close()
+            urllib.request.urlopen(f"{serve.listener.url}/healthz", timeout=5).close()
             break
         found = client.details(job)
         if found is None or found.status.is_terminal():
             raise UserError(f"serve on the cluster: {client.logs(job).strip().splitlines()[-1]}")
         time.sleep(0.5)
     progress.finish()
-    return _ask(serve.url, model, to_rank, progress), serving(dashboard)
+    return _ask(serve.listener.url, model, to_rank, progress), serving(dashboard)
 
 
 def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:
 
 def _ask_server(request: EvaluateRequest, address: str, progress: Progress) -> Result:
     from jobs.server_evaluation import ServedModelClient, evaluate_server
-    from serve.operations.tokens import read_token
+    from serve.tokens import read_token
 
     assert request.input is not None, "the request was checked"
     client = ServedModelClient.at(address, request.source.name, read_token(request.token_file))

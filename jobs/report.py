@@ -79,7 +79,7 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import MANIFEST_FILE
-    from tune.settings import SWEEP_FILE
+    from tune.sweep_folder import SWEEP_FILE
 
     source = request.source
     is_dataset, is_model = (source / MANIFEST_FILE).is_file(), is_model_folder(source)
@@ -237,9 +237,8 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
 def _sweep(request: ReportRequest) -> _Report:
     from jobs.tune import BEST_FILE
     from rayrec.pages.sweep import sweep_page
-    from tune.report import sweep_figures
-    from tune.settings import Sweep
-    from tune.trial_folder import read_outcomes
+    from tune.results import sweep_figures
+    from tune.sweep_folder import Sweep, read_outcomes
 
     folder = request.source
     sweep = Sweep.open(folder)

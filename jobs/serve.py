@@ -1,47 +1,32 @@
 """`rayrec serve`: answers HTTP requests until Ctrl-C or SIGTERM."""
 
 import json
-import logging
 import os
-import re
 import shlex
 import signal
-import socket
-import ssl
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from http.client import HTTPException
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from pydantic import Field, field_validator
 
-from cluster.haproxy import addresses
 from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
-from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.store.paths import LocalPath, location
 
 if TYPE_CHECKING:
-    from serve.arguments import ServeArguments
+    from serve.server import Listener
 
-
-_APPLICATION = "rayrec"
 _SECONDS_BETWEEN_LOOKS = 2.0
 """How soon the command tells of another version that answers."""
-_ALL_ADDRESSES = {"0.0.0.0", "::"}
-_LONGEST_WAIT = 30.0
-"""Seconds until the proxy must have heard of a replica that runs."""
 
 
 class ServeRequest(Request):
@@ -93,34 +78,15 @@ class ServeRequest(Request):
         return host
 
     @property
-    def url(self) -> str:
-        """URL of the server for a client on this machine."""
-        scheme = "http" if self.tls_certificate is None else "https"
-        return f"{scheme}://{_joined({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(self.host, self.host), self.port)}"
+    def listener(self) -> "Listener":
+        """Where and how the server listens."""
+        from serve.server import Listener
 
-    @property
-    def is_local(self) -> bool:
-        """Return whether only clients on the server's machine reach it."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return Listener(self.host, self.port, self.grpc_port, self.tls_certificate, self.tls_key)
 
     def check(self) -> None:
         self.folders()
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ConfigError("--tls-certificate and --tls-key: give both or none")
-        if self.grpc_port is None:
-            return
-        # Ray Serve's gRPC server listens on all addresses and has no TLS: the user must accept both.
-        if self.host not in _ALL_ADDRESSES:
-            raise ConfigError(
-                "--grpc-port: gRPC listens on all addresses of the machine; add --host 0.0.0.0 to allow it"
-            )
-        if self.tls_certificate is not None:
-            raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
-        if self.grpc_port == self.port:
-            raise ConfigError(f"--grpc-port {self.grpc_port}: is also --port; give another one")
+        self.listener.check()
 
     def folders(self) -> dict[str, Path]:
         """Return the absolute folders by model name. Raises ConfigError."""
@@ -143,13 +109,14 @@ def run(request: ServeRequest, progress: Progress) -> Result:
     Health checks fail first, then the ports close.
     """
     from cluster.ray_serve import asking_replicas
-    from serve.models.served_models import ServedModel, agreed, news
+    from serve.served_models import ServedModel, agreed, news
+    from serve.server import APPLICATION
 
     # Signals are handled until the last request in work is answered.
     with ExitStack() as handlers, serving(request, progress) as url:
         interrupts = handlers.enter_context(_interrupts())
         progress.message("Ctrl-C stops the server")
-        ask = asking_replicas(_APPLICATION)
+        ask = asking_replicas(APPLICATION)
         told: Mapping[str, ServedModel] = {}
         while True:
             with suppress(Empty):
@@ -178,19 +145,19 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     from cluster.ray_session import ray_session
     from rayrec.recipes import CONFIG_FILE, load_recipe
     from serve.arguments import ServeArguments
-    from serve.models.repository import scan
-    from serve.operations.tokens import read_tokens
+    from serve.folders import scan
+    from serve.server import deployed
+    from serve.tokens import read_tokens
 
     request.check()
-    _require_free_port(request.host, request.port)
-    if request.grpc_port is not None:
-        _require_free_port(request.host, request.grpc_port, "--grpc-port")
-    folders = request.folders()
+    listener = request.listener
+    listener.require_free_ports()
     with ExitStack() as stack:
         progress.stage("load models")
+        # A run is exported into a temporary folder, which lives as long as the server.
         served = {
             name: stack.enter_context(exported(folder)) if is_run_folder(folder) else folder
-            for name, folder in folders.items()
+            for name, folder in request.folders().items()
         }
         given = {} if request.precision is None else {"precision": request.precision}
         arguments = ServeArguments(
@@ -201,7 +168,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             **given,
         )
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
-        # Opened as a whole later: to import what opens it takes longer than to read its recipe.
+        # What Ray must be started with. Models are opened later: to import what opens them takes longer than to read
+        # a recipe.
         settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)
         os.environ.setdefault(GRPC_LIMIT, str(int(settings.max_body_mib * 2**20)))
         if request.tls_certificate is not None:
@@ -211,13 +179,13 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         meanwhile = partial(import_module, "serve.app")
         stack.enter_context(ray_session(meanwhile, trains=False, progress=progress))
         progress.stage("start server")
-        stack.enter_context(_deployed(arguments, request))
-        url = request.url
+        stack.enter_context(deployed(arguments, listener))
         progress.finish()
-        tokens = bool(read_tokens(request.token_file))
-        if not tokens and not request.is_local:
+        # It answers: tell how to ask, and what is open.
+        url, tokens = listener.url, bool(read_tokens(request.token_file))
+        if not tokens and not listener.is_local:
             progress.message(
-                f"anybody who can reach {_joined(request.host, request.port)} can send requests; "
+                f"anybody who can reach {listener.at(request.host, request.port)} can send requests; "
                 "--token-file restricts that"
             )
         if (why := without_haproxy()) is not None:
@@ -231,108 +199,6 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             f"  in a shell: {example(url, name, folder, tokens)}"
         )
         yield url
-
-
-@contextmanager
-def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[None]:
-    from ray import serve as ray_serve
-    from ray.serve.config import HTTPOptions, gRPCOptions
-    from ray.serve.schema import LoggingConfig
-
-    from cluster.ray_serve import close_haproxy, host_for_serve, look_often, shut_down_serve, wait_for_controller
-    from serve.app import build, settings_of
-
-    application = build(arguments)
-    # The replica answers 504 first; this is the limit for requests that no replica has taken.
-    timeout = settings_of(arguments).request_timeout_seconds + 5
-    look_often()
-    # Ray Serve would show its address before it answers requests; `serving` shows it afterwards.
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    try:
-        start = partial(
-            ray_serve.start,
-            # Proxies on other nodes would listen on those machines' own loopback addresses, where no client is.
-            proxy_location="HeadOnly" if request.is_local else "EveryNode",
-            http_options=HTTPOptions(
-                host=host_for_serve(request.host),
-                port=request.port,
-                request_timeout_s=timeout,
-                ssl_certfile=request.tls_certificate and str(request.tls_certificate.absolute()),
-                ssl_keyfile=request.tls_key and str(request.tls_key.absolute()),
-            ),
-            grpc_options=None
-            if request.grpc_port is None
-            else gRPCOptions(
-                port=request.grpc_port,
-                grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
-                request_timeout_s=timeout,
-                # `add_to_server` does it, with the pool of descriptors that the messages are in.
-                enable_reflection=False,
-            ),
-            logging_config=LoggingConfig(enable_access_log=False),
-        )
-        with ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(start)
-            wait_for_controller(starting)
-            try:
-                ray_serve.run(application, name=_APPLICATION, route_prefix="/")
-            except RuntimeError as error:
-                raise _why_not_deployed(error) from None
-            starting.result()
-        if request.tls_certificate is not None:
-            _require_tls(request.url)
-        _wait_for_an_answer(request.url)
-        yield
-        # Replicas end when they have answered the requests that they began; the proxies live until then.
-        ray_serve.delete(_APPLICATION)
-        close_haproxy()
-    finally:
-        shut_down_serve()
-
-
-def _require_tls(url: str) -> None:
-    """Raise UserError if the server has no TLS: behind HAProxy, Ray Serve leaves it out and does not say so."""
-    try:
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port or 443), timeout=10) as connection:
-            _trusting().wrap_socket(connection).close()
-    except OSError as error:
-        raise UserError(
-            f"--tls-certificate: the server does not speak TLS ({type(error).__name__}); start Ray with "
-            "RAY_SERVE_ENABLE_HA_PROXY=0, and check that the key fits the certificate"
-        ) from None
-
-
-def _wait_for_an_answer(url: str) -> None:
-    """Wait until a request reaches a replica: proxies learn of replicas after Ray Serve has called them running.
-
-    Where all proxies are on other nodes nobody answers here, so it gives up after a while.
-    """
-    deadline = time.monotonic() + _LONGEST_WAIT
-    while time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"{url}/healthz", timeout=5, context=_trusting()).close()
-            return
-        except (OSError, HTTPException):
-            time.sleep(0.05)
-
-
-def _trusting() -> ssl.SSLContext:
-    """TLS with a server of this command, whatever its certificate says."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-def _why_not_deployed(error: RuntimeError) -> Exception:
-    """Return the UserError that a replica raised, of which Serve keeps only the text of the traceback; else `error`."""
-    from ray import serve as ray_serve
-
-    application = ray_serve.status().applications.get(_APPLICATION)
-    deployments = application.deployments.values() if application else ()
-    messages = "\n".join(deployment.message for deployment in deployments)
-    found = re.findall(r"^(?:\w+\.)+UserError: (.+)$", messages, re.MULTILINE)
-    return UserError(found[-1]) if found else error
 
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
@@ -351,25 +217,6 @@ def curl_line(endpoint: str, body: str, tokens: bool = False) -> str:
     """Return the command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
     return f"curl -s {header}{shlex.quote(endpoint)} -d {shlex.quote(body)}"
-
-
-def _joined(host: str, port: int) -> str:
-    """Return host and port as a URL has them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _require_free_port(host: str, port: int, option: str = "--port") -> None:
-    try:
-        for address in addresses(host):
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address, port))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        other = "--host" if isinstance(error, socket.gaierror) or error.errno is None else option
-        raise UserError(
-            f"{option} {port}: cannot listen on {_joined(host, port)} ({reason}); give another {other}"
-        ) from None
 
 
 @contextmanager

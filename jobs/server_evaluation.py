@@ -69,7 +69,7 @@ class ServedModelClient:
         """Return the scores of raw rows. Raises UserError if the server does not answer, or refuses them."""
         import pyarrow as pa
 
-        from serve.protocols import arrow
+        from serve import arrow
 
         body = arrow.stream_of(rows)
         headers = {"Content-Type": arrow.MEDIA_TYPE}
@@ -153,12 +153,12 @@ def evaluate_server(
     import numpy as np
     import torch
 
+    from jobs.benchmark_serve import percentiles
     from rayrec.inference.raw_rows import RawRows
     from rayrec.metrics.binary import BinaryMetrics
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
     from rayrec.raw.input_files import list_inputs, plan_chunks
     from rayrec.sources.registry import source_of
-    from serve.operations.load import Sample, percentiles
 
     if schema.interactions is not None:
         raise ConfigError(
@@ -184,7 +184,7 @@ def evaluate_server(
                     yield batch, rows[reader.label].slice(start, batch_rows).to_numpy()
 
     metrics = BinaryMetrics.from_config(recipe.evaluate)
-    samples: list[Sample] = []
+    samples: list[tuple[float, float]] = []
     versions = Counter[str]()
     waiting: deque[tuple[Future[Answer], NDArray[np.float32]]] = deque()
 
@@ -196,7 +196,7 @@ def evaluate_server(
         scores = np.clip(answer.scores.astype(np.float64), 2.0**-150, 1.0 - 2.0**-26)
         logits = torch.from_numpy(np.log(scores) - np.log1p(-scores))
         metrics.update(logits, torch.from_numpy(labels.copy()), torch.ones(len(labels)))
-        samples.append(Sample(answer.began, answer.seconds, 200))
+        samples.append((answer.began, answer.seconds))
         versions[answer.version] += len(labels)
         progress.advance(len(labels))
 
@@ -220,13 +220,13 @@ def evaluate_server(
     if sum(bad.values()) > most * (rows + sum(bad.values())):
         every, reasons = rows + sum(bad.values()), describe_reasons(bad)
         raise UserError(f"--input: {sum(bad.values()):,} of {every:,} rows cannot be used ({reasons}); fix them")
-    took = max(sample.began + sample.seconds for sample in samples) - min(sample.began for sample in samples)
+    took = max(began + seconds for began, seconds in samples) - min(began for began, _ in samples)
     details: dict[str, Any] = {
         "server": client.url,
         "versions": dict(versions),
         "lost": {reason: n for reason, n in lost.items() if n},
         "rows_per_second": round(rows / took),
-        "latency_ms": percentiles(samples),
+        "latency_ms": percentiles([seconds for _, seconds in samples]),
         "requests": len(samples),
         "connections": connections,
     }

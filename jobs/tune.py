@@ -14,14 +14,21 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.paths import Folder, location
-from tune.check import check_space, require_comparable, require_decisions, searchable_space, trial_recipe
-from tune.settings import Scheduler, Search, SweepSettings, owned_folder
-from tune.space import Space, load_space
+from tune.space import (
+    Space,
+    check_space,
+    load_space,
+    require_comparable,
+    require_decisions,
+    searchable_space,
+    trial_recipe,
+)
+from tune.sweep_folder import Scheduler, Search, SweepSettings, owned_folder
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
-    from tune.confirmation import Candidate
-    from tune.trial_folder import TrialOutcome
+    from tune.results import Candidate
+    from tune.sweep_folder import TrialOutcome
 
 TRIALS_FILE, BEST_FILE = "trials.csv", "best.yaml"
 _SHOWN_TRIALS = 20
@@ -94,9 +101,8 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
     from rayrec.pages.sweep import sweep_page
-    from tune.confirmation import confirm, confirmation_table
-    from tune.report import sweep_figures, write_csv
-    from tune.trial_folder import outcome_rows
+    from tune.results import confirm, confirmation_table, sweep_figures, write_csv
+    from tune.sweep_folder import outcome_rows
 
     recipe = request.trial_content()
     settings = SweepSettings(
@@ -117,7 +123,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
         initial_weights(recipe.resolve(), dataset)
         with ray_session(progress=progress):
-            from tune.sweep import run_sweep
+            from tune.tuner import run_sweep
 
             execution = trial_training(recipe.resolve().train)
             settings = replace(settings, train=partial(train_trial, execution), in_actors=execution.on == "process")

@@ -14,25 +14,25 @@ import torch
 from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from cluster.ray_serve import receive_little_unread
 from rayrec.common.machine import keep_freed_memory
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.recipes import CONFIG_FILE, load_recipe
+from serve.admission import Admission, set_of_this_replica
 from serve.arguments import ServeArguments
-from serve.engine.admission import Admission, set_of_this_replica
+from serve.dashboard import keep
+from serve.folders import StagedModels, scan
+from serve.grpc_app import GrpcMethods
 from serve.http_app import create_app
-from serve.models.repository import StagedModels, scan
-from serve.models.served_models import ServedModel, ServedModels
-from serve.models.served_version import ServedVersion
-from serve.models.updates import Updates, poll_forever
-from serve.operations.history import keep
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
-from serve.protocols.grpc.service import GrpcMethods
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion
+from serve.tokens import read_tokens
+from serve.updates import Updates, poll_forever
 
 _STUCK_SECONDS = 25.0
 _KEPT_BYTES = 32 * 2**20
@@ -113,7 +113,7 @@ class ModelServer(GrpcMethods):
         self._read_history = keep(metrics.history, context.app_name, replica)
         poll_forever(updates, settings.poll_seconds)
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         return create_app(self._models, self._admission, self._updates, self._read_history)
 
     async def states(self) -> dict[str, ServedModel]:

@@ -19,7 +19,7 @@ class ServeArguments(ServeConfig):
     """Arguments of `serve.app:build`. Settings not given come from the `serve` section of the first model's config."""
 
     model: dict[str, Folder] = Field(min_length=1)
-    """Folders by name: a model, the versions of one, or several models (see `serve.models.repository`). Also read from
+    """Folders by name: a model, the versions of one, or several models (see `serve.folders`). Also read from
     text: `FOLDER`, whose name becomes the model's (of `ctr/models`, `ctr`), or `NAME=FOLDER`, several with commas."""
 
     log_folder: Path | None = None

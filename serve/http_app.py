@@ -1,32 +1,22 @@
-"""The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
+"""The HTTP application over the models of a replica: the routes of all protocols, its pages and its figures."""
 
 import asyncio
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.engine.admission import Admission
-from serve.errors import RequestError
-from serve.models.served_models import ServedModels
-from serve.models.updates import Updates
+from serve import v1, v2
+from serve.admission import Admission
+from serve.dashboard import figures
+from serve.http import Gate, Route, Router
+from serve.metrics import of_all_nodes, refused_requests
 from serve.openapi import document
-from serve.operations.history import figures
-from serve.operations.metrics import of_all_nodes
-from serve.operations.refused import refused_requests
-from serve.protocols import v1
-from serve.protocols.http import Gate, below, error_response
-from serve.protocols.v2 import repository
-from serve.protocols.v2 import routes as v2
+from serve.served_models import ServedModels
+from serve.updates import Updates
 
 # The page contains its style and script, and talks to this server alone.
 _PAGE_POLICY = (
@@ -37,30 +27,12 @@ _PAGE_POLICY = (
 _PREFIX = re.compile(r"(/[\w.~%-]+)+/?", re.ASCII)
 
 
-class Application(Starlette):
-    """An application that answers requests for scores before its middleware and routes do."""
-
-    def __init__(self, predict: ASGIApp, root_path: str, **arguments: Any) -> None:
-        """`predict` answers what `v1.asked_to_predict` describes; paths may begin with `root_path`."""
-        super().__init__(**arguments)
-        self._predict, self._root_path = predict, root_path
-        # It would lead to a URL without the prefix that a proxy took away.
-        self.router.redirect_slashes = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = below(self._root_path, scope)
-        if v1.asked_to_predict(scope) is not None:
-            await self._predict(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
 def create_app(
     models: ServedModels, admission: Admission, updates: Updates, read_history: Callable[[], list[bytes]]
-) -> Starlette:
+) -> Gate:
     """Make the application that answers for `models`, whatever they are at the moment of a request.
 
-    `read_history` returns the records of all replicas (`serve.operations.history`).
+    `read_history` returns the records of all replicas (`serve.dashboard`).
     """
     page = Path(__file__).with_name("playground.html").read_bytes()
 
@@ -85,37 +57,22 @@ def create_app(
         }
         found = figures(records, time.time(), references)
         for name, model in served.items():
-            found["models"][name] |= {"states": model.describe(), "recipe": model.version().predictor.recipe.name}
+            found["models"][name] |= {"states": model.states(), "recipe": model.version().predictor.recipe.name}
         return JSONResponse({**found, "absent": dict(models.absent)})
 
     async def health(_: Request) -> Response:
         models.require_ready()
         return JSONResponse({"status": "ok"})
 
-    async def request_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        return error_response(error)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
-        return error_response(RequestError(error.status_code, message, error.headers))
-
-    return Application(
-        Gate(v1.predict_app(models, admission), admission),
-        admission.root_path,
-        # The first route that fits answers: most requests are for scores.
-        routes=[
-            *v1.routes(models, admission),
-            *v2.routes(models, admission),
-            *repository.routes(admission, updates),
-            Route("/", playground),
-            Route("/openapi.json", openapi),
-            Route("/metrics", metrics),
-            Route("/history.json", history),
-            Route("/healthz", health),
-        ],
-        middleware=[Middleware(Gate, admission=admission)],
-        exception_handlers={RequestError: request_error, HTTPException: http_error},
-    )
+    routes = [
+        # The first that fits answers: most requests are for scores.
+        *v1.routes(models, admission),
+        *v2.routes(models, admission),
+        *v2.repository_routes(admission, updates),
+        Route("/", playground),
+        Route("/openapi.json", openapi),
+        Route("/metrics", metrics),
+        Route("/history.json", history),
+        Route("/healthz", health),
+    ]
+    return Gate(Router(routes), admission)

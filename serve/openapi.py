@@ -14,12 +14,12 @@ import pyarrow as pa
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
-from serve.models.served_models import ServedModels
-from serve.models.served_version import ServedVersion
-from serve.protocols import arrow
-from serve.protocols.v1 import MOST_EXPLAINED
-from serve.protocols.v2.messages import OUTPUT
-from serve.protocols.v2.tensors import DATA_TYPES
+from serve import arrow
+from serve.request_tensors import DATA_TYPES
+from serve.served_models import ServedModels
+from serve.served_version import ServedVersion
+from serve.v1 import MOST_EXPLAINED
+from serve.v2 import OUTPUT
 
 JsonSchema = dict[str, Any]
 

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray.tune.schedulers import ASHAScheduler
 
-from tune.check import default_assignment
-from tune.settings import SweepSettings
-from tune.space import Parameter, Scalar, Space
+from tune.space import Parameter, Scalar, Space, default_assignment
+from tune.sweep_folder import SweepSettings, TrialRecord, evaluations
 from tune.trial import EVALUATION, OBJECTIVE
-from tune.trial_folder import TrialRecord, evaluations
 
 if TYPE_CHECKING:
     import optuna

@@ -1,8 +1,15 @@
-"""A trial as Ray Tune runs it: each of its steps lasts until the next evaluation."""
+"""A trial as Ray Tune runs it: each of its steps lasts until the next evaluation.
 
+In population based training a trial may continue from another trial's checkpoint: Tune stores a `Pointer` to it, and
+the files, which never change, get a second name.
+"""
+
+import json
+import os
+import shutil
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +17,20 @@ from ray.tune import PlacementGroupFactory, Trainable
 
 from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.training.run.folder import CHECKPOINTS_FOLDER, RUN_FILE, checkpoint_steps
-from tune.check import trial_recipe
-from tune.exchange import Pointer, begin_from, publish_checkpoint
-from tune.settings import SweepSettings
-from tune.trial_folder import TrialRecord, evaluations
+from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
+from rayrec.store.files import new_folder, write_json
+from rayrec.training.run.folder import (
+    CHECKPOINTS_FOLDER,
+    HISTORY_FILE,
+    RUN_FILE,
+    RunFolder,
+    checkpoint_name,
+    checkpoint_steps,
+)
+from rayrec.training.run.history import cut_history
+from tune.space import trial_recipe
+from tune.sweep_folder import EXCHANGE_FOLDER, SweepSettings, TrialRecord, evaluations
 
 OBJECTIVE = "objective"
 """What Tune compares: the metric's best value so far, or its last one in population based training."""
@@ -25,6 +41,9 @@ _ACTOR_BYTES = 2**29
 _POLL_SECONDS = 0.3
 # A stopped trial may be asked to continue, so it is not one of them.
 _FINAL_STATES = ("finished", "refused")
+_POINTER_FILE = "pointer.json"
+_KEPT = 4
+"""Checkpoints of a trial that are kept for others: some have been chosen and not yet been fetched."""
 
 
 def trial_resources(settings: SweepSettings) -> PlacementGroupFactory:
@@ -145,3 +164,59 @@ class Trial(Trainable):
 
     def _checkpoint_step(self) -> int:
         return max(checkpoint_steps(self._run / CHECKPOINTS_FOLDER), default=0)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Path of a trial's checkpoint, which Tune stores. Tables are not copied through Tune."""
+
+    trial: str
+    run: str
+    step: int
+    objectives: list[float]
+    """The objectives that were reported up to the checkpoint."""
+    folder: str
+    """The folder of the checkpoint."""
+    history: str
+    """The history file of its run."""
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / _POINTER_FILE, asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Pointer":
+        return cls(**json.loads((folder / _POINTER_FILE).read_text()))
+
+
+def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
+    """Keep a run's checkpoint in its trial's folder for other trials, even after the run deletes it."""
+    exchange = trial / EXCHANGE_FOLDER
+    kept = exchange / f"{run.name}-{checkpoint_name(step)}"
+    if not kept.exists():
+        _link_checkpoint(run / CHECKPOINTS_FOLDER / checkpoint_name(step), kept)
+    for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
+        shutil.rmtree(old)
+    return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
+
+
+def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Make a run folder for `recipe` whose latest checkpoint and history are those of the pointer."""
+    schema = build_model(recipe.model, dataset.schema, device="meta").schema
+    with new_folder(run) as unfinished:
+        RunFolder.create(unfinished, recipe, dataset, schema)
+        _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
+        shutil.copyfile(pointer.history, unfinished / HISTORY_FILE)
+        cut_history(unfinished / HISTORY_FILE, pointer.step)
+
+
+def _link_checkpoint(source: Path, target: Path) -> None:
+    """Give the files of a checkpoint, which never change, a second name."""
+    with new_folder(target) as unfinished:
+        shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no hard links
+        shutil.copyfile(source, target)

@@ -51,7 +51,7 @@ from benchmarks.conditions import ALONE, NEIGHBOURS, neighbours
 from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.peers.environments import python_of
 from cluster.java import provide_java
-from jobs.benchmark_serve import measured
+from jobs.benchmark_serve import Post, measured
 from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
@@ -63,7 +63,6 @@ from rayrec.inference.predictor import load_model
 from rayrec.store.files import write_json
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
-from serve.operations.load import Post
 from tests.builders import make_dataset
 from tests.model_folders import make_model_folder
 

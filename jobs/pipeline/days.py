@@ -275,9 +275,9 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             shutil.rmtree(folder / "run", ignore_errors=True)
             shutil.rmtree(folder / "dataset", ignore_errors=True)
             shutil.rmtree(folder / "model", ignore_errors=True)
-    from serve.models.repository import Traffic
+    from serve.folders import TrafficSplit
 
-    versions, traffic = versions_in(models), Traffic.load(models)
+    versions, traffic = versions_in(models), TrafficSplit.load(models)
     kept = [*sorted(versions)[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
     needed = {folder for version in kept if version in versions for folder in folders_of(versions[version])}
     for folder in versions.values():

@@ -19,7 +19,7 @@ _MOST_CURVES = 30
 
 
 def sweep_page(figures: Figures) -> Page:
-    """Return the page of what a search found (`tune.report.sweep_figures`)."""
+    """Return the page of what a search found (`tune.results.sweep_figures`)."""
     metric, trials = figures["metric"], figures["trials"]
     best = trials[0]
     importance = figures["importance"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
 from rayrec.raw.blocks import LEFT_OUT
-from rayrec.raw.formats.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
+from rayrec.raw.formats.parquet_layout import ParquetLayout, RowGroup, open_parquet, row_groups
 from rayrec.raw.formats.row_types import RawCells, as_text
 from rayrec.raw.input_files import Chunk, InputFile, read_lines
 from rayrec.raw.table_reader import TableFiles, TableReader, open_table

@@ -17,11 +17,11 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
-from rayrec.raw.formats import delimited, json_lines, parquet
+from rayrec.raw.formats import delimited, json_lines, parquet_layout
 from rayrec.raw.formats.row_types import RawCells, RowTypes
 from rayrec.raw.input_files import Chunk, InputFile, read_lines
 
-Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.ParquetLayout
+Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
 """The columns of a file, and how its chunks are read."""
 
 _PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
@@ -78,8 +78,8 @@ class TableReader:
 
     def count_lines(self, chunk: Chunk) -> int:
         """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
-        if isinstance(self.layouts[chunk.file_index], parquet.ParquetLayout):
-            return parquet.count_rows(chunk)
+        if isinstance(self.layouts[chunk.file_index], parquet_layout.ParquetLayout):
+            return parquet_layout.count_rows(chunk)
         return sum(text.count(b"\n") for text in read_lines(chunk))
 
 
@@ -164,7 +164,7 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[s
         return None
     match table_format.format if table_format.format != "auto" else format_of(file):
         case "parquet":
-            return parquet.read_layout(file)
+            return parquet_layout.read_layout(file)
         case "json_lines":
             return json_lines.read_layout(file)
     return delimited.read_layout(file, table_format, optional)

@@ -74,22 +74,6 @@ def test_one_machine_evaluates_and_scores_without_a_ray_session(pipeline: Pipeli
     assert not (tmp_path / "ray").exists()
 
 
-def test_a_finished_folder_is_not_overwritten(pipeline: Pipeline, rayrec: Rayrec) -> None:
-    commands = [
-        ["generate", "criteo", "--rows", "10", "--output", "raw"],
-        ["preprocess", "dlrm-criteo-debug", "--input", "raw/criteo.tsv", "--output", "dataset"],
-        ["train", "dlrm-criteo-debug", "--data", "dataset", "--output", "run"],
-        ["export", "run", "--output", "model"],
-    ]
-    for command in commands:
-        folder = pipeline.folder / command[-1]
-        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-        done = rayrec(*command, folder=pipeline.folder)
-        assert done.code == 1
-        assert "already exists; give another --output" in done.err
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
 @pytest.fixture(scope="module")
 def server(ray_cluster: str, pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `rayrec serve FOLDER`, with the pipeline's model and `table`, one of a table of all kinds."""

@@ -12,6 +12,7 @@ from rayrec.training.run.history import read_history
 from tests.end_to_end.conftest import RECIPE, Finished, Pipeline
 
 Rayrec = Callable[..., Finished]
+pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import time
 from cluster.ray_session import ray_session
 with ray_session(trains=False):
     from ray.util.metrics import Gauge
-    from serve.operations.metrics import of_all_nodes
+    from serve.metrics import of_all_nodes
     gauge = Gauge("rayrec_behind_a_proxy", "Of a test.")
     deadline = time.monotonic() + 60
     while not (text := of_all_nodes()) and time.monotonic() < deadline:

@@ -16,8 +16,10 @@ import pytest
 import requests
 
 import rayrec
+from benchmarks.http_load import at_rate, json_post, summary
 from cluster.java import provide_java
 from cluster.local_cluster import kill_node, ray_head, ray_nodes
+from jobs.benchmark_serve import TimedAnswer
 from rayrec.common.network import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
@@ -25,7 +27,6 @@ from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.registry import preprocessing
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
-from serve.operations.load import Sample, at_rate, json_post, summary
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
@@ -160,7 +161,7 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
     predictor = load_model(folder)
     rows = make_raw_rows(predictor.schema, 50)
     url = f"http://127.0.0.1:{port}/v1/models/dlrm:predict"
-    samples: list[Sample] = []
+    samples: list[TimedAnswer] = []
     with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 3) as nodes, log.open("wb") as out:
         attached = {**environment, "RAY_ADDRESS": head.address}
         process = subprocess.Popen(command, env=attached, stdout=out, stderr=out)

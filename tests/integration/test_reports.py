@@ -23,8 +23,8 @@ from rayrec.recipes import read_recipe
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe, run_cases
 from tests.unit.test_tune_report import SPACE, _outcomes
-from tune.report import sweep_figures
-from tune.settings import Sweep
+from tune.results import sweep_figures
+from tune.sweep_folder import Sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 RUNS = ("good-1", "good-2", "good-3", "bad-1", "bad-2")

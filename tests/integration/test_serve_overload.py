@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import requests
 
+from benchmarks.http_load import at_rate, json_post, percentiles
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
-from serve.operations.load import at_rate, json_post, percentiles
 from tests.model_folders import make_model_folder
 
 SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requests=2"]

@@ -26,9 +26,9 @@ from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.training_runs import recipe
-from tune.confirmation import SEEDS
+from tune.results import SEEDS
 from tune.trial import EVALUATION
-from tune.tune_state import STATE_FOLDER
+from tune.tuner import STATE_FOLDER
 
 TRIALS = 4
 EVALUATIONS = 3

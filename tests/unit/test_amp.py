@@ -17,8 +17,8 @@ from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.precision import resolve_precision
-from serve.models.served_version import ServedVersion
-from serve.operations.metrics import ServingMetrics
+from serve.metrics import ServingMetrics
+from serve.served_version import ServedVersion
 from tests.builders import make_rows, write_dataset
 from tests.model_folders import MODELS, make_model_folder, make_raw_rows, make_recommender_folder
 

@@ -12,9 +12,8 @@ from rayrec.common.errors import UserError
 from rayrec.config.transforms import Hash
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
 from rayrec.inference.raw_rows import RawRows
-from serve.engine.admission import MOST_VALUES
-from serve.errors import RequestError
-from serve.protocols.arrow import MEDIA_TYPE, parse_columns, scores_stream, stream_of
+from serve.arrow import MEDIA_TYPE, parse_columns, scores_stream, stream_of
+from serve.requests import MOST_VALUES, RequestError
 
 OF_TEXT = Hash(buckets=10, of="strings")
 RAW_ROWS = RawRows(

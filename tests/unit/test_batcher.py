@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.engine.batching import Batcher
+from serve.batching import Batcher
 
 
 class Doubler:

@@ -17,7 +17,7 @@ from rayrec.features.schema import Schema
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import MOST_PLAIN, RawRows
-from serve.models.served_version import Rows, score_together
+from serve.served_version import RequestRows, score_together
 from tests.model_folders import MODELS, make_model_folder, make_raw_rows, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 
@@ -137,8 +137,8 @@ def test_requests_of_both_kinds_are_scored_in_one_pass(tmp_path: Path) -> None:
     predictor = load_model(tmp_path / "model")
     rows = make_raw_rows(predictor.schema, 6)
     raw = predictor.raw_rows.from_rows(rows)
-    few = [Rows(predictor.raw_rows.few(rows[:1])), Rows(predictor.raw_rows.few(rows[1:3]))]
-    others = [Rows(raw[3:5]), Rows(predictor.encode(raw[5:]), encoded=True)]
+    few = [RequestRows(predictor.raw_rows.few(rows[:1])), RequestRows(predictor.raw_rows.few(rows[1:3]))]
+    others = [RequestRows(raw[3:5]), RequestRows(predictor.encode(raw[5:]), encoded=True)]
     expected = predictor.predict_encoded(predictor.encode(raw))
     for requests, until in ((few, 3), ([*few, *others], 6)):
         answers, scored = score_together(predictor, requests)

@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
-from serve.engine.admission import Admission
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import is_allowed, read_tokens
-from serve.protocols.http import Gate, read_body
+from serve.admission import Admission
+from serve.http import Gate, read_body
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.tokens import is_allowed, read_tokens
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()

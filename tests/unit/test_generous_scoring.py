@@ -27,15 +27,13 @@ from rayrec.inference.ranker import Ranker
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.sources.table.config import TableConfig
-from serve.errors import RequestError
-from serve.models.served_version import Rows as ServedRows
-from serve.models.served_version import score_together
-from serve.operations.metrics import ServingMetrics, VersionStatistics
-from serve.protocols.arrow import parse_columns, stream_of
-from serve.protocols.grpc import proto
-from serve.protocols.grpc.messages import infer_request
-from serve.protocols.v1 import parse_instances
-from serve.protocols.v2.messages import parse_infer
+from serve.arrow import parse_columns, stream_of
+from serve.grpc_messages import infer_request, proto
+from serve.metrics import ServingMetrics, VersionStatistics
+from serve.requests import RequestError
+from serve.served_version import RequestRows, score_together
+from serve.v1 import parse_instances
+from serve.v2 import parse_infer
 from tests.model_folders import make_model_folder, make_recommender_folder, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 
@@ -76,12 +74,12 @@ def _scored(predictor: Predictor, rows: Any) -> NDArray[np.float32]:
 
 def _by_body(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
     body = json.dumps({"instances": rows}).encode()
-    return predictor.predict(parse_instances(body, predictor.raw_rows, 8))
+    return predictor.predict(parse_instances(body, predictor.raw_rows, 8).batch())
 
 
 def _one_by_one(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
     """A row alone is the body of a request."""
-    parsed = [parse_instances(json.dumps(row).encode(), predictor.raw_rows, 8) for row in rows]
+    parsed = [parse_instances(json.dumps(row).encode(), predictor.raw_rows, 8).batch() for row in rows]
     return np.concatenate([predictor.predict(row) for row in parsed])
 
 
@@ -414,8 +412,8 @@ def test_the_server_logs_once_that_most_of_a_column_is_unknown(predictor: Predic
         statistics = VersionStatistics(ServingMetrics(), "shop", "3", predictor.model_folder)
         for text in ("red", "News", "Sport", "News"):
             for _ in range(12):
-                requests = [ServedRows(predictor.columns_of([{"text": text}] * rows)) for rows in (1, 8)]
-                encoded = ServedRows(predictor.encode(requests[1].columns), encoded=True)
+                requests = [RequestRows(predictor.columns_of([{"text": text}] * rows)) for rows in (1, 8)]
+                encoded = RequestRows(predictor.encode(requests[1].columns), encoded=True)
                 statistics.note(score_together(predictor, [encoded, *requests])[1])
             statistics.count()
     finally:

@@ -17,16 +17,16 @@ from tritonclient.grpc import InferInput, service_pb2
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from serve.engine.admission import Admission
-from serve.errors import RequestError
-from serve.models.served_models import ServedModel, ServedModels
-from serve.models.served_version import ServedVersion, score_together
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
-from serve.protocols.grpc import proto
-from serve.protocols.grpc.messages import infer_request, infer_response
-from serve.protocols.grpc.service import GrpcMethods
-from serve.protocols.v2.messages import metadata
+from serve import grpc_messages
+from serve.admission import Admission
+from serve.grpc_app import GrpcMethods
+from serve.grpc_messages import METHODS, PATHS, infer_request, infer_response, proto
+from serve.metrics import ServingMetrics
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion, score_together
+from serve.tokens import read_tokens
+from serve.v2 import metadata
 from tests.model_folders import make_model_folder, make_raw_rows
 
 ROWS = 30
@@ -54,7 +54,7 @@ def _fields(message: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", proto.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["Request", "Response"])
 def test_messages_are_those_of_tritons_client(method: str, kind: str) -> None:
     """Both live in this process, though they have the same names."""
@@ -104,9 +104,9 @@ def _compiled(messages: Any, prefix: str = "") -> dict[str, dict[str, tuple[str,
 
 
 def test_the_descriptor_is_that_of_the_proto_file() -> None:
-    """Fails if only one of the two is changed; the docstring of `proto` has the command that compiles."""
-    text = Path(proto.__file__).with_name("open_inference.proto").read_text()
-    compiled = Path(proto.__file__).with_name("open_inference.binpb").read_bytes()
+    """Fails if only one of the two is changed; the docstring of `serve.grpc_messages` has the command that compiles."""
+    text = Path(grpc_messages.__file__).with_name("open_inference.proto").read_text()
+    compiled = Path(grpc_messages.__file__).with_name("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     assert _declared(text) == _compiled(file.message_type)
     assert len(_declared(text)) == 26
@@ -118,7 +118,7 @@ def test_the_descriptor_is_that_of_the_proto_file() -> None:
 
 
 def test_serve_passes_its_context() -> None:
-    for name in proto.PATHS:
+    for name in PATHS:
         assert list(inspect.signature(getattr(GrpcMethods, name)).parameters) == ["self", "request", "grpc_context"]
         assert getattr(GrpcMethods, name).__name__ == name
 

@@ -21,16 +21,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayrec.config import ServeConfig
-from serve.engine import admission as admission_module
-from serve.engine import memory as memory_module
-from serve.engine.admission import Admission, set_of_this_replica
-from serve.errors import RequestError
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
-from serve.protocols.compression import inflated
-from serve.protocols.grpc import proto
-from serve.protocols.grpc.service import add_to_server
-from serve.protocols.http import Intake, error_response, middlewares, parse_json, read_body
+from serve import admission as admission_module
+from serve import memory as memory_module
+from serve.admission import Admission, set_of_this_replica
+from serve.grpc_app import add_to_server
+from serve.grpc_messages import SERVICE, proto
+from serve.http import Intake, error_response, middlewares, read_body
+from serve.metrics import ServingMetrics
+from serve.requests import RequestError, inflated, parse_json
+from serve.tokens import read_tokens
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
@@ -281,7 +280,7 @@ async def _grpc_server(size: int) -> AsyncIterator[Any]:
 def test_grpc_reads_a_message_after_its_token() -> None:
     async def test() -> None:
         async with _grpc_server(900) as channel:
-            ask = channel.unary_unary(f"/{proto.SERVICE}/ModelReady")
+            ask = channel.unary_unary(f"/{SERVICE}/ModelReady")
             metadata = (("authorization", f"Bearer {TOKEN}"),)
             answer = await ask(b"a" * 900, metadata=metadata)
             assert proto.ModelReadyResponse.FromString(answer).ready
@@ -298,11 +297,11 @@ def test_grpc_messages_that_do_not_come_make_room() -> None:
     async def test() -> None:
         async with _grpc_server(900) as channel:
             metadata = (("authorization", f"Bearer {TOKEN}"),)
-            slow = [channel.stream_unary(f"/{proto.SERVICE}/ModelReady")(metadata=metadata) for _ in range(4)]
+            slow = [channel.stream_unary(f"/{SERVICE}/ModelReady")(metadata=metadata) for _ in range(4)]
             for call in slow:
                 await call.wait_for_connection()
             await asyncio.sleep(0.1)
-            ask = channel.unary_unary(f"/{proto.SERVICE}/ModelReady")
+            ask = channel.unary_unary(f"/{SERVICE}/ModelReady")
             answer = await ask(b"a" * 900, metadata=metadata, timeout=5)
             assert proto.ModelReadyResponse.FromString(answer).ready
             codes = [await call.code() for call in slow]

@@ -7,20 +7,19 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from rayrec.config import ServeConfig
-from serve.engine import admission
-from serve.engine.admission import Admission
+from serve import admission
+from serve.admission import Admission
+from serve.http import Gate, JsonErrors
 from serve.http_app import create_app
-from serve.models.served_models import ServedModels
-from serve.models.updates import Updates
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
-from serve.protocols.http import JsonErrors
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.served_models import ServedModels
+from serve.tokens import read_tokens
+from serve.updates import Updates
 
 
 def answer_of(app: Any, path: str = "/") -> tuple[int, dict[str, str], bytes]:
@@ -89,14 +88,14 @@ def models() -> ServedModels:
 
 
 @pytest.fixture
-def app(models: ServedModels, tmp_path: Path) -> Starlette:
+def app(models: ServedModels, tmp_path: Path) -> Gate:
     metrics = ServingMetrics()
     updates = Updates({}, Mock(), models, JsonLog("shadow", tmp_path, "test"), metrics)
     return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), metrics), updates, list)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v2/health/ready"])
-def test_health_checks_fail_before_the_end(app: Starlette, models: ServedModels, path: str) -> None:
+def test_health_checks_fail_before_the_end(app: Gate, models: ServedModels, path: str) -> None:
     assert answer_of(app, path)[0] == 200
     models.end_soon = True
     status, headers, body = answer_of(app, path)

@@ -7,7 +7,7 @@ from unittest import TestCase
 import pytest
 
 from rayrec.common.errors import DiskError
-from serve.operations.json_log import JsonLog
+from serve.json_log import JsonLog
 
 
 def test_lines_are_json(tmp_path: Path) -> None:

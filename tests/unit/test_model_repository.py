@@ -18,16 +18,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
-from serve.engine.admission import Admission
+from serve import grpc_app as service
+from serve.admission import Admission
+from serve.grpc_app import GrpcMethods, add_to_server
 from serve.http_app import create_app
-from serve.models.served_models import ServedModels
-from serve.models.served_version import ServedVersion
-from serve.models.updates import Updates
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
-from serve.protocols.grpc import service
-from serve.protocols.grpc.service import GrpcMethods, add_to_server
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.served_models import ServedModels
+from serve.served_version import ServedVersion
+from serve.tokens import read_tokens
+from serve.updates import Updates
 from tests.model_folders import make_model_folder
 
 USER, ADMIN = "user-token-0123456789", "admin-token-0123456789"

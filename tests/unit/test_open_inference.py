@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from rayrec.inference.predictor import Predictor, load_model
-from serve.errors import RequestError
-from serve.models.served_version import score_together
-from serve.protocols.v2.messages import answer, metadata, parse_infer
+from serve.requests import RequestError
+from serve.served_version import score_together
+from serve.v2 import answer, metadata, parse_infer
 from tests.model_folders import make_model_folder, make_raw_rows
 
 ROWS = 30

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference.predictor import Predictor, load_model
-from serve.errors import RequestError
-from serve.models.served_version import score_together
-from serve.protocols.v2.messages import answer, parse_infer
-from serve.protocols.v2.tensors import DATA_TYPES
+from serve.request_tensors import DATA_TYPES
+from serve.requests import RequestError
+from serve.served_version import score_together
+from serve.v2 import answer, parse_infer
 from tests.model_folders import make_model_folder
 
 FUZZ = settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)

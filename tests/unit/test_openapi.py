@@ -11,12 +11,12 @@ from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 from rayrec.store.files import write_json
-from serve.errors import RequestError
-from serve.models.served_models import ServedModel, ServedModels
-from serve.models.served_version import ServedVersion
+from serve.metrics import ServingMetrics
 from serve.openapi import document
-from serve.operations.metrics import ServingMetrics
-from serve.protocols.v1 import VERBS, parse_instances
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion
+from serve.v1 import VERBS, parse_instances
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 

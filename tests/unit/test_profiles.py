@@ -11,8 +11,8 @@ import pytest
 from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.sources.outbrain.preprocessing.documents import VALUE_SCHEMA
-from rayrec.sources.outbrain.preprocessing.users import profiles as module
-from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, profiles
+from rayrec.sources.outbrain.preprocessing.users import user_profiles as module
+from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, profiles
 from rayrec.sources.outbrain.preprocessing.users.users import USER_SCHEMA
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 from tests.outbrain_statistics import Document, make_constants, make_statistics

@@ -95,7 +95,7 @@ def test_a_setting_of_the_user_stands(plain: None, monkeypatch: pytest.MonkeyPat
     with serve_behind_haproxy():
         added = dict(os.environ.items() - before.items())
         # Serve's own servers answer in JSON in any case.
-        assert added == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.protocols.http.middlewares"}
+        assert added == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.http.middlewares"}
 
 
 def test_statistics_and_control_are_this_machines() -> None:

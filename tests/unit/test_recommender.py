@@ -16,11 +16,10 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.interactions.config import InteractionSourceConfig
-from serve.errors import RequestError
-from serve.protocols.arrow import parse_columns, stream_of
-from serve.protocols.v1 import parse_recommend
-from serve.protocols.v2.columns import rows_of
-from serve.protocols.v2.tensors import make_tensor
+from serve.arrow import parse_columns, stream_of
+from serve.request_tensors import make_tensor, rows_of
+from serve.requests import RequestError
+from serve.v1 import parse_recommend
 from tests.builders import write_dataset
 from tests.model_folders import make_model_folder, make_recommender_folder
 

@@ -1,6 +1,6 @@
 """Answers that are no replica's, from what HAProxy counts."""
 
-from serve.operations.refused import count
+from serve.metrics import count_refused
 
 METRICS = b"""
 haproxy_frontend_http_responses_total{proxy="prometheus",code="4xx"} 9
@@ -15,7 +15,7 @@ haproxy_server_http_responses_total{proxy="grpc-rayrec",server="SERVE_REPLICA_b"
 
 
 def test_those_of_replicas_are_taken_off() -> None:
-    told = count(METRICS).decode().splitlines()
+    told = count_refused(METRICS).decode().splitlines()
     assert told == [
         'ray_rayrec_refused_requests_total{code="4xx"} 3',
         'ray_rayrec_refused_requests_total{code="5xx"} 0',
@@ -23,4 +23,4 @@ def test_those_of_replicas_are_taken_off() -> None:
 
 
 def test_there_are_none_without_haproxy() -> None:
-    assert count(b"") == b""
+    assert count_refused(b"") == b""

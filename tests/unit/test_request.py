@@ -27,9 +27,9 @@ from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.store.paths import local_path
 from serve.arguments import ServeArguments, named_folders
-from serve.errors import RequestError
-from serve.models.served_models import ServedModel, ServedModels
-from serve.protocols.v1 import parse_instances, predictions
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels
+from serve.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder
 
 OF_TEXT = Hash(buckets=10, of="strings")
@@ -232,7 +232,7 @@ GOOD_BODIES = {
 @pytest.mark.parametrize("case", GOOD_BODIES)
 def test_good_bodies(case: str) -> None:
     body, numbers = GOOD_BODIES[case]
-    assert parse_instances(body, RAW_ROWS, 8).column("I1").to_pylist() == numbers
+    assert parse_instances(body, RAW_ROWS, 8).batch().column("I1").to_pylist() == numbers
 
 
 BAD_BODIES: dict[str, tuple[bytes, int, str]] = {

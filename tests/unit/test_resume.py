@@ -11,8 +11,8 @@ from rayrec.common.progress import SilentProgress
 from rayrec.recipes import load_recipe, read_recipe
 from rayrec.training.run.folder import Origin, RunFolder
 from tests.builders import make_dataset, make_recipe
-from tune.settings import SWEEP_FILE, SweepSettings, owned_folder
 from tune.space import parse_space
+from tune.sweep_folder import SWEEP_FILE, SweepSettings, owned_folder
 
 RECIPE = "dlrm-criteo-debug"
 

@@ -15,13 +15,13 @@ from rayrec.config import ServeConfig
 from rayrec.inference.explanation.additive import Explainer, explainer_of
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.table_files import TableMemory
-from serve.engine.admission import Admission
-from serve.errors import RequestError
-from serve.models.served_models import ServedModel, ServedModels
-from serve.models.served_version import Rows, ServedVersion
+from serve.admission import Admission
+from serve.metrics import ServingMetrics
 from serve.openapi import document
-from serve.operations.metrics import ServingMetrics
-from serve.protocols.v1 import MOST_EXPLAINED, VERBS
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import RequestRows, ServedVersion
+from serve.v1 import MOST_EXPLAINED, VERBS
 from tests.model_folders import make_model_folder, make_raw_rows
 
 METRICS = ServingMetrics()
@@ -129,7 +129,7 @@ def test_scores_come_between_the_passes_of_explanations(version: ServedVersion) 
 
     async def score() -> None:
         await asyncio.sleep(0.02)
-        await version.score(Rows(columns))
+        await version.score(RequestRows(columns))
         done.append("scored")
 
     async def both() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from serve.operations.history import BUCKET_SECONDS, BUCKETS, History, References, figures, quantile
+from serve.dashboard import BUCKET_SECONDS, BUCKETS, History, References, figures, quantile
 
 LOADED = {"shop": {"1": References({"C1": 0.1}, True, 1_300_000_000.0, 0)}}
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.engine import memory as memory_module
-from serve.engine.memory import Memory
-from serve.errors import RequestError
+from serve import memory as memory_module
+from serve.memory import Memory
+from serve.requests import RequestError
 
 
 @pytest.fixture(autouse=True)

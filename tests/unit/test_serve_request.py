@@ -9,9 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from jobs.serve import ServeRequest, _require_free_port, curl_line, endpoint_of
+from jobs.serve import ServeRequest, curl_line, endpoint_of
 from rayrec.common.errors import ConfigError, UserError
-from serve.protocols.http import below
+from serve.http import below
+from serve.server import Listener
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "gRPC on one address": ({"grpc_port": 8001}, "gRPC listens on all addresses of the machine; add --host"),
@@ -52,22 +53,22 @@ def test_what_goes_together() -> None:
 )
 def test_where_a_client_of_this_machine_finds_it(host: str, url: str, is_local: bool) -> None:
     request = ServeRequest(model=("m",), host=host)
-    assert (request.url, request.is_local) == (url, is_local)
+    assert (request.listener.url, request.listener.is_local) == (url, is_local)
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_port_that_is_taken_at_one_address_of_a_name(monkeypatch: pytest.MonkeyPatch, family: int) -> None:
-    monkeypatch.setattr("jobs.serve.addresses", lambda _: ["127.0.0.1", "::1"])
+    monkeypatch.setattr("serve.server.addresses", lambda _: ["127.0.0.1", "::1"])
     address = "::1" if family == socket.AF_INET6 else "127.0.0.1"
     with socket.create_server((address, 0), family=family) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"--port {port}: cannot listen on both.test:{port} \(.*in use\); give"):
-            _require_free_port("both.test", port)
+            Listener("both.test", port, None, None, None).require_free_ports()
 
 
 def test_a_host_that_is_none_of_this_machine() -> None:
     with pytest.raises(UserError, match=r"cannot listen on \[2001:db8::7\]:8000 \(.*\); give another --host"):
-        _require_free_port("2001:db8::7", 8000)
+        Listener("2001:db8::7", 8000, None, None, None).require_free_ports()
 
 
 @pytest.mark.parametrize("name", ["ctr", "5% a", "x;y&z", "q'u\"o`te$HOME", "日本", "a+b?#"])

@@ -21,15 +21,15 @@ from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
-from serve.engine.admission import Admission, Call
-from serve.errors import RequestError
-from serve.models.repository import Traffic, scan
-from serve.models.served_models import ServedModel, ServedModels, agreed, news
-from serve.models.served_version import Rows, ServedVersion
-from serve.models.updates import Updates
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
-from serve.operations.tokens import read_tokens
+from serve.admission import Admission, Call
+from serve.folders import TrafficSplit, scan
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels, agreed, news
+from serve.served_version import RequestRows, ServedVersion
+from serve.tokens import read_tokens
+from serve.updates import Updates
 from tests.model_days import ModelDays
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -129,14 +129,14 @@ def test_wrong_traffic_is_told_and_changes_nothing(
     server = Server({"m": model}, tmp_path, executor)
     traffic(model, content)
     with pytest.raises(UserError, match=message):
-        Traffic.load(model)
+        TrafficSplit.load(model)
     server.poll()
     assert server.versions() == {"1"}
-    assert message in server.models.current["m"].describe()["serving.json"]["reason"]
-    assert str(tmp_path) not in json.dumps(server.models.current["m"].describe())
+    assert message in server.models.current["m"].states()["serving.json"]["reason"]
+    assert str(tmp_path) not in json.dumps(server.models.current["m"].states())
     (model / "serving.json").unlink()
     server.poll()
-    assert server.models.current["m"].describe() == {"1": {"state": "ready", "traffic": 1.0}}
+    assert server.models.current["m"].states() == {"1": {"state": "ready", "traffic": 1.0}}
 
 
 def test_a_new_version_answers_when_it_is_whole(
@@ -148,7 +148,7 @@ def test_a_new_version_answers_when_it_is_whole(
     assert server.loads == [("m", "1")], "a folder that has just changed is not read yet"
     server.poll(1)
     assert server.versions() == {"1"}
-    assert "dense.safetensors: missing" in server.models.current["m"].describe()["2"]["reason"]
+    assert "dense.safetensors: missing" in server.models.current["m"].states()["2"]["reason"]
     server.poll(3)
     assert server.loads == [("m", "1"), ("m", "2")], "what failed is tried again only when its files change"
     shutil.copy(made / "2/weights/dense.safetensors", model / "2/weights/dense.safetensors")
@@ -170,7 +170,7 @@ def test_a_version_that_fails_its_check_never_answers(
     damage(model / "2")
     server.poll()
     assert server.models.current["m"].versions == {"1": before}
-    described = server.models.current["m"].describe()
+    described = server.models.current["m"].states()
     assert described["1"] == {"state": "ready", "traffic": 1.0}
     assert described["2"]["state"] == "failed"
     assert "self-check failed" in described["2"]["reason"]
@@ -209,7 +209,7 @@ def test_traffic_is_split_by_weight(model: Path, made: Path, tmp_path: Path, exe
     traffic(model, '{"weights": {"3": 1, "4": 1}}')
     server.poll()
     assert server.versions() == {"2", "3"}
-    assert "no such model folder" in server.models.current["m"].describe()["4"]["reason"]
+    assert "no such model folder" in server.models.current["m"].states()["4"]["reason"]
 
 
 def test_a_shadow_is_compared_and_never_answers(
@@ -225,15 +225,15 @@ def test_a_shadow_is_compared_and_never_answers(
     columns = one.raw_rows.from_rows(rows)
 
     async def ask() -> np.ndarray:
-        scores = await served.score(served.version(), Rows(columns))
-        while served.describe()["2"]["shadow"]["requests"] == 0:
+        scores = await served.score(served.version(), RequestRows(columns))
+        while served.states()["2"]["shadow"]["requests"] == 0:
             await asyncio.sleep(0.01)
         return scores
 
     scores = asyncio.run(asyncio.wait_for(ask(), 20))
     np.testing.assert_allclose(scores, one.predict(rows), rtol=0, atol=1e-6)
     difference = np.abs(one.predict(rows) - two.predict(rows))
-    summary = served.describe()["2"]["shadow"]
+    summary = served.states()["2"]["shadow"]
     assert summary["mean_difference"] == pytest.approx(difference.mean(), abs=1e-6)
     assert summary["max_difference"] == pytest.approx(difference.max(), abs=1e-6)
     (line,) = (tmp_path / "logs/shadow-test.jsonl").read_text().splitlines()
@@ -278,7 +278,7 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     copy(deltas / "4", tmp_path / "m/4")
     server.poll(3)
     assert server.models.current["m"].versions == {"2": before}
-    described = server.models.current["m"].describe()
+    described = server.models.current["m"].states()
     assert described["4"] == {
         "state": "failed",
         "reason": "4: needs version 1, a whole model, which is missing; copy it beside this one, or export in full",
@@ -294,11 +294,11 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     os.rename(tmp_path / "m/.coming", tmp_path / "m/5")
     server.poll()
     assert server.versions() == {"4"}
-    assert server.models.current["m"].describe()["5"]["reason"].startswith("weights/rows.safetensors: has ")
+    assert server.models.current["m"].states()["5"]["reason"].startswith("weights/rows.safetensors: has ")
     (tmp_path / "m/5/weights/rows.safetensors").write_bytes(content)
     server.poll(1)
     assert server.versions() == {"5"}
-    assert "reason" not in server.models.current["m"].describe()["5"]
+    assert "reason" not in server.models.current["m"].states()["5"]
 
 
 def test_a_version_goes_on_without_those_that_it_was_made_of(
@@ -312,7 +312,7 @@ def test_a_version_goes_on_without_those_that_it_was_made_of(
         shutil.rmtree(tmp_path / "m" / version)
     server.poll(3)
     np.testing.assert_array_equal(server.models.model("m").version().predictor.predict(rows), expected)
-    assert "needs version 1" in server.models.current["m"].describe()["4"]["reason"]
+    assert "needs version 1" in server.models.current["m"].states()["4"]["reason"]
 
 
 class Told:
@@ -391,7 +391,7 @@ def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor
     (version,) = server.models.current[name].versions.values()
     version.statistics._reference = Mock(unknown_share={"größe": 0.5})
     version.statistics.report_facts()
-    asyncio.run(version.score(Rows(version.predictor.raw_rows.from_rows([{}]))))
+    asyncio.run(version.score(RequestRows(version.predictor.raw_rows.from_rows([{}]))))
     version.statistics._ids["größe"], version.statistics._unknown["größe"] = (1, 2), 1
     version.statistics._report()
     call = Call("1", "", "POST", "/", None, 0, needs_token=False, model=name, version="1", method="predict")
@@ -470,7 +470,7 @@ def test_unloading_keeps_how_traffic_was_split(
     server = Server({"m": model}, tmp_path, executor)
     server.updates.unload("m")
     server.updates.load("m")
-    assert Traffic.load(model) == Traffic(weights={"1": 9}, shadow="2")
+    assert TrafficSplit.load(model) == TrafficSplit(weights={"1": 9}, shadow="2")
     assert server.versions() == {"1", "2"}
 
 
@@ -503,7 +503,7 @@ def test_a_folder_that_cannot_be_written_is_told(
 ) -> None:
     server = Server({"m": model}, tmp_path, executor)
     error = OSError(errno.EROFS, "Read-only file system", str(model / "serving.json"))
-    monkeypatch.setattr(Traffic, "save", Mock(side_effect=error))
+    monkeypatch.setattr(TrafficSplit, "save", Mock(side_effect=error))
     for change in (server.updates.unload, server.updates.load):
         with pytest.raises(RequestError, match=r"model 'm': .*Read-only file system: 'serving.json'") as told:
             change("m")

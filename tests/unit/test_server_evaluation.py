@@ -14,8 +14,8 @@ import pytest
 from jobs.evaluate import EvaluateRequest
 from jobs.server_evaluation import ServedModelClient
 from rayrec.common.errors import ConfigError, UserError
-from serve.operations.tokens import TOKENS_VARIABLE, read_token
-from serve.protocols import arrow
+from serve import arrow
+from serve.tokens import TOKENS_VARIABLE, read_token
 
 ROWS = pa.record_batch({"a": [1.0, 2.0, 3.0]})
 

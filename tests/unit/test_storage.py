@@ -22,7 +22,7 @@ from rayrec.store.journal import Journal, LocalFile
 from rayrec.store.paths import here, local_path, location, resolve, shown, staging_root, uri_of
 from rayrec.store.staged import fetch, mirrored
 from rayrec.store.transfer import Upload, is_output
-from serve.models.repository import StagedModels, Traffic
+from serve.folders import StagedModels, TrafficSplit
 from tests.model_days import ModelDays, raw_rows
 
 URI = "s3://bucket/exp/run"
@@ -474,16 +474,16 @@ def test_a_model_is_unloaded_at_its_uri_for_all_machines(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(bucket / "models", {"m/1/schema.json": "{}"})
-    unloaded = Traffic(weights={"1": 1.0}, unloaded=True)
+    unloaded = TrafficSplit(weights={"1": 1.0}, unloaded=True)
     for machine, traffic in (("one", unloaded), ("two", None)):
         use_machine(tmp_path / machine, monkeypatch)
         folder = local_path("s3://bucket/models") / "m"
         served = StagedModels([folder.parent])
         served.refresh()
-        assert Traffic.load(folder) == (unloaded if machine == "two" else None)
-        Traffic.save(traffic, folder)
+        assert TrafficSplit.load(folder) == (unloaded if machine == "two" else None)
+        TrafficSplit.save(traffic, folder)
         served.refresh(now=True)
-        assert Traffic.load(folder) == traffic
+        assert TrafficSplit.load(folder) == traffic
         assert (bucket / "models/m/serving.json").exists() == (machine == "one")
 
 

@@ -20,9 +20,9 @@ from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.table.source import SOURCE
-from serve.errors import RequestError
-from serve.models.served_version import score_together
-from serve.protocols.v2.messages import metadata, parse_infer
+from serve.requests import RequestError
+from serve.served_version import score_together
+from serve.v2 import metadata, parse_infer
 from tests.model_folders import write_table_model
 
 ROWS: list[dict[str, Any]] = [

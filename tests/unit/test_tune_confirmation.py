@@ -7,11 +7,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.recipes import read_recipe
-from tune.check import trial_recipe
-from tune.confirmation import SEEDS, Candidate, best_trials, candidates, confirmation_table, second_sweep
-from tune.settings import SweepSettings
-from tune.space import Scalar, parse_space
-from tune.trial_folder import TrialOutcome
+from tune.results import SEEDS, Candidate, best_trials, candidates, confirmation_table, second_sweep
+from tune.space import Scalar, parse_space, trial_recipe
+from tune.sweep_folder import SweepSettings, TrialOutcome
 
 SPACE = """
 train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}

@@ -15,10 +15,9 @@ from rayrec.pages.sweep import sweep_page
 from rayrec.recipes import read_recipe
 from tests.builders import make_dataset
 from tests.unit.test_pages import Parsed
-from tune.report import _comparable_parameters, _study, sweep_figures, write_csv
-from tune.settings import Sweep, SweepSettings, owned_folder
+from tune.results import _comparable_parameters, _study, sweep_figures, write_csv
 from tune.space import Scalar, parse_space
-from tune.trial_folder import TrialOutcome, TrialRecord, read_outcomes
+from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, TrialRecord, owned_folder, read_outcomes
 
 SPACE = parse_space(
     "s.yaml",

@@ -9,12 +9,10 @@ from ray.tune.schedulers import TrialScheduler
 
 from rayrec.common.errors import ConfigError
 from rayrec.recipes import read_recipe
-from tune.check import searchable_space
 from tune.search import RememberingASHA, strategy
-from tune.settings import Search, SweepSettings
-from tune.space import parse_space
+from tune.space import parse_space, searchable_space
+from tune.sweep_folder import Search, SweepSettings, TrialRecord
 from tune.trial import EVALUATION, OBJECTIVE
-from tune.trial_folder import TrialRecord
 
 SPACE = """
 train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}

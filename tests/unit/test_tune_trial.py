@@ -13,10 +13,9 @@ from rayrec.store.files import write_json
 from rayrec.training.run.folder import PROGRESS_FILE, checkpoint_name
 from tests.builders import make_dataset
 from tests.training_runs import recipe
-from tune.settings import SweepSettings, TrainFunction
 from tune.space import parse_space
+from tune.sweep_folder import State, SweepSettings, TrainFunction, TrialRecord
 from tune.trial import EVALUATION, OBJECTIVE, Trial
-from tune.trial_folder import State, TrialRecord
 
 ID = "default"
 """What Tune calls a trial that it has not named."""

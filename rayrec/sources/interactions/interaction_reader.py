@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
-from rayrec.raw.formats.parquet import read_layout, read_row_groups
+from rayrec.raw.formats.parquet_layout import read_layout, read_row_groups
 from rayrec.raw.input_files import Chunk, InputFile
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.interactions.file_layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout

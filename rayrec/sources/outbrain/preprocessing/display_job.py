@@ -47,8 +47,8 @@ from rayrec.sources.outbrain.preprocessing.raw_features import (
     write_in_user_order,
 )
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
-from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
+from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
 from rayrec.store.files import make_folder

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from rayrec.common.machine import give_back_freed_memory
-from serve.errors import RequestError
+from serve.requests import RequestError
 
 PATIENCE_SECONDS = 1.0
 """How long a request may keep others waiting for memory while it arrives, however little of it has come."""

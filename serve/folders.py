@@ -31,7 +31,7 @@ _FETCH_SECONDS = 30.0
 """Between two listings of a bucket, which cost more than those of a folder."""
 
 
-class Traffic(Config):
+class TrafficSplit(Config):
     """The content of `serving.json`: which versions of a model answer."""
 
     weights: dict[str, NonNegativeFloat] = {}
@@ -42,7 +42,7 @@ class Traffic(Config):
     """No version answers, until the model is loaded again."""
 
     @model_validator(mode="after")
-    def _some_version_answers(self) -> "Traffic":
+    def _some_version_answers(self) -> "TrafficSplit":
         if not (any(self.weights.values()) or self.unloaded):
             raise ValueError("no version has a weight above 0, so none would answer")
         return self
@@ -53,7 +53,7 @@ class Traffic(Config):
         return {*self.weights, *([self.shadow] if self.shadow is not None else [])}
 
     @classmethod
-    def load(cls, folder: Path) -> "Traffic | None":
+    def load(cls, folder: Path) -> "TrafficSplit | None":
         """Read `folder/serving.json`; None if it is absent. Raises UserError if it is invalid."""
         path = folder / TRAFFIC_FILE
         try:
@@ -64,7 +64,7 @@ class Traffic(Config):
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
 
     @staticmethod
-    def save(traffic: "Traffic | None", folder: Path) -> None:
+    def save(traffic: "TrafficSplit | None", folder: Path) -> None:
         """Write `folder/serving.json`, of a staged folder at its URI; None removes it. Raises UserError, OSError."""
         path, is_staged = folder / TRAFFIC_FILE, uri_of(folder) is not None
         content = "" if traffic is None else traffic.model_dump_json(exclude_defaults=True) + "\n"

@@ -30,8 +30,8 @@ _ALIVE_SECONDS = 15.0
 _KEPT_SECONDS = BUCKET_SECONDS * (BUCKETS + 1)
 
 
-class Counts(TypedDict, total=False):
-    """Counts of one replica, for one version of a model in one bucket."""
+class BucketCounts(TypedDict, total=False):
+    """BucketCounts of one replica, for one version of a model in one bucket."""
 
     statuses: dict[str, int]
     """Answers by status."""
@@ -43,13 +43,13 @@ class Counts(TypedDict, total=False):
     """The newest population stability index of the scores."""
 
 
-Buckets = dict[int, dict[str, dict[str, Counts]]]
+Buckets = dict[int, dict[str, dict[str, BucketCounts]]]
 """Number of the bucket (seconds since 1970 / 10) -> model -> version -> counts."""
 
 
 @dataclass
 class History:
-    """Counts of one replica in the last ten minutes. Threads may share it."""
+    """BucketCounts of one replica in the last ten minutes. Threads may share it."""
 
     clock: Callable[[], float] = time.time
     began: float = field(init=False)
@@ -80,7 +80,7 @@ class History:
             if drift is not None:
                 counts["drift"] = drift
 
-    def _counts(self, model: str, version: str) -> Counts:
+    def _counts(self, model: str, version: str) -> BucketCounts:
         now = int(self.clock() // BUCKET_SECONDS)
         if now not in self._buckets:
             self._buckets = {number: of for number, of in self._buckets.items() if number > now - BUCKETS}
@@ -151,7 +151,7 @@ def figures(records: Iterable[bytes], now: float, references: Mapping[str, Mappi
     # Other replicas may not have written yet what they counted at the end of the last bucket.
     end = int((now - _SECONDS_BETWEEN_WRITES) // BUCKET_SECONDS)
     oldest = max(current - BUCKETS, int(began // BUCKET_SECONDS))
-    counted: dict[str, dict[str, dict[int, list[Counts]]]] = {}
+    counted: dict[str, dict[str, dict[int, list[BucketCounts]]]] = {}
     """By model, version and bucket, those of the replicas."""
     for one in replicas:
         for number, models in one["buckets"].items():
@@ -163,12 +163,12 @@ def figures(records: Iterable[bytes], now: float, references: Mapping[str, Mappi
         """Return the seconds in buckets `first` ... `last` in which the server counted."""
         return max(1e-3, min(now, (last + 1) * BUCKET_SECONDS) - max(began, first * BUCKET_SECONDS))
 
-    def within(buckets: Mapping[int, list[Counts]], first: int, last: int) -> list[Counts]:
+    def within(buckets: Mapping[int, list[BucketCounts]], first: int, last: int) -> list[BucketCounts]:
         return [counts for n in range(first, last + 1) for counts in buckets.get(n, ())]
 
     def of_model(name: str) -> dict[str, Any]:
         versions, known = counted.get(name, {}), references.get(name, {})
-        every: dict[int, list[Counts]] = {}
+        every: dict[int, list[BucketCounts]] = {}
         for buckets in versions.values():
             for n, counts in buckets.items():
                 every.setdefault(n, []).extend(counts)
@@ -210,7 +210,7 @@ def figures(records: Iterable[bytes], now: float, references: Mapping[str, Mappi
     }
 
 
-def _point(counted: Sequence[Counts], seconds: float) -> dict[str, float | None]:
+def _point(counted: Sequence[BucketCounts], seconds: float) -> dict[str, float | None]:
     """Return the rates a second, latencies in milliseconds, the share of unknown ids and the drift, of counts of some
     seconds.
     """
@@ -228,7 +228,7 @@ def _point(counted: Sequence[Counts], seconds: float) -> dict[str, float | None]
 
 
 def _against_export(
-    recent: Mapping[str, Sequence[Counts]], known: Mapping[str, References]
+    recent: Mapping[str, Sequence[BucketCounts]], known: Mapping[str, References]
 ) -> dict[str, float | str | None]:
     """Return the share of unknown ids that the traffic would have at export's shares, and the feature furthest above
     its own.
@@ -257,7 +257,7 @@ def _against_export(
     }
 
 
-def _newest_drift(buckets: Mapping[int, Sequence[Counts]]) -> float | None:
+def _newest_drift(buckets: Mapping[int, Sequence[BucketCounts]]) -> float | None:
     """Return the largest of the replicas in the newest bucket that has one."""
     for number in sorted(buckets, reverse=True):
         if found := [counts["drift"] for counts in buckets[number] if "drift" in counts]:
@@ -281,7 +281,7 @@ def quantile(share: float, counts: Sequence[int]) -> float | None:
     return 1000 * low
 
 
-def _statuses(counted: Iterable[Counts]) -> dict[str, int]:
+def _statuses(counted: Iterable[BucketCounts]) -> dict[str, int]:
     total = Counter[str]()
     for counts in counted:
         total.update(counts.get("statuses", {}))

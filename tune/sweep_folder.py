@@ -1,22 +1,134 @@
-"""Records of trials in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
+"""The folder of a sweep: what is searched and how, and a folder for each trial, read back as outcomes.
 
+One process works in a sweep's folder at a time. A trial's folder has its record, trial.json, and the run folders that
+it trained in. Table, page and best recipe are made from these folders alone.
+"""
+
+import hashlib
 import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrec.store.files import write_json
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.evaluate import higher_is_better
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.recipes import Recipe, RecipeContent
+from rayrec.store.files import is_vacant, locked, require_absent, write_json
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
-from tune.settings import Sweep
-from tune.space import Scalar
+from tune.space import Parameter, Scalar, Scheduler, Search, Space
 
+SWEEP_FILE = "sweep.json"
 TRIAL_FILE = "trial.json"
+EXCHANGE_FOLDER = "exchange"
+"""The folder of a trial with checkpoints from which other trials may continue."""
 State = Literal["running", "finished", "stopped", "refused", "failed"]
 """`stopped` by the scheduler; `refused`: its values cannot be trained; `failed`: its processes died or raised."""
 ENDED_STATES = frozenset[State]({"finished", "stopped", "refused"})
 """States in which a trial has nothing more to do, whatever happens to the sweep."""
+TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
+"""Trains a recipe on a dataset into a run folder, or continues the run in it if the last argument is true; pickled."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings of a sweep: what is searched and how."""
+
+    recipe: RecipeContent
+    space: Space
+    folder: Path
+    """The sweep's folder, which all nodes can reach."""
+    metric: str
+    trials: int
+    search: Search
+    scheduler: Scheduler
+
+    @classmethod
+    def open(cls, folder: Path) -> "Sweep":
+        """Return the sweep that was begun in a folder. Raises UserError if there is none."""
+        file = folder / SWEEP_FILE
+        if not file.is_file():
+            raise UserError(f"{folder}: not a sweep (no {SWEEP_FILE}); give the output of `rayrec tune`")
+        content = json.loads(file.read_text())
+        parameters = {name: Parameter.model_validate(value) for name, value in content["space"].items()}
+        others = {name: content[name] for name in ("metric", "trials", "search", "scheduler")}
+        recipe = RecipeContent(str(file), content["recipe"])
+        return cls(recipe=recipe, space=Space(str(file), parameters), folder=folder, **others)
+
+    @property
+    def is_maximized(self) -> bool:
+        return higher_is_better(self.metric)
+
+    @property
+    def mode(self) -> Literal["max", "min"]:
+        return "max" if self.is_maximized else "min"
+
+    @property
+    def trials_folder(self) -> Path:
+        return self.folder / "trials"
+
+    def best(self, values: Iterable[float]) -> float:
+        """Return the best of some values of the metric."""
+        return max(values) if self.is_maximized else min(values)
+
+
+@dataclass(frozen=True)
+class SweepSettings(Sweep):
+    """The settings of a sweep that runs: also what is trained, and on what."""
+
+    dataset: Path
+    train: TrainFunction
+    in_actors: bool = False
+    """Whether the actor of a trial trains it by itself, instead of workers that it starts."""
+
+
+@contextmanager
+def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
+    """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
+
+    A new folder in which no trial began is removed at the end. Raises UserError if something else is in it, and
+    ConfigError if it holds another sweep.
+    """
+    folder = settings.folder
+    file = folder / SWEEP_FILE
+    manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
+    parameters = settings.space.parameters
+    # What a resumed sweep must share with the one that was begun.
+    now = {
+        "recipe": settings.recipe.resolve().model_dump(mode="json"),
+        "space": {name: p.model_dump(mode="json", exclude_defaults=True) for name, p in parameters.items()},
+        "dataset": hashlib.sha256(manifest).hexdigest(),
+        "metric": settings.metric,
+        "trials": settings.trials,
+        "search": settings.search,
+        "scheduler": settings.scheduler,
+    }
+    begins = not resume or is_vacant(folder)
+    if begins:
+        require_absent(folder)
+    elif not file.is_file():
+        raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); give the output of `rayrec tune`")
+    else:
+        before = json.loads(file.read_text())
+        changed = [name for name, value in now.items() if before.get(name) != value]
+        if changed:
+            raise ConfigError(
+                f"{folder}: --resume needs the {changed[0]} that the sweep was started with; set it back, or start "
+                "a new sweep"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder / ".lock", folder):
+            write_json(file, now)
+            yield
+    finally:
+        if begins and not settings.trials_folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

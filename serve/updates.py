@@ -18,13 +18,12 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.common.text import ascii_name
 from rayrec.inference.folder.table_files import is_delta
 from rayrec.store.paths import in_folder_around
-from serve.errors import RequestError
-from serve.models.repository import TRAFFIC_FILE, ModelSource, StagedModels, Traffic, fingerprint, scan
-from serve.models.served_models import ServedModel, ServedModels, news
-from serve.models.served_version import ServedVersion
-from serve.models.shadow import Shadow
-from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
+from serve.folders import TRAFFIC_FILE, ModelSource, StagedModels, TrafficSplit, fingerprint, scan
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.requests import RequestError
+from serve.served_models import ServedModel, ServedModels, Shadow, news
+from serve.served_version import ServedVersion
 
 logger = logging.getLogger("ray.serve.rayrec")
 
@@ -102,12 +101,12 @@ class Updates:
             shadow = None if before is None else before.shadow
             if version is not None:
                 weights, shadow = {version: 1.0}, None
-            Traffic.save(Traffic(weights=weights, shadow=shadow) if weights else None, source.folder)
+            TrafficSplit.save(TrafficSplit(weights=weights, shadow=shadow) if weights else None, source.folder)
             self._look(at_once=name)
             model = self.states[name]
             if not model.weights or (weights and model.failed):
                 # A replica that starts now would have nothing that answers.
-                Traffic.save(before, source.folder)
+                TrafficSplit.save(before, source.folder)
                 what, why = next(iter(model.failed.items()))
                 raise RequestError(409, f"model '{name}', {what}: {why}; nothing was changed")
 
@@ -115,30 +114,33 @@ class Updates:
         """Let no version of a model answer, in any replica, until it is loaded again. Raises RequestError."""
         with self._lock, self._changed(name) as (source, before):
             weights, shadow = ({}, None) if before is None else (before.weights, before.shadow)
-            Traffic.save(Traffic(weights=weights, shadow=shadow, unloaded=True), source.folder)
+            TrafficSplit.save(TrafficSplit(weights=weights, shadow=shadow, unloaded=True), source.folder)
             self._look(at_once=name)
 
-    def index(self) -> list[dict[str, str]]:
-        """Return every version of every model that lies in the folders: its name, number, state and why it is so."""
+    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+        """Return every version that lies in the folders, or those that are loaded: its model's name, its number, its
+        state and why it is so."""
         with self._lock:
             entries = []
             for name, source in scan(self._folders).items():
                 model = self.states.get(name, ServedModel(name, {}, {}))
                 for version in source.versions:
                     state = "READY" if version in model.versions else "UNAVAILABLE"
+                    if only_ready and state != "READY":
+                        continue
                     reason = model.failed.get(version) or ("" if model.weights else self._models.absent.get(name, ""))
                     entries.append({"name": name, "version": version, "state": state, "reason": reason})
             return entries
 
     @contextmanager
-    def _changed(self, name: str) -> Iterator[tuple[ModelSource, Traffic | None]]:
+    def _changed(self, name: str) -> Iterator[tuple[ModelSource, TrafficSplit | None]]:
         """Yield where a model lies and what `serving.json` says, to be changed. Raises RequestError."""
         try:
             self._staged.refresh(now=True)
             sources = scan(self._folders)
             if name not in sources:
                 raise RequestError(404, f"no model '{name[:100]}'; {did_you_mean(name, sorted(sources), 'models:')}")
-            yield sources[name], Traffic.load(sources[name].folder)
+            yield sources[name], TrafficSplit.load(sources[name].folder)
         except (UserError, OSError) as error:
             folder = sources[name].folder if name in sources else Path()
             raise RequestError(409, f"model '{name[:100]}': {_without_folder(str(error), folder)}") from None
@@ -196,7 +198,7 @@ class Updates:
         before = self.states.get(name) or ServedModel(name, {}, {})
         failed: dict[str, str] = {}
         try:
-            traffic = Traffic.load(source.folder)
+            traffic = TrafficSplit.load(source.folder)
         except (UserError, OSError) as error:
             return replace(before, failed={TRAFFIC_FILE: _without_folder(str(error), source.folder)})
         if traffic is not None and traffic.unloaded:

@@ -13,59 +13,107 @@
                                    -> {"model": "NAME", "version": "1", "explanations": [{"score": 0.0312,
                                        "logit": -3.44, "base": -1.68, "parts": {"I1": -0.93, ...}}]}
 
-`:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.protocols.arrow`). A version
-is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
+`:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.arrow`). A version is named
+by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
+
+A verb is a function from the version that is asked and the body to the body of the answer; `VERBS` has them by name.
 """
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rayrec.common.errors import UserError
-from rayrec.features.few_rows import PlainRows
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.recommender import UnknownUserError
-from serve.engine.admission import Admission
-from serve.errors import RequestError
-from serve.models.served_models import ServedModel, ServedModels
-from serve.models.served_version import Rows, ServedVersion
-from serve.protocols import arrow
-from serve.protocols.http import call_of, headers_of, parse_json, read_body
+from serve import arrow
+from serve.admission import Admission
+from serve.http import Route, call_of, headers_of, read_body
+from serve.requests import RequestError, content_errors, parse_json
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import RequestRows, ServedVersion
 
-_MODELS, _PREDICT = "/v1/models/", ":predict"
 MOST_EXPLAINED = 8
 """Rows that a request may have explained: one takes as long as thousands of scores."""
 
 _JSON = json.JSONEncoder(allow_nan=False)
-RowsT = TypeVar("RowsT")
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
 """(model, version, body, admission) -> body of the answer. Raises RequestError."""
 
 
+def routes(models: ServedModels, admission: Admission) -> list[Route]:
+    """Return the routes over `models`."""
+
+    async def call(request: Request) -> Response:
+        verb = request.path_params["verb"]
+        if verb not in VERBS:
+            raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
+        # The version that answers is chosen once: a request keeps it, whatever is loaded meanwhile.
+        model = models.model(request.path_params["name"])
+        version = model.version(request.path_params.get("version"))
+        call_of(request).answered_by(model.name, version.version, verb)
+        given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
+        is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+        if is_arrow and verb != "predict":
+            raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
+        body = await read_body(request, admission)
+        answer = _predict_columns if is_arrow else VERBS[verb]
+        content = await answer(model, version, body, admission)
+        return Response(content, media_type=arrow.MEDIA_TYPE if is_arrow else "application/json")
+
+    async def names(_: Request) -> Response:
+        return JSONResponse({"models": sorted(models.current)})
+
+    async def about_model(request: Request) -> Response:
+        model = models.model(request.path_params["name"])
+        return JSONResponse({**_about(model.name, model.version()), "versions": model.states()})
+
+    async def about_version(request: Request) -> Response:
+        model = models.model(request.path_params["name"])
+        return JSONResponse(_about(model.name, model.version(request.path_params["version"])))
+
+    return [
+        Route("/v1/models/{name}:{verb}", call, "POST"),
+        Route("/v1/models/{name}/versions/{version}:{verb}", call, "POST"),
+        Route("/v1/models", names),
+        Route("/v1/models/{name}", about_model),
+        Route("/v1/models/{name}/versions/{version}", about_version),
+    ]
+
+
+def _about(name: str, version: ServedVersion) -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": version.version,
+        "ready": True,
+        "recipe": version.predictor.recipe.name,
+        "metrics": version.predictor.metrics,
+        "schema": version.predictor.schema.model_dump(mode="json"),
+    }
+
+
 async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     max_rows = admission.settings.max_rows_per_request
-    parse = partial(parse_plain_instances, body, version.predictor.raw_rows, max_rows)
+    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
     # Every row is an object. Who sends few rows is not to wait with those who send many.
     async with admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
-        return predictions(model.name, version.version, await model.score(version, Rows(rows)))
+        return predictions(model.name, version.version, await model.score(version, rows))
 
 
 async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    """Answer `:predict` for an Arrow stream with another one."""
     max_rows = admission.settings.max_rows_per_request
     parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows)
-    async with admission.parsed(len(body), max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as rows:
-        return arrow.scores_stream(model.name, version.version, await model.score(version, Rows(rows)))
+    async with admission.parsed(len(body), max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as columns:
+        scores = await model.score(version, RequestRows(columns))
+        return arrow.scores_stream(model.name, version.version, scores)
 
 
 async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
@@ -85,11 +133,9 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ad
 async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     parse = partial(parse_rank, body, admission.settings.max_rows_per_request)
     async with admission.parsed(len(body), len(body), version.row_bytes, parse) as asked:
-        try:
-            rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
-        except UserError as error:
-            raise RequestError(422, str(error)) from None
-        best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
+        with content_errors():
+            columns = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
+        best = Ranking.of(asked.candidates, await model.score(version, RequestRows(columns)), asked.k)
     candidates = _with_scores("candidate", best.candidates, best.scores)
     return _answer(model.name, version.version, candidates=candidates)
 
@@ -100,111 +146,15 @@ async def _explain(model: ServedModel, version: ServedVersion, body: bytes, admi
     max_rows = min(MOST_EXPLAINED, admission.settings.max_rows_per_request)
     parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
     async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
-        explanations = await version.explain(rows)
+        explanations = await version.explain(rows.batch())
     return _answer(model.name, version.version, explanations=list(map(asdict, explanations)))
-
-
-def _cannot(model: ServedModel, why: str) -> RequestError:
-    return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
 
 
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank, "explain": _explain}
 
 
-def routes(models: ServedModels, admission: Admission) -> list[Route]:
-    """Return the routes over `models`."""
-
-    async def call(request: Request) -> Response:
-        name, verb = request.path_params["name"], request.path_params["verb"]
-        if verb not in VERBS:
-            raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
-        if request.method != "POST":
-            raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
-        model = models.model(name)
-        content, media_type = await _content(request, model, request.path_params.get("version"), verb, admission)
-        return Response(content, media_type=media_type)
-
-    async def names(_: Request) -> Response:
-        return JSONResponse({"models": sorted(models.current)})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        served = models.model(name)
-        return JSONResponse({**_described(name, served.version()), "versions": served.describe()})
-
-    async def version(request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(_described(name, models.model(name).version(request.path_params["version"])))
-
-    return [
-        Route("/v1/models/{name}:{verb}", call, methods=["GET", "POST"]),
-        Route("/v1/models/{name}/versions/{version}:{verb}", call, methods=["GET", "POST"]),
-        Route("/v1/models", names),
-        Route("/v1/models/{name}", model),
-        Route("/v1/models/{name}/versions/{version}", version),
-    ]
-
-
-def asked_to_predict(scope: Scope) -> tuple[str, str | None] | None:
-    """Return the model and the version that a POST to `:predict` names, as the routes read it; None for other
-    requests.
-    """
-    if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
-        return None
-    path: str = scope["path"]
-    if not (path.startswith(_MODELS) and path.endswith(_PREDICT)):
-        return None
-    match path[len(_MODELS) : -len(_PREDICT)].split("/"):
-        case [name] if name:
-            return name, None
-        case [name, "versions", version] if name and version:
-            return name, version
-    return None
-
-
-def predict_app(models: ServedModels, admission: Admission) -> ASGIApp:
-    """Return what answers `asked_to_predict` as the routes do, without Starlette, which takes as long as a
-    row's score.
-    """
-
-    async def predict(scope: Scope, receive: Receive, send: Send) -> None:
-        asked = asked_to_predict(scope)
-        assert asked is not None
-        name, version = asked
-        model = models.model(name)
-        content, media_type = await _content(Request(scope, receive), model, version, "predict", admission)
-        headers = [(b"content-length", str(len(content)).encode()), (b"content-type", media_type.encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-
-    return predict
-
-
-async def _content(
-    request: Request, model: ServedModel, version: str | None, verb: str, admission: Admission
-) -> tuple[bytes, str]:
-    """Return the body of the answer to a POST request, and its media type. Raises RequestError."""
-    chosen = model.version(version)
-    call_of(request).answered_by(model.name, chosen.version, verb)
-    given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
-    is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
-    if is_arrow and verb != "predict":
-        raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
-    body = await read_body(request, admission)
-    if is_arrow:
-        return await _predict_columns(model, chosen, body, admission), arrow.MEDIA_TYPE
-    return await VERBS[verb](model, chosen, body, admission), "application/json"
-
-
-def _described(name: str, version: ServedVersion) -> dict[str, Any]:
-    return {
-        "name": name,
-        "version": version.version,
-        "ready": True,
-        "recipe": version.predictor.recipe.name,
-        "metrics": version.predictor.metrics,
-        "schema": version.predictor.schema.model_dump(mode="json"),
-    }
+def _cannot(model: ServedModel, why: str) -> RequestError:
+    return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
 
 
 def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
@@ -238,27 +188,23 @@ class RankRequest:
     k: int | None
 
 
-def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
+def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> RequestRows:
     """Return the checked raw rows of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
-    return _read(body, raw_rows.from_rows, max_rows)
-
-
-def parse_plain_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> PlainRows | pa.RecordBatch:
-    """Return what `parse_instances` gives, without Arrow's arrays where rows are few and plain (`RawRows.few`)."""
-    return _read(body, raw_rows.few, max_rows)
-
-
-def _read(body: bytes, read: Callable[[list[Any]], RowsT], max_rows: int) -> RowsT:
-    """Read the instances of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
-    rows = _instances(parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
+    content = parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}')
+    if not isinstance(content, dict):
+        raise RequestError(422, 'the body must be {"instances": [...]} or one object of features, not another value')
+    rows = content.get("instances", [content])
+    if "instances" in content and len(content) > 1:
+        other = next(key for key in content if key != "instances")
+        raise RequestError(422, f"unknown key '{other[:100]}' beside 'instances'; leave it out")
+    if not isinstance(rows, list):
+        raise RequestError(422, "instances: must be a list of objects of features")
     if not rows:
         raise RequestError(422, "instances: empty; send at least one row")
     if len(rows) > max_rows:
         raise RequestError(413, f"instances: {len(rows)} rows, at most {max_rows} a request; send several requests")
-    try:
-        return read(rows)
-    except UserError as error:
-        raise RequestError(422, str(error)) from None
+    with content_errors():
+        return RequestRows(raw_rows.few(rows))
 
 
 def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
@@ -301,17 +247,3 @@ def _object(body: bytes, example: str, keys: tuple[str, ...]) -> dict[str, Any]:
     if unknown:
         raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are {', '.join(keys[:-1])} and {keys[-1]}")
     return content
-
-
-def _instances(content: Any) -> list[Any]:
-    if not isinstance(content, dict):
-        raise RequestError(422, 'the body must be {"instances": [...]} or one object of features, not another value')
-    if "instances" not in content:
-        return [content]
-    if len(content) > 1:
-        other = next(key for key in content if key != "instances")
-        raise RequestError(422, f"unknown key '{other[:100]}' beside 'instances'; leave it out")
-    rows = content["instances"]
-    if not isinstance(rows, list):
-        raise RequestError(422, "instances: must be a list of objects of features")
-    return rows

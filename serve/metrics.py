@@ -1,9 +1,14 @@
-"""The Prometheus metrics of a replica, which Ray exports on the metrics port of each node."""
+"""What a replica counts: Prometheus' metrics, which Ray exports on the metrics port of each node, and the history.
 
+`ServingMetrics.answered` counts answers and `VersionStatistics` what passes see, each for both.
+"""
+
+import collections
 import logging
+import os
+import re
 import time
 import urllib.request
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -21,7 +26,7 @@ from rayrec.inference.export.references import ReferenceTraffic, score_counts, u
 from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
-from serve.operations.history import SECONDS, History, References
+from serve.dashboard import SECONDS, History, References
 
 logger = logging.getLogger("ray.serve.rayrec")
 
@@ -33,6 +38,10 @@ _PASSES = 64
 """Most passes that are counted together. Large ones take so long that time ends before there are as many."""
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_REPORTS = 0.1, 1.0
 _NODES_AT_ONCE, _NODE_SECONDS = 16, 3.0
+_HAPROXY_ANSWERS = re.compile(
+    rb"haproxy_(frontend|server)_http_responses_total"
+    rb'\{proxy="http[_-][^"]*",(?:server="[^"]*",)?code="([45]xx)"\} (\d+)'
+)
 # Nodes are reached directly, whatever proxy the environment names.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -67,6 +76,14 @@ class ServingMetrics:
         self.failed_loads = Counter("rayrec_failed_loads", "Versions that were tried and not loaded.", _MODEL)
         self.deltas = Gauge("rayrec_deltas_applied", "1 if the model is a delta on a whole one, else 0.", _MODEL)
 
+    def answered(self, model: str, version: str, method: str, status: int, seconds: float) -> None:
+        """Count an answer; `model` and `version` may be empty, and `method` is where nothing was computed."""
+        tags = {"model": ascii_name(model), "version": version, "method": method}
+        self.requests.inc(1, {**tags, "status": str(status)})
+        if method:
+            self.seconds.observe(seconds, tags)
+        self.history.answered(model, version, status, seconds if method else None)
+
 
 class ScoredPass(NamedTuple):
     """The rows of one pass."""
@@ -92,7 +109,7 @@ class VersionStatistics:
     model: str
     version: str
     folder: ModelFolder
-    _noted: deque[ScoredPass] = field(default_factory=deque)
+    _noted: collections.deque[ScoredPass] = field(default_factory=collections.deque)
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unknown: dict[str, int] = field(default_factory=dict)
     _window: dict[str, UnknownValues] = field(default_factory=dict)
@@ -232,3 +249,26 @@ def _of_node(node: dict[str, Any]) -> bytes:
             return b"".join(line for line in answer if line.startswith(b"ray_rayrec_"))
     except (OSError, HTTPException):
         return b""
+
+
+def refused_requests() -> bytes:
+    """Return a line of Prometheus' text for 4xx and one for 5xx: answers of this node's HAProxy that are no replica's.
+
+    Empty where requests do not come through HAProxy. The counts begin anew when the number of replicas changes.
+    """
+    port = os.environ.get("RAY_SERVE_HAPROXY_METRICS_PORT", "9101")
+    url = f"http://127.0.0.1:{port}/metrics?scope=frontend&scope=server"
+    try:
+        with _OPENER.open(url, timeout=_NODE_SECONDS) as answer:
+            return count_refused(answer.read())
+    except (OSError, HTTPException):
+        return b""
+
+
+def count_refused(metrics: bytes) -> bytes:
+    """Return the lines of `refused_requests` from HAProxy's own metrics."""
+    refused = collections.Counter[bytes]()
+    for kind, code, answers in _HAPROXY_ANSWERS.findall(metrics):
+        refused[code] += int(answers) if kind == b"frontend" else -int(answers)
+    # A replica's answer may be counted before it is sent.
+    return b"".join(b'ray_rayrec_refused_requests_total{code="%s"} %d\n' % (c, max(0, n)) for c, n in refused.items())

@@ -1,5 +1,11 @@
-"""Checked tensors of a request as the columns that a predictor reads: raw, or encoded as a dataset has them."""
+"""Tensors of the Open Inference Protocol, checked and read as the columns that a predictor takes.
 
+`make_tensor` makes one of what JSON, bytes or gRPC's typed values hold; `rows_of` makes columns of all of a request:
+raw ones, read as columns of files are, or encoded as a dataset has them.
+"""
+
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,14 +18,110 @@ from rayrec.features.raw_values import Values
 from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.raw_rows import RawRows
-from serve.errors import RequestError
-from serve.models.served_version import Rows
-from serve.protocols.v2.tensors import INTEGERS, Tensor
+from serve.requests import RequestError, content_errors
+from serve.served_version import RequestRows
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_NUMPY = {
+    "BOOL": np.bool_,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
+    "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+DATA_TYPES = (*_NUMPY, "BYTES")
+INTEGERS = tuple(name for name in _NUMPY if "INT" in name)
 
 
-def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
+@dataclass(frozen=True)
+class Tensor:
+    """One input of a request: n rows of `width` values each."""
+
+    name: str
+    datatype: str
+    rows: int
+    width: int
+    values: list[Any] | NDArray[Any] | pa.Array
+    """rows * width values in row-major order: a list if they came as JSON, a string array for BYTES."""
+
+    @property
+    def where(self) -> str:
+        """Input, for messages."""
+        return _where(self.name)
+
+
+def make_tensor(index: int, name: Any, datatype: Any, shape: Any, values: Any, data: bytes | None = None) -> Tensor:
+    """Return the checked tensor of the input at position `index`. Raises RequestError 422.
+
+    Its values are `data`, the binary form of the protocol, or else `values`: flat, or nested as the shape says.
+    """
+    if not isinstance(name, str):
+        raise RequestError(422, f"inputs[{index}]: has no name; name a feature of the model")
+    where = _where(name)
+    if datatype not in DATA_TYPES:
+        raise RequestError(422, f"{where}: datatype must be one of {', '.join(DATA_TYPES)}")
+    if (
+        not isinstance(shape, list)
+        or len(shape) not in (1, 2)
+        or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
+    ):
+        raise RequestError(422, f"{where}: shape must be [rows] or [rows, values of a row]")
+    count = prod(shape)
+    rows, width = (*shape, 1)[:2]
+    if data is not None:
+        values = _from_bytes(where, datatype, data, count)
+    elif len(shape) == 2 and isinstance(values, list) and all(isinstance(row, list) for row in values):
+        fits = len(values) == rows and all(len(row) == width for row in values)
+        values = [value for row in values for value in row] if fits else None
+    if not isinstance(values, list | np.ndarray | pa.Array) or len(values) != count:
+        raise RequestError(422, f"{where}: data must be a list of the {count} values that its shape says")
+    return Tensor(name, datatype, rows, width, values)
+
+
+def _where(name: str) -> str:
+    return f"input '{name[:100]}'"
+
+
+def _from_bytes(where: str, datatype: str, data: bytes, count: int) -> NDArray[Any] | pa.Array:
+    if datatype == "BYTES":
+        return _strings(where, data, count)
+    dtype = np.dtype(_NUMPY[datatype]).newbyteorder("<")
+    if len(data) != count * dtype.itemsize:
+        raise RequestError(422, f"{where}: {len(data)} bytes for {count} values of {datatype}")
+    return np.frombuffer(data, dtype)
+
+
+def _strings(where: str, data: bytes, count: int) -> pa.Array:
+    """Return the strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
+    texts = _equally_long(data, count)
+    if texts is None:
+        values, position = [], 0
+        while position + 4 <= len(data):
+            end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+            values.append(data[position + 4 : end])
+            position = end
+        if position != len(data) or len(values) != count:
+            raise RequestError(422, f"{where}: its bytes are not {count} strings, each after its length in 4 bytes")
+        texts = pa.array(values, pa.binary())
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise RequestError(422, f"{where}: a string is not UTF-8") from None
+
+
+def _equally_long(data: bytes, count: int) -> pa.Array | None:
+    """Return the strings as bytes if all have one length, as hashed categories have: they are read without a loop."""
+    if count == 0 or len(data) % count or len(data) < 4 * count:
+        return None
+    table = np.frombuffer(data, np.uint8).reshape(count, -1)
+    length = table.shape[1] - 4
+    if (table[:, :4].copy().view("<u4") != length).any():
+        return None
+    offsets = np.arange(count + 1, dtype=np.int32) * length
+    text = pa.py_buffer(np.ascontiguousarray(table[:, 4:]))
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), text])
+
+
+def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> RequestRows:
     """Return the rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows, predictor.raw_rows)
     known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
@@ -27,11 +129,9 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
     for name in by_name:
         if name not in known and not predictor.raw_rows.is_unneeded(name):
             raise RequestError(422, predictor.raw_rows.unknown(name))
-    try:
+    with content_errors():
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
-    except UserError as error:
-        raise RequestError(422, str(error)) from None
-    return Rows(columns, encoded)
+    return RequestRows(columns, encoded)
 
 
 def weights_input(feature: str) -> str:

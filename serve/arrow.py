@@ -12,10 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
 from rayrec.inference.raw_rows import RawRows
-from serve.engine.admission import MOST_VALUES
-from serve.errors import RequestError
+from serve.requests import MOST_VALUES, RequestError, content_errors
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 SCORE = "score"
@@ -41,10 +39,8 @@ def parse_columns(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBat
     except (pa.ArrowException, OSError, NotImplementedError, OverflowError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(400, f"the body is not a valid Arrow IPC stream: {reason}") from None
-    try:
+    with content_errors():
         return raw_rows.from_batch(rows)
-    except UserError as error:
-        raise RequestError(422, str(error)) from None
 
 
 def scores_stream(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
@@ -106,10 +102,8 @@ def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> tuple[pa.Schem
 @lru_cache(maxsize=16)
 def _checked_schema(message: bytes, raw_rows: RawRows) -> tuple[pa.Schema, list[str]]:
     schema = pa.ipc.read_schema(pa.py_buffer(message))
-    try:
+    with content_errors():
         raw_rows.require_features(raw_rows.named(schema.names))
-    except UserError as error:
-        raise RequestError(422, str(error)) from None
     features = [field for field in schema if not raw_rows.is_unneeded(field.name)]
     for field in features:
         if not _is_plain(field.type):

@@ -4,18 +4,72 @@ The state of a model is one immutable value that is replaced as a whole: a reque
 keeps the version that it was given until it is answered.
 """
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import did_you_mean
-from serve.errors import RequestError
-from serve.models.served_version import Rows, ServedVersion
-from serve.models.shadow import Shadow
+from rayrec.common.errors import UserError, did_you_mean
+from serve.json_log import JsonLog
+from serve.requests import RequestError
+from serve.served_version import RequestRows, ServedVersion
+
+_MAX_WAITING = 64
+"""Requests that may wait for a shadow; further ones are not compared, so that a slow shadow costs no memory."""
+
+
+class Shadow:
+    """A version that scores the same requests as those that answer, to compare them before it answers itself.
+
+    It belongs to the event loop.
+    """
+
+    def __init__(self, version: ServedVersion, log: JsonLog) -> None:
+        self.version = version
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts = dict.fromkeys(("requests", "rows", "failed", "dropped"), 0)
+        self._sum = self._max = 0.0
+
+    def compare(self, answered_by: str, rows: RequestRows, scores: NDArray[np.float32]) -> None:
+        """Score `rows` too, after the answer; never delays or fails the request itself."""
+        if len(self._tasks) >= _MAX_WAITING:
+            self._counts["dropped"] += 1
+            return
+        task = asyncio.get_running_loop().create_task(self._compare(answered_by, rows, scores))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was found so far: counts, and differences of probabilities over all rows."""
+        rows = self._counts["rows"]
+        found = {"mean_difference": self._sum / rows, "max_difference": self._max} if rows else {}
+        return {**self._counts, "mean_difference": None, "max_difference": None, **found}
+
+    async def _compare(self, answered_by: str, rows: RequestRows, scores: NDArray[np.float32]) -> None:
+        model, version = self.version.name, self.version.version
+        entry: dict[str, Any] = {"model": model, "answered_by": answered_by, "shadow": version, "rows": len(scores)}
+        raw_rows = self.version.predictor.raw_rows
+        try:
+            # The shadow's schema may be another.
+            if not rows.encoded and not rows.columns.schema.equals(raw_rows.columns):
+                rows = RequestRows(raw_rows.from_batch(rows.batch()))
+            difference = np.abs(await self.version.score(rows) - scores)
+        except (RequestError, UserError, pa.ArrowException) as error:
+            self._counts["failed"] += 1
+            self._log.write({**entry, "error": str(error)})
+            return
+        mean, largest = float(difference.mean()), float(difference.max())
+        self._counts["requests"] += 1
+        self._counts["rows"] += len(scores)
+        self._sum += float(difference.sum())
+        self._max = max(self._max, largest)
+        self._log.write({**entry, "mean_difference": mean, "max_difference": largest})
 
 
 @dataclass(frozen=True)
@@ -41,7 +95,7 @@ class ServedModel:
             raise RequestError(404, f"no version '{wanted[:100]}' of model '{self.name}'{why}; there are: {there}")
         return self.versions[wanted]
 
-    async def score(self, version: ServedVersion, rows: Rows) -> NDArray[np.float32]:
+    async def score(self, version: ServedVersion, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows by `version`, compared with those of the shadow afterwards."""
         scores = await version.score(rows)
         if self.shadow is not None and self.shadow.version is not version:
@@ -68,7 +122,7 @@ class ServedModel:
                 lines.append(f"model '{self.name}': {subject}: {why}{stays}")
         return lines
 
-    def describe(self) -> dict[str, Any]:
+    def states(self) -> dict[str, Any]:
         """Return the state of each version, for clients."""
         total = sum(self.weights.values())
         states: dict[str, dict[str, Any]] = {

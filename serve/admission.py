@@ -11,23 +11,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from rayrec.common.text import ascii_name
 from rayrec.config import ServeConfig
-from serve.engine.memory import Memory
-from serve.errors import RequestError
-from serve.operations.json_log import JsonLog
-from serve.operations.tokens import is_admin, is_allowed
+from serve.json_log import JsonLog
+from serve.memory import Memory
+from serve.requests import CLIENT_LEFT, RequestError
+from serve.tokens import is_admin, is_allowed
 
 if TYPE_CHECKING:
     # Ray Serve's proxies import this module, and have no need of what counts scores.
-    from serve.operations.metrics import ServingMetrics
-
-CLIENT_LEFT = 499
-"""The status, as nginx has it, of a request whose client went away before the answer."""
-
-MOST_VALUES = 2**20
-"""Objects, lists and values that a request may have, of which each takes up to 170 bytes once it is parsed; numbers and
-strings that are sent as bytes are not among them."""
+    from serve.metrics import ServingMetrics
 
 AT_ONCE_BYTES = 16 * 2**10
 """JSON of a smaller body is parsed in the event loop: to hand it to a thread takes as long."""
@@ -152,11 +144,7 @@ class Admission:
     def record(self, call: Call, seconds: float) -> None:
         """Count a request that took so long, and log it."""
         status = call.status or CLIENT_LEFT
-        tags = {"model": ascii_name(call.model), "version": call.version, "method": call.method}
-        self.metrics.requests.inc(1, {**tags, "status": str(status)})
-        if call.method:
-            self.metrics.seconds.observe(seconds, tags)
-        self.metrics.history.answered(call.model, call.version, status, seconds if call.method else None)
+        self.metrics.answered(call.model, call.version, call.method, status, seconds)
         if self.access_log is not None:
             noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
             request = {name: getattr(call, name) for name in noted}

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.features.few_rows import PlainRows
 from rayrec.inference.explanation.additive import Explanation, explainer_of
@@ -26,9 +25,9 @@ from rayrec.inference.recommender import Recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
-from serve.engine.batching import Batcher
-from serve.errors import RequestError
-from serve.operations.metrics import ScoredPass, ServingMetrics, VersionStatistics
+from serve.batching import Batcher
+from serve.metrics import ScoredPass, ServingMetrics, VersionStatistics
+from serve.requests import RequestError, content_errors
 
 _FEW_VALUES = 50
 """Most values of a vocabulary that is listed as a whole."""
@@ -41,7 +40,7 @@ logger = logging.getLogger("ray.serve.rayrec")
 
 
 @dataclass(frozen=True)
-class Rows:
+class RequestRows:
     """The checked rows of one request: raw columns (`RawRows.columns`), or encoded ones as a dataset holds them."""
 
     columns: pa.RecordBatch | PlainRows
@@ -108,7 +107,7 @@ class ServedVersion:
         )
         self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
-    async def score(self, rows: Rows) -> NDArray[np.float32]:
+    async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
         scores = await self._score(rows)
         if not np.isfinite(scores).all():
@@ -131,11 +130,9 @@ class ServedVersion:
             found: list[Explanation] = []
             for index in range(encoded.num_rows):
                 steps = self.explainer.explaining(encoded.slice(index, 1), index)
-                try:
+                with content_errors():
                     while (explanation := await self.evaluate(partial(next, steps))) is None:
                         pass
-                except UserError as error:
-                    raise RequestError(422, str(error)) from None
                 found.append(explanation)
         return found
 
@@ -143,37 +140,40 @@ class ServedVersion:
         """Call `function` in the thread in which models are evaluated, as a pass of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
-    def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
+    def _score_together(self, requests: Sequence[RequestRows]) -> list[NDArray[np.float32]]:
         answers, scored = score_together(self.predictor, requests)
         self.statistics.note(scored)
         return answers
 
 
-def score_together(predictor: Predictor, requests: Sequence[Rows]) -> tuple[list[NDArray[np.float32]], ScoredPass]:
+def score_together(
+    predictor: Predictor, requests: Sequence[RequestRows]
+) -> tuple[list[NDArray[np.float32]], ScoredPass]:
     """Return the scores of each request's rows, from one pass over all of them; and the pass."""
+    # A few plain rows need no Arrow, which would take most of the time of a pass.
     plain = [request.columns for request in requests if isinstance(request.columns, PlainRows)]
     if len(plain) == len(requests):
         few = PlainRows.joined(plain)
         encoded_few = predictor.encode_few(few)
         scores = predictor.predict_encoded(encoded_few)
         return _split(scores, plain), ScoredPass(len(requests), few, encoded_few, scores)
-    if len(requests) == 1:
-        (request,) = requests
-        rows = request.batch() if request.encoded else predictor.encode(request.batch())
-        scores = predictor.predict_encoded(rows)
-        return [scores], ScoredPass(1, None if request.encoded else request.batch(), rows, scores)
+    # All raw rows are encoded in one go; those that came encoded follow them.
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
     raw = [requests[index].batch() for index in order if not requests[index].encoded]
     encoded = [requests[index].batch() for index in order if requests[index].encoded]
-    together = pa.concat_batches(raw) if raw else None
-    if together is not None:
-        encoded.insert(0, predictor.encode(together))
-    rows = pa.concat_batches(encoded)
+    all_raw = _joined(raw) if raw else None
+    rows = _joined([predictor.encode(all_raw), *encoded] if all_raw is not None else encoded)
     scores = predictor.predict_encoded(rows)
+    # Every request gets its own scores, in the order of the requests.
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
     for index, part in zip(order, _split(scores, [requests[index].columns for index in order]), strict=True):
         answers[index] = part
-    return answers, ScoredPass(len(requests), together, rows, scores)
+    return answers, ScoredPass(len(requests), all_raw, rows, scores)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches one after the other; one alone is not copied."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRows]) -> list[NDArray[np.float32]]:

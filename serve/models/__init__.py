@@ -1,1 +1,0 @@
-"""Models, their versions and what they answer with; knows no protocol."""
