@@ -83,14 +83,14 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
-    recipe, schema = read_schema(request.source)
-    schema.require_same_features(dataset.schema, request.data)
-    require_evaluable(recipe, dataset)
-
-    # Score the split where it is decided, and measure every row.
-    device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
-    rows = part.split(request.split).rows
     with stored_model(request.source, request.checkpoint) as model:
+        recipe, schema = model.recipe, model.schema
+        schema.require_same_features(dataset.schema, request.data)
+        require_evaluable(recipe, dataset)
+
+        # Score the rows where it is decided, and measure each of them.
+        device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
+        rows = part.split(request.split).rows
         place = place_evaluation(request, request.workers, device, rows, progress)
         with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
             pool,
