@@ -18,7 +18,6 @@ from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import new_file
-from rayrec.store.tensors import StoredTensors
 
 
 class CheckpointModel:
@@ -42,6 +41,9 @@ class CheckpointModel:
         To score, `files` is a folder on each node for the tables, which the caller removes; to score raw rows,
         `dataset` is the folder that the model was trained on.
         """
+        # Only now: torch's checkpoints take a second to import, which servers of model folders do without.
+        from rayrec.store.tensors import StoredTensors
+
         self.folder, self.recipe, self.metrics = folder, recipe, SplitMetrics()
         self._given = (folder, recipe, schema, dataset, files)
         self._dataset, self._files = dataset, files
