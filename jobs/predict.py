@@ -1,7 +1,6 @@
 """`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.store.files import require_absent
-from rayrec.store.paths import Folder, local_path, location
+from rayrec.store.paths import Folder, to_path
 
 
 class PredictRequest(PlacedRequest):
@@ -56,11 +55,7 @@ class PredictRequest(PlacedRequest):
     @property
     def dataset(self) -> Path | None:
         """Dataset folder, if the input is one."""
-        return None if self.input is None or self.raw else local_path(self.input)
-
-    def reads(self) -> Iterator[Path]:
-        yield from super().reads()
-        yield from [self.dataset] if self.dataset is not None else []
+        return None if self.input is None or self.raw else to_path(self.input)
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -157,7 +152,7 @@ def describe(result: Result) -> str:
     if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:
         assert result.rows is not None and result.output is not None
         lost = sum(rejected.values())
-        folder = f"{location(result.output)}/{REJECTED_FOLDER}"
+        folder = f"{result.output}/{REJECTED_FOLDER}"
         lines.append(
             f"{lost:,} of {result.rows + lost:,} rows have no score ({describe_reasons(rejected)}); see {folder}"
         )

@@ -21,7 +21,8 @@ from rayrec.training.driver import Metrics, train
 from rayrec.training.loop.checkpoint import load_state
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.warm_start import WarmStart
 from tests.ranks import run_ranks

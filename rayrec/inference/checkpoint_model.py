@@ -14,7 +14,7 @@ from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.table_files import TABLE_TENSOR, MappedTable, new_table, table_file
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.estimates import SplitMetrics
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import new_file
@@ -104,6 +104,4 @@ class CheckpointModel:
                 f"{self.folder}: the dataset that it was trained on is gone or has changed, so raw rows cannot be "
                 "read; bring it back, or give the output of `rayrec export`"
             )
-        dataset = Dataset.open(self._dataset)
-        dataset.fetch_mapped()
-        return dataset.folder
+        return Dataset.open(self._dataset).folder

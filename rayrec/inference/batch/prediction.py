@@ -22,11 +22,8 @@ from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
     ScoringPool,
-    new_output,
-    new_output_file,
     new_part,
     part_path,
-    remove_output_folder,
     require_output,
 )
 from rayrec.inference.batch.scoring import ScoredBatches, grouped, score_split
@@ -37,6 +34,7 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.models.common.precision import AmpError
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.store.files import new_folder, remove
 from rayrec.store.parquet import WrittenFile, new_parquet_files
 
 SCORES_FOLDER = "scores"
@@ -107,7 +105,7 @@ def predict_dataset(
     ids = (schema.group, schema.candidate) if schema.group and schema.candidate else ()
     errors = [AmpError()]
     progress.stage(f"predict {split}", rows)
-    with new_output(output.absolute()) as folder:
+    with new_folder(output.absolute(), shared=True) as folder:
         write = WriteScores(folder, ids, schema.label)
         for task in score_split(model, dataset, split, write, pool, write.columns):
             progress.advance(task.rows)
@@ -146,7 +144,7 @@ def predict_raw(
     reports: list[_ChunkReport] = []
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
-    with new_output(output.absolute()) as folder:
+    with new_folder(output.absolute(), shared=True) as folder:
         arguments = {"model": model, "output": folder, "reader": reader, "pool": pool, "rows": rows}
         for done in pool.run(tasks, _ScoreChunks, arguments):
             for report in done:
@@ -174,7 +172,7 @@ def predict_raw(
         numbering = _numbering(folder, before, [report.files for report in reports])
         for numbered in pool.run(numbering, NumberLines, {}):
             progress.advance(numbered)
-        remove_output_folder(folder / _CHUNKS_FOLDER)
+        remove(folder / _CHUNKS_FOLDER)
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
@@ -243,7 +241,7 @@ class _ScoreChunks:
     def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
         require_output(self._output)
         folder = self._output / _CHUNKS_FOLDER
-        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART, new=new_output_file)
+        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART)
         lines, rejected = 0, Counter[str]()
         first: dict[str, Any] | None = None
         unknown: dict[str, UnknownValues] = {}

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import ScoringPool, new_output, new_part, part_path
+from rayrec.inference.batch.pool import ScoringPool, new_part, part_path
 from rayrec.inference.batch.scoring import rows_of_parts
 from rayrec.inference.recommender import Recommender, load_recommender
+from rayrec.store.files import new_folder
+from rayrec.store.node_copy import original
 
 RECOMMENDATIONS_FOLDER = "recommendations"
 _SCORES_AT_ONCE = 4_194_304
@@ -40,8 +42,8 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, pool: Scori
     ends = [min(start + users_per_part, users) for start in starts]
     tasks = [(part, start, end) for part, (start, end) in enumerate(zip(starts, ends, strict=True))]
     progress.stage("recommend", users)
-    with new_output(output.absolute()) as temporary:
-        arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
+    with new_folder(output.absolute(), shared=True) as temporary:
+        arguments = {"folder": original(recommender.predictor.folder), "k": k, "output": temporary}
         for ranked in pool.run(tasks, _RecommendBlocks, arguments):
             progress.advance(ranked)
 

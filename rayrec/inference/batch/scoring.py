@@ -21,14 +21,13 @@ from rayrec.config.evaluate import EvaluateConfig, RankingConfig
 from rayrec.features.schema import Schema
 from rayrec.inference.batch.pool import ROWS_PER_PART, ScoringPool
 from rayrec.inference.scorer import StoredModel
-from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.dataset import Dataset, PartInfo
+from rayrec.ingest.interactions.pairs import AllCandidates
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.precision import AmpError
 from rayrec.store.parquet import open_parquet
-from rayrec.store.staged import fetch
 
 _PARTS_AIMED_AT = 64
 
@@ -141,7 +140,6 @@ class _ScoreTask:
         pool: ScoringPool,
     ) -> None:
         """`end`: rows of the split, or of its part."""
-        fetch(dataset)  # what this node may have of it is not old then
         self._scorer = pool.scorer(model)
         self._features, self._columns, self._translate = features, columns, translate
         self._sink, self._end = sink, end
