@@ -6,7 +6,7 @@
   taken in again, in as many copies as it takes, with SIGKILL for the whole process group after a random part of the
   time that a phase took undisturbed, until each phase was killed `--kills` times: preprocess --extend, train
   --warm-start, export, the gate, and publishing. At the end vocabularies, counts, encoded rows and the weights of the
-  last model, read through all its deltas, are compared bit by bit.
+  last model, read as a delta on its base, are compared bit by bit.
 - `rayrec follow` is killed at random moments while files land. Then every file must have been taken in once.
 - `rayrec serve` is killed at random moments while it applies deltas. Then it must serve the last version, with the
   scores that the same version gives in Python.

@@ -1,6 +1,5 @@
 """`rayrec compare`: better, or lucky?"""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from jobs.export import exported
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, local_path, location
+from rayrec.store.paths import Folder, to_path
 
 
 class CompareRequest(Request):
@@ -29,14 +28,11 @@ class CompareRequest(Request):
         folders = self.folders()
         twice = next((folder for number, folder in enumerate(folders) if folder in folders[:number]), None)
         if twice is not None:
-            raise ConfigError(f"{location(twice)}: given twice; give every run once")
+            raise ConfigError(f"{twice}: given twice; give every run once")
 
     def folders(self) -> list[Path]:
         """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
-        return [local_path(run).absolute() for run in self.run]
-
-    def reads(self) -> Iterator[Path]:
-        yield from self.folders()
+        return [to_path(run).absolute() for run in self.run]
 
     def with_absolute_paths(self) -> "CompareRequest":
         """Return the same request for a process in another folder."""
@@ -85,7 +81,7 @@ def describe(result: Result) -> str:
     found = result.details["differences"]
     lines = [verdict_line(difference) for difference in found] or ["The runs differ only in their seeds."]
     assert result.output is not None
-    return "\n".join([*lines, describe_result(result), f"  {location(result.output)}/report.html"])
+    return "\n".join([*lines, describe_result(result), f"  {result.output}/report.html"])
 
 
 COMMAND = Command("compare", CompareRequest, run, describe)

@@ -16,7 +16,7 @@ from rayrec.store.paths import Folder, LocalPath
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.placement.parallel_model import ParallelModel
+    from rayrec.training.parallel.parallel_model import ParallelModel
 
 
 class EvaluateRequest(PlacedRequest):

@@ -11,7 +11,7 @@ from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
@@ -99,9 +99,9 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         dependence = partial_dependence(predictor, rows, shown, progress)
     figures = {
         "kind": "explanation",
-        "subject": location(request.source),
+        "subject": str(request.source),
         "recipe": recipe.name,
-        "data": location(request.data),
+        "data": str(request.data),
         "split": split,
         "rows": len(rows),
         "rows_of_split": dataset.split(split).rows,

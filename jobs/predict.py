@@ -20,7 +20,7 @@ from rayrec.common.ray_blocks import session_size
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import DATA, Execution, Place
 from rayrec.store.files import require_absent
-from rayrec.store.paths import Folder, local_path, location
+from rayrec.store.paths import Folder, to_path
 
 
 class PredictRequest(PlacedRequest):
@@ -58,11 +58,7 @@ class PredictRequest(PlacedRequest):
     @property
     def dataset(self) -> Path | None:
         """Dataset folder, if the input is one."""
-        return None if self.input is None or self.raw else local_path(self.input)
-
-    def reads(self) -> Iterator[Path]:
-        yield from super().reads()
-        yield from [self.dataset] if self.dataset is not None else []
+        return None if self.input is None or self.raw else to_path(self.input)
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -176,7 +172,7 @@ def describe(result: Result) -> str:
     if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:
         assert result.rows is not None and result.output is not None
         lost = sum(rejected.values())
-        folder = f"{location(result.output)}/{REJECTED_FOLDER}"
+        folder = f"{result.output}/{REJECTED_FOLDER}"
         lines.append(
             f"{lost:,} of {result.rows + lost:,} rows have no score ({describe_reasons(rejected)}); see {folder}"
         )

@@ -12,7 +12,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.metrics.expectations import Expectation, flat_metrics
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
@@ -134,14 +134,14 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
         progress.stage("drift")
         drift, unlike = drift_between(dataset, other)
         drifts = [feature.as_json() for feature in drift]
-        against = {"dataset": location(other.folder), "features": drifts, "not_compared": unlike}
+        against = {"dataset": str(other.folder), "features": drifts, "not_compared": unlike}
         flat["drifted_features"] = sum(feature.has_drifted for feature in drift)
         flat |= {f"{feature.name}.drift": feature.index for feature in drift}
     times, recipe = dataset.manifest.times, dataset.recipe
     ends = None if times is None else {"first": _date(times.first), "last": _date(times.last)}
     figures = {
         "kind": "dataset",
-        "subject": location(dataset.folder),
+        "subject": str(dataset.folder),
         "recipe": recipe.name,
         "source": recipe.source.kind,
         "times": ends,
@@ -179,7 +179,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
             held_out = _scores(model, dataset, split, progress)
     figures = {
         "kind": "run",
-        "subject": location(trained.path),
+        "subject": str(trained.path),
         "description": recipe.description or recipe.name,
         "split": split,
         "metrics": metrics,
@@ -216,7 +216,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         metrics, split = {own: measured}, own
     figures = {
         "kind": "model",
-        "subject": location(model.folder),
+        "subject": str(model.folder),
         "description": model.recipe.description or model.recipe.name,
         "split": split,
         "metrics": metrics,
@@ -256,7 +256,6 @@ def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> 
     from rayrec.inference.predictor import load_model
     from rayrec.inspection.held_out import held_out_figures, score_split
 
-    dataset.fetch_mapped()
     return held_out_figures(score_split(load_model(model), dataset, split, progress), dataset, progress)
 
 
@@ -274,7 +273,7 @@ def describe(result: Result) -> str:
     if result.error is not None:
         lines.append(result.error)
     if result.output is not None:
-        lines.append(f"  {location(result.output)}/report.html")
+        lines.append(f"  {result.output}/report.html")
     return "\n".join(lines)
 
 

@@ -20,7 +20,8 @@ from rayrec.recipes import Recipe
 from rayrec.training.driver import Metrics, fill_from_checkpoint, train
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.warm_start import WarmStart
 from tests.ranks import run_ranks

@@ -42,18 +42,12 @@ class PlacedRequest(Request):
     """Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster."""
 
 
-def place_preprocessing(
-    request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, *, was_at_uri: bool, progress: Progress
-) -> Place:
+def place_preprocessing(request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, progress: Progress) -> Place:
     """Return where raw files become a dataset; large is what the memory holds no rows of, and in any case 4 GiB of
     text (`Preprocessing.suits_threads`).
-
-    `was_at_uri`: unfinished work, which Spark's tasks have begun, lies at the URI of the output.
     """
     only_ray = None
-    if was_at_uri:
-        only_ray = "the work that was begun at the output's URI"
-    elif spark != SparkConfig():
+    if spark != SparkConfig():
         only_ray = "preprocess.spark"
     elif job.needs_spark:
         only_ray = "a join of this source's tables"

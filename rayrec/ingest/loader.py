@@ -11,12 +11,12 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.batches import assemble
+from rayrec.ingest.broker import SharedEpoch
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.exchange import EpochExchange
-from rayrec.ingest.reads import InMemorySplit, stream_reads
-from rayrec.ingest.resident import ResidentSplit
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit
+from rayrec.ingest.order import BatchOrder, EpochOptions, row_groups_of
+from rayrec.ingest.row_groups import stream_row_groups
 from rayrec.models.common.batch import Batch
 
 
@@ -76,7 +76,7 @@ def open_batches(
     contiguous: bool = False,
     whole_groups: bool = False,
     store: InMemorySplit | ResidentSplit | None = None,
-    peers: EpochExchange | None = None,
+    shared: SharedEpoch | None = None,
     by_ray_data: bool = False,
     **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
@@ -86,9 +86,8 @@ def open_batches(
     `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
     then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory (`read_split`), kept
     by the caller over several epochs; without one the split is read into memory here if the config says so, and
-    otherwise streamed (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch
-    share what they decode. `by_ray_data`: tasks of Ray Data stream instead of threads. `options`: see `BatchOrder`.
-    Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
+    otherwise streamed. `shared`, `by_ray_data`: see `rayrec.ingest.row_groups.stream_row_groups`. `options`: see
+    `BatchOrder`. Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
     if whole_groups and info.longest_group is None:
@@ -96,15 +95,15 @@ def open_batches(
             f"{dataset.folder}: the rows of a group are not kept together in split '{split}'; preprocess again, or set "
             "train.loss.listwise=0"
         )
-    units = Units.of(info.parts)
+    row_groups = row_groups_of(info.parts)
     streams = config.read_streams
     if contiguous:
         # A lane for each rank, which continues where its last batch ended; not possible with fewer row groups.
         world_size = options.get("world_size", 1)
-        streams = world_size if min(len(units), options["global_batch_size"]) >= world_size else 1
+        streams = world_size if min(len(row_groups), options["global_batch_size"]) >= world_size else 1
     options.setdefault("shuffle", config.shuffle)
     longest = info.longest_group if whole_groups else None
-    order = BatchOrder(units=units, read_streams=streams, longest_group=longest, **options)
+    order = BatchOrder(row_groups=row_groups, read_streams=streams, longest_group=longest, **options)
     if order.num_batches == 0:
         raise UserError(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
@@ -112,7 +111,7 @@ def open_batches(
         )
     if store is None and config.in_memory:
         store = read_split(dataset, split, torch.device(device))
-    return BatchLoader(dataset, order, store, torch.device(device), config, peers, by_ray_data=by_ray_data)
+    return BatchLoader(dataset, order, store, torch.device(device), config, shared, by_ray_data=by_ray_data)
 
 
 def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
@@ -143,12 +142,12 @@ class BatchLoader(EpochLoader):
         store: InMemorySplit | ResidentSplit | None,
         device: torch.device,
         config: IngestConfig,
-        peers: EpochExchange | None,
+        shared: SharedEpoch | None,
         *,
         by_ray_data: bool,
     ) -> None:
         super().__init__(order)
-        self._dataset, self._store, self._task_cpus, self._peers = dataset, store, config.task_cpus, peers
+        self._dataset, self._store, self._task_cpus, self._shared = dataset, store, config.task_cpus, shared
         self._by_ray_data = by_ray_data
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
         is_current = device.type == "cuda" and device.index is None
@@ -186,8 +185,8 @@ class BatchLoader(EpochLoader):
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
-        if self._peers is not None:
-            self._peers.leave()
+        if self._shared is not None:
+            self._shared.leave()
         # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
         self._room.put(None)
         self._thread.join()
@@ -206,19 +205,18 @@ class BatchLoader(EpochLoader):
         if isinstance(store, ResidentSplit):
             yield from store.batches(self._order)
             return
-        reads = (
-            store.reads(self._order)
-            if store is not None
-            else stream_reads(
+        if store is not None:
+            row_groups = store.row_groups(self._order)
+        else:
+            row_groups = stream_row_groups(
                 self._dataset,
                 self._order,
                 by_ray_data=self._by_ray_data,
-                peers=self._peers,
+                shared=self._shared,
                 task_cpus=self._task_cpus,
             )
-        )
-        with contextlib.closing(reads):
-            for arrays in assemble(schema, self._order, reads, pin_memory=self._device.type == "cuda"):
+        with contextlib.closing(row_groups):
+            for arrays in assemble(schema, self._order, row_groups, pin_memory=self._device.type == "cuda"):
                 yield arrays.to_batch(schema, self._device)
 
     def _produce_from(self, batches: Iterator[Batch]) -> None:

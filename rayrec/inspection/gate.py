@@ -12,7 +12,6 @@ from rayrec.config.evaluate import PublishConfig
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.drift import FeatureDrift, drift_of_extension
 from rayrec.metrics.binary import log_losses
 from rayrec.metrics.estimates import SumsOfRows
@@ -80,7 +79,7 @@ def _compare(candidate: Path, serving: Path, dataset: Dataset, parent: Dataset, 
     names = [feature.name for feature in schema.features]
     weight = [] if schema.weight is None else [schema.weight]
     parts = []
-    for rows in first_rows(dataset, split, [*names, schema.label, *weight], _MOST_ROWS):
+    for rows in dataset.rows(split, [*names, schema.label, *weight], _MOST_ROWS):
         features = rows.select(names)
         labels = rows[schema.label].to_numpy()
         weights = rows[schema.weight].to_numpy() if schema.weight is not None else np.ones(len(labels), np.float32)

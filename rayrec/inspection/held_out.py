@@ -11,7 +11,6 @@ from rayrec.common.progress import Progress
 from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
@@ -60,7 +59,7 @@ def score_split(
     others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
     progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
     batches, logits = [], []
-    for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
+    for batch in dataset.rows(split, [*names, *others], MOST_ROWS):
         logits.append(predictor.logits_encoded(batch.select(names)))
         batches.append(batch)
         progress.advance(batch.num_rows)

@@ -6,7 +6,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +18,6 @@ from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_train import preempted_nodes
 from rayrec.recipes import Recipe
-from rayrec.store.paths import here
-from rayrec.store.staged import borrowed, lent
 from rayrec.training.ray_workers import run_workers
 from rayrec.training.run.display import HistoryDisplay, show_history
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
@@ -27,7 +25,8 @@ from rayrec.training.run.preflight import require_evaluable, require_parts, requ
 
 if TYPE_CHECKING:
     from rayrec.training.loop.worker import InitialWeights
-    from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+    from rayrec.training.parallel.parallel_model import ParallelModel
+    from rayrec.training.parallel.ranks import RankContext
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -82,18 +81,17 @@ def train(
         progress.message(f"train.rows: training on the first {recipe.train.rows:,} of {rows:,} rows of 'train'")
     is_here = execution.on == "process"
     progress.stage("start training" if is_here else f"start {recipe.train.workers} workers")
-    with nullcontext(False) if is_here else lent(run.path, progress) as is_lent:
-        # Rank 0 writes the history, wherever it is; a thread of this process reads and shows it.
-        show = partial(show_history, run, recipe.name, HistoryDisplay(recipe, rows, progress), is_lent)
-        with in_background(show, "rayrec-history"):
-            if is_here:
-                from rayrec.training.loop.worker import train_worker
+    # Rank 0 writes the history, wherever it is; a thread of this process reads and shows it.
+    show = partial(show_history, run, recipe.name, HistoryDisplay(recipe, rows, progress))
+    with in_background(show, "rayrec-history"):
+        if is_here:
+            from rayrec.training.loop.worker import train_worker
 
-                with only_rank() as context:
-                    train_worker(recipe, dataset, run, context, initial_weights)
-            else:
-                work = partial(_train, run.path, is_lent, initial_weights)
-                run_workers(work, recipe, dataset, run.path, execution)
+            with only_rank() as context:
+                train_worker(recipe, dataset, run, context, initial_weights)
+        else:
+            work = partial(_train, run.path, initial_weights)
+            run_workers(work, recipe, dataset, run.path, execution)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -137,7 +135,6 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
 
 def _train(
     folder: Path,
-    is_lent: bool,
     initial_weights: "InitialWeights | None",
     recipe: Recipe,
     dataset: Dataset,
@@ -145,9 +142,7 @@ def _train(
 ) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    with borrowed(folder) if is_lent and context.rank == 0 else nullcontext():
-        run = RunFolder(here(folder) if is_lent else folder, is_lent)
-        train_worker(recipe, dataset, run, context, initial_weights, preempted_nodes)
+    train_worker(recipe, dataset, RunFolder(folder), context, initial_weights, preempted_nodes)
 
 
 def _evaluate(
@@ -162,7 +157,7 @@ def _evaluate(
 ) -> Measured:
     from rayrec.models.common.precision import resolve_precision
     from rayrec.training.loop.splits import SplitReader, evaluate_split
-    from rayrec.training.placement.parallel_model import ParallelModel
+    from rayrec.training.parallel.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
@@ -183,7 +178,7 @@ def only_rank() -> Iterator["RankContext"]:
     import torch
     import torch.distributed as dist
 
-    from rayrec.training.placement.parallel_model import RankContext
+    from rayrec.training.parallel.ranks import RankContext
 
     context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
     threads = torch.get_num_threads()

@@ -15,8 +15,8 @@ from tests.holding import Hold
 Rayrec = Callable[..., Finished]
 MOMENTS = {
     "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/manifest\.json$"],
-    "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
-    "export": [r"\.export\.unfinished-[^/]+$", r"\.export/result\.json$", r"\bmodel$"],
+    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/progress\.json$"],
+    "export": [r"\.unfinished-new\.unfinished-new$", r"\.model\.unfinished-new/result\.json$", r"/model$"],
 }
 """For each phase, the paths of which it is about to make one when it is killed."""
 

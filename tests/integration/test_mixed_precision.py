@@ -16,7 +16,8 @@ from rayrec.models.common.precision import resolve_precision
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.ranks import run_ranks

@@ -37,8 +37,8 @@ def raw_files(*, needs_spark: bool = False, suits_threads: bool = True) -> Any:
     return SimpleNamespace(needs_spark=needs_spark, suits_threads=suits_threads, bytes=3 * 2**20)
 
 
-def preprocessing(job: Any, spark: SparkConfig = NO_SPARK, *, was_at_uri: bool = False) -> Any:
-    return lambda request, to: place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=to)
+def preprocessing(job: Any, spark: SparkConfig = NO_SPARK) -> Any:
+    return lambda request, to: place_preprocessing(request, job, spark, to)
 
 
 def training(**config: Any) -> Any:
@@ -81,7 +81,6 @@ LARGE = {
 ONLY_RAY = {
     "joins": preprocessing(raw_files(needs_spark=True)),
     "spark is set": preprocessing(raw_files(), SPARK),
-    "at a URI": preprocessing(raw_files(), was_at_uri=True),
     "train, 3 workers": training(workers=3),
     "train, elastic": training(workers=2, min_workers=1),
     "evaluate, 2 workers": evaluation(2, "cpu"),

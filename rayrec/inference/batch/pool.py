@@ -1,25 +1,22 @@
 """Pool of batch jobs: workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
-from rayrec.store.files import delete_remote_files, new_folder, new_remote_file
 from rayrec.store.parquet import new_parquet, open_parquet
-from rayrec.store.paths import staged_root
+from rayrec.store.paths import RemotePath, path_of
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
@@ -93,57 +90,19 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 @contextmanager
-def new_output(output: Path) -> Iterator[Path]:
-    """Yield the folder for workers to write parts to, which is `output`, whole, when the block ends without an error.
-
-    Parts of a staged output are written to its URI, and deleted there after an error.
-    """
-    if staged_root(output) is None:
-        with new_folder(output) as folder:
-            yield folder
-        return
-    try:
-        yield output
-    except BaseException:
-        with suppress(UserError):  # it would hide the error
-            delete_remote_files(output)
-        raise
-    output.mkdir(parents=True, exist_ok=True)
-
-
-def remove_output_folder(folder: Path) -> None:
-    """Remove a folder of the output."""
-    if staged_root(folder) is None:
-        shutil.rmtree(folder)
-    else:
-        delete_remote_files(folder)
-
-
-@contextmanager
-def new_output_file(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """Yield a writer of a file of the output, as `new_parquet`, or of its URI if it is staged."""
-    if staged_root(path) is None:
-        with new_parquet(path, schema, **options) as writer:
-            yield writer
-    else:
-        with new_remote_file(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
-            yield writer
-
-
-@contextmanager
 def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
     """Yield a function that writes rows to a part, which appears whole when the block ends.
 
     Raises UserError if the node of the actor does not see the output folder.
     """
     require_output(path.parent.parent)
-    with new_output_file(path, schema, compression="zstd") as writer:
+    with new_parquet(path, schema, compression="zstd") as writer:
         yield writer.write_table
 
 
 def require_output(folder: Path) -> None:
-    """Raise UserError if the node of this actor neither sees the driver's unfinished output folder nor has its URI."""
-    if staged_root(folder) is None and not folder.is_dir():
+    """Raise UserError if the node of this actor does not see the driver's unfinished output folder."""
+    if not isinstance(folder, RemotePath) and not folder.is_dir():
         raise UserError(
             f"{folder.parent}: not the same folder on all nodes of the cluster; give an --output that all nodes share"
         )
@@ -155,12 +114,12 @@ class NumberLines:
     def __call__(self, task: pa.Table) -> pa.Table:
         """Write the files `source`, one after the other, to `target` with `before` added to the lines of each."""
         pieces = task.to_pylist()
-        with open_parquet(Path(pieces[0]["source"])) as file:
+        with open_parquet(path_of(pieces[0]["source"])) as file:
             schema = file.schema_arrow
         column = schema.get_field_index("line")
-        with new_part(Path(pieces[0]["target"]), schema) as write:
+        with new_part(path_of(pieces[0]["target"]), schema) as write:
             for piece in pieces:
-                with open_parquet(Path(piece["source"])) as file:
+                with open_parquet(path_of(piece["source"])) as file:
                     for batch in file.iter_batches():
                         lines = pa.array(batch["line"].to_numpy() + piece["before"])
                         write(pa.Table.from_batches([batch.set_column(column, schema.field(column), lines)]))

@@ -25,11 +25,8 @@ from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
     grouped,
-    new_output,
-    new_output_file,
     new_part,
     part_path,
-    remove_output_folder,
     require_output,
     rows_of_parts,
     run_in_pool,
@@ -42,8 +39,10 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.models.common.precision import AmpError, resolve_precision
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.store.files import new_folder, remove
+from rayrec.store.node_copy import original
 from rayrec.store.parquet import WrittenFile, new_parquet_files, open_parquet
-from rayrec.store.staged import fetch
+from rayrec.store.paths import path_of
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
@@ -96,8 +95,13 @@ def predict_dataset(
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
     errors = [AmpError()]
     progress.stage(f"predict {split}", info.rows)
-    with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder, "precision": precision}
+    with new_folder(output.absolute(), shared=True) as folder:
+        arguments = {
+            "model": original(model.folder),
+            "dataset": dataset.folder,
+            "output": folder,
+            "precision": precision,
+        }
         columns = {"label": schema.label, "kept": tuple(kept), "end": info.rows}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
             for row in report.to_pylist():
@@ -151,8 +155,14 @@ def predict_raw(
     reports: list[_ChunkReport] = []
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
-    with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": reader, "precision": precision, "rows": rows}
+    with new_folder(output.absolute(), shared=True) as folder:
+        arguments = {
+            "model": original(model.folder),
+            "output": folder,
+            "reader": reader,
+            "precision": precision,
+            "rows": rows,
+        }
         for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
             for report in map(pickle.loads, done["report"].to_pylist()):
                 reports.append(report)
@@ -179,7 +189,7 @@ def predict_raw(
         numbering = _numbering(folder, before, [report.files for report in reports])
         for done in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
             progress.advance(sum(done["rows"].to_pylist()))
-        remove_output_folder(folder / _CHUNKS_FOLDER)
+        remove(folder / _CHUNKS_FOLDER)
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
@@ -230,7 +240,6 @@ class _ScoreRowGroups:
         precision: InferencePrecision,
     ) -> None:
         """`end`: rows of the split, or of its part. `kept`: columns (int64) written beside the score and the label."""
-        fetch(dataset)  # what this node may have of it is not old then
         self._predictor = _load(model, precision)
         self._output, self._end, self._label, self._kept = output, end, label, kept
         self._features = [feature.name for feature in self._predictor.schema.features]
@@ -242,7 +251,7 @@ class _ScoreRowGroups:
         row, errors = groups[0]["first"], []
         with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
             for group in groups:
-                with open_parquet(Path(group["path"])) as part:
+                with open_parquet(path_of(group["path"])) as part:
                     names = [*self._features, self._label, *self._kept]
                     rows = part.read_row_group(group["row_group"], columns=names).slice(0, self._end - row)
                 (batch,) = rows.select(self._features).combine_chunks().to_batches()
@@ -289,7 +298,7 @@ class _ScoreChunks:
     def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
         require_output(self._output)
         folder = self._output / _CHUNKS_FOLDER
-        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART, new=new_output_file)
+        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART)
         lines, rejected = 0, Counter[str]()
         first: dict[str, Any] | None = None
         unknown: dict[str, UnknownValues] = {}

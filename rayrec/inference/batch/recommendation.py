@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import new_output, new_part, part_path, rows_of_parts, run_in_pool
+from rayrec.inference.batch.pool import new_part, part_path, rows_of_parts, run_in_pool
 from rayrec.inference.recommender import Recommender, load_recommender
+from rayrec.store.files import new_folder
+from rayrec.store.node_copy import original
 
 RECOMMENDATIONS_FOLDER = "recommendations"
 _SCORES_AT_ONCE = 4_194_304
@@ -42,8 +44,8 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, progress: P
         for part, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
     progress.stage("recommend", users)
-    with new_output(output.absolute()) as temporary:
-        arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
+    with new_folder(output.absolute(), shared=True) as temporary:
+        arguments = {"folder": original(recommender.predictor.folder), "k": k, "output": temporary}
         for report in run_in_pool(tasks, _RecommendBlocks, arguments, in_threads=in_threads):
             progress.advance(sum(report["users"].to_pylist()))
 

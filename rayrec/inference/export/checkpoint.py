@@ -28,9 +28,8 @@ from rayrec.ingest.held_out_rows import (
     held_out_rows,
     read_held_out_rows,
 )
-from rayrec.ingest.reader import first_rows
 from rayrec.metrics.binary import BinaryMetrics
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_atomically, write_json
@@ -108,7 +107,6 @@ def export_checkpoint(
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """
-    dataset.fetch_mapped()
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
     loss: dict[str, Any] | None = None
     with new_model_folder(
@@ -162,7 +160,7 @@ def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldO
     """Return the first positive pairs of users and items, as the vocabularies have them."""
     schema = predictor.schema
     names = [feature.name for feature in schema.features]
-    rows = pa.Table.from_batches(first_rows(dataset, split, [*names, schema.label], MOST_LOOKED_AT))
+    rows = pa.Table.from_batches(dataset.rows(split, [*names, schema.label], MOST_LOOKED_AT))
     rows = rows.filter(pc.equal(rows[schema.label], 1))
     values = {}
     for feature in schema.categorical:
@@ -215,7 +213,7 @@ def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArra
     names = [feature.name for feature in predictor.schema.features]
     metrics = BinaryMetrics.from_config(EvaluateConfig())
     parts: list[NDArray[np.float32]] = []
-    for rows in first_rows(dataset, split, [*names, label], _MOST_COMPARED_ROWS):
+    for rows in dataset.rows(split, [*names, label], _MOST_COMPARED_ROWS):
         scores = predictor.predict_encoded(rows.select(names))
         # A probability that float32 rounds to 0 or 1 has no finite logit.
         logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)
