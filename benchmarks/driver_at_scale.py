@@ -22,8 +22,7 @@ import pyarrow.fs as fs
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
-from rayrec.inference.batch.pool import rows_of_parts
-from rayrec.inference.batch.prediction import row_group_tasks
+from rayrec.inference.batch.scoring import rows_of_parts, scoring_tasks
 from rayrec.ingest.dataset import Manifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
@@ -173,8 +172,8 @@ def _batches(rows: int, nodes: int) -> dict[str, Any]:
 
 def _predict(rows: int, nodes: int) -> dict[str, Any]:
     """Return the tasks that score row groups."""
-    tasks = row_group_tasks(Path("/data"), _parts(rows), rows_of_parts(rows))
-    sizes = [task.nbytes for task in tasks]
+    tasks = scoring_tasks(Path("/data"), _parts(rows), rows_of_parts(rows))
+    sizes = [len(pickle.dumps(task)) for task in tasks]
     return {"tasks": len(tasks), "sent_mib": round(sum(sizes) / _MIB, 2), "most_bytes_of_a_task": max(sizes)}
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
-from jobs.export import exported
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
@@ -52,7 +52,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
     require_same_rows(runs, split)
-    figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, exported, progress)}
+    figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, stored_model, progress)}
     progress.finish()
     with new_folder(request.output) as folder:
         write_page(folder, comparison_page(figures), figures)

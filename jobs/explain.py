@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
-from jobs.export import exported, read_schema
+from jobs.export import read_schema
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
@@ -78,16 +79,16 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split, or --split")
     dataset.labelled_split(split)
-    with exported(request.source) as folder:
+    with stored_model(request.source) as model:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
         from rayrec.inference.explanation.dependence import partial_dependence
         from rayrec.inference.explanation.importance import permutation_importance
         from rayrec.inference.explanation.rows import LabelledRows
-        from rayrec.inference.predictor import load_model
+        from rayrec.inference.predictor import Predictor
         from rayrec.pages.explanation import explanation_page
         from rayrec.pages.page import write_page
 
-        predictor = load_model(folder)
+        predictor = Predictor(model)
         progress.stage("read rows")
         rows = LabelledRows.read(dataset, split, request.rows)
         permuted = {feature.name: (feature.name,) for feature in schema.features} | groups

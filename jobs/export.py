@@ -223,7 +223,7 @@ def exported(path: Path) -> Iterator[Path]:
             run(ExportRequest(run=path, output=output), SilentProgress())
             yield output
     else:
-        raise _neither(path)
+        raise neither_model_nor_run(path)
 
 
 def read_schema(path: Path) -> "tuple[Recipe, Schema]":
@@ -233,12 +233,13 @@ def read_schema(path: Path) -> "tuple[Recipe, Schema]":
     from rayrec.training.run.folder import RunFolder
 
     if not (is_model_folder(path) or is_run_folder(path)):
-        raise _neither(path)
+        raise neither_model_nor_run(path)
     opened = ModelFolder.open(path) if is_model_folder(path) else RunFolder.open(path)
     return opened.recipe, opened.schema
 
 
-def _neither(path: Path) -> UserError:
+def neither_model_nor_run(path: Path) -> UserError:
+    """Return the error that a folder is neither a model nor a run."""
     return UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
 
 

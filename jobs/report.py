@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Result, describe_result, main
-from jobs.export import exported, is_run_folder
+from jobs.export import is_run_folder
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.metrics.expectations import Expectation, flat_metrics
@@ -15,6 +16,7 @@ from rayrec.store.files import new_folder, require_absent
 from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
+    from rayrec.inference.scorer import StoredModel
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import Page
 
@@ -174,8 +176,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     expectations = _checked(request, flat_metrics(metrics, split))
     held_out = None
     if split is not None and trained.progress() is not None:
-        progress.stage("export")
-        with exported(request.source) as model:
+        with stored_model(request.source) as model:
             held_out = _scores(model, dataset, split, progress)
     figures = {
         "kind": "run",
@@ -211,7 +212,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         own = dataset.split_to_judge(preferred)
         if own is None:
             raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
-        held_out = _scores(model.folder, dataset, own, progress)
+        held_out = _scores(model, dataset, own, progress)
         measured = {name: found and found["value"] for name, found in held_out["metrics"].items()}
         metrics, split = {own: measured}, own
     figures = {
@@ -251,12 +252,11 @@ def _sweep(request: ReportRequest) -> _Report:
     return _Report(figures, metrics, sweep_page)
 
 
-def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
-    """Return the figures of the held-out rows, scored by a model folder."""
-    from rayrec.inference.predictor import load_model
-    from rayrec.inspection.held_out import held_out_figures, score_split
+def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
+    """Return the figures of the held-out rows, scored by a model."""
+    from rayrec.inspection.held_out import held_out_figures, score_held_out
 
-    return held_out_figures(score_split(load_model(model), dataset, split, progress), dataset, progress)
+    return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 
 
 def _command_seconds(run: Path) -> float | None:

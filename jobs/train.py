@@ -19,7 +19,7 @@ from rayrec.store.paths import Folder, to_path
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
     from rayrec.config.train import EarlyStopConfig
-    from rayrec.inference.export.checkpoint import CheckpointWeights
+    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.ranking import Weights
@@ -273,9 +273,9 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
     return compose_weights(recipe.model, sources, config.options)
 
 
-def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
+def _open(folder: Path) -> "ModelFolder | CheckpointModel":
     """Return the weights of a model folder, or of a run folder's best checkpoint."""
-    from rayrec.inference.export.checkpoint import CheckpointWeights
+    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.training.run.folder import RunFolder
@@ -283,7 +283,7 @@ def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     if is_model_folder(folder):
         return ModelFolder.open(folder)
     run = RunFolder.open(folder)
-    return CheckpointWeights(run.checkpoint("best"), run.recipe, run.schema)
+    return CheckpointModel(run.checkpoint("best"), run.recipe, run.schema)
 
 
 COMMAND = Command("train", TrainRequest, run)

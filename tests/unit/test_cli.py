@@ -197,6 +197,8 @@ def test_heavy_imports_wait() -> None:
     statements: list[tuple[str, set[str]]] = [
         ("import rayrec.cli.main", {"pydantic", "yaml", "rich", "numpy", "torch", "ray", "pyspark"}),
         ("import rayrec; rayrec.load_recipe('dlrm-criteo')", {"numpy", "torch", "torchrec", "ray", "pyspark"}),
+        # Ray Serve's proxies import these.
+        ("import serve.http, serve.grpc_server", {"numpy", "pyarrow", "torch", "torchrec", "ray", "pyspark"}),
         (
             "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor, jobs.run, jobs.tune",
             {"torch", "torchrec", "ray", "pyspark", "raydp"},

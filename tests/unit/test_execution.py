@@ -109,7 +109,7 @@ def test_what_only_ray_can_do_is_refused_here(place: Any) -> None:
     said = Messages()
     assert place(PlacedRequest(), said) == place(PlacedRequest(on="ray"), said) == "ray"
     assert len(said.texts) == 2 and not any("--on process" in text for text in said.texts)
-    with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train)"):
+    with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train|Ray Data)"):
         place(PlacedRequest(on="process"), said)
 
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
 
-import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns
@@ -21,15 +19,12 @@ from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.over_ranks import compute_over_ranks
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.precision import AmpError, Precision
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
-
-_COMPARED_BATCHES = 2
-"""First batches of a split that are also scored in float32, where the metrics are those of mixed precision."""
 
 
 @dataclass(frozen=True)
@@ -116,47 +111,29 @@ class SplitReader:
         )
 
 
-def evaluate_split(
-    model: ParallelModel,
-    splits: SplitReader,
-    split: str,
-    config: EvaluateConfig,
-    progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
-    precision: Precision | None = None,
-) -> dict[str, float | None]:
+def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig) -> MetricValues:
     """Return the metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`. `progress` is
-    told of the rows of all ranks. `precision`: how the dense network computes, in float32 by default; of mixed
-    precision the metrics also have its error (`AmpError`) in the first batches.
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`; the model is
+    scored in float32 where it lies, in the memory of the ranks.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
     size = config.global_batch_size
-    is_mixed, error = precision is not None and precision.name in {"bf16", "fp16"}, AmpError()
     model.dense_network.eval()
     with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
-        for number, batch in enumerate(batches):
-            logits = model.logits(batch, precision)
-            if is_mixed and number < _COMPARED_BATCHES:
-                error.add(logits.sigmoid().cpu().numpy(), model.logits(batch).sigmoid().cpu().numpy())
+        for batch in batches:
+            logits = model.logits(batch)
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits, splits.dataset.schema.interactions)
-            progress.advance(batches.row_count(number) or 0)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
-            _rank(ranking, batch, model.logits(batch, precision), None)  # every item once
+            _rank(ranking, batch, model.logits(batch), None)  # every item once
     model.dense_network.train()
     metrics = compute_over_ranks(binary)
-    if ranking is not None:
-        metrics |= compute_over_ranks(ranking)
-    if is_mixed:
-        errors = [AmpError()] * dist.get_world_size()
-        dist.all_gather_object(errors, error)
-        metrics |= AmpError.of_all(errors).metrics()
-    return metrics
+    return metrics if ranking is None else metrics | compute_over_ranks(ranking)
 
 
 def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor, lists: InteractionColumns | None) -> None:

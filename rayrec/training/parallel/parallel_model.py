@@ -29,7 +29,6 @@ from rayrec.internals.torchrec import (
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
-from rayrec.models.common.precision import Precision
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.table_optimizer import TableOptimizer, set_fused_optimizers
@@ -194,19 +193,15 @@ class ParallelModel:
         return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
-    def logits(self, batch: Batch, precision: Precision | None = None) -> Tensor:
-        """Return the logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables.
-
-        `precision`: how the dense network computes, in float32 by default; tables are exact.
-        """
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the exact logits (B,) float32 without gradients; a collective, as ranks hold parts of the tables."""
         with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
         size = -(-batch.size // self.parts_of(batch.size))
 
         @torch.no_grad()  # which each thread has for itself
         def logits_of(part: tuple[Tensor, Tensor]) -> Tensor:
-            with precision.autocast() if precision is not None else nullcontext():
-                return cast(Tensor, self.dense_network(*part)).float()
+            return cast(Tensor, self.dense_network(*part)).float()
 
         parts = zip(batch.dense.split(size), pooled.split(size), strict=True)
         return torch.cat(list(self.threads.map(logits_of, parts)))
