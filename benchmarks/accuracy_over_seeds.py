@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.registry import source_of
-from rayrec.training.driver import evaluate, fill_from_checkpoint
 
 ROWS = ResultRows(
     Path(__file__).parent / "results" / "accuracy_over_seeds.json",
@@ -75,11 +72,12 @@ def measure(name: str, seeds: Sequence[int], rows: int) -> None:
                 "seconds": round(time.perf_counter() - started, 1),
             }
             if precision == "fp32":
-                fill = partial(fill_from_checkpoint, run.checkpoint("latest"))
-                scored, here = {}, Execution.in_process(device="cpu")
+                scored = {}
                 for arithmetic in PRECISIONS:
-                    measured = evaluate(recipe, dataset, split, fill, here, precision=arithmetic)
-                    scored[arithmetic] = measured.metrics
+                    measured = rayrec.evaluate(
+                        run.path, data, split=split, checkpoint="latest", precision=arithmetic, on="process"
+                    )
+                    scored[arithmetic] = measured.metrics[split]
                 result |= {key: scored["bf16"][key] for key in ("amp_error_max", "amp_error_mean")}
                 result["moved_by_amp"] = (scored["bf16"][METRICS[name]] or 0.0) - (scored["fp32"][METRICS[name]] or 0.0)
             ROWS.add(result)

@@ -22,10 +22,9 @@ import pyarrow.fs as fs
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
-from rayrec.inference.batch.pool import rows_of_parts
-from rayrec.inference.batch.prediction import row_group_tasks
-from rayrec.ingest.batch_order import BatchOrder, Units
+from rayrec.inference.batch.scoring import rows_of_parts, scoring_tasks
 from rayrec.ingest.dataset import Manifest, PartInfo, SplitInfo
+from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.runners.spark_runner import packed_items
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
@@ -156,22 +155,25 @@ def _batches(rows: int, nodes: int) -> dict[str, Any]:
     """
     ranks = nodes * _GPUS_A_NODE
     order = BatchOrder(
-        units=Units.of(_parts(rows)), global_batch_size=ranks * _BATCH_A_GPU, world_size=ranks, rank=ranks // 2
+        row_groups=row_groups_of(_parts(rows)),
+        global_batch_size=ranks * _BATCH_A_GPU,
+        world_size=ranks,
+        rank=ranks // 2,
     )
     batches = min(_BATCHES, order.num_batches)
     slices = sum(len(list(order.slices(batch))) for batch in range(batches))
     return {
-        "row_groups": len(order.units),
-        "reads": order.num_reads,
-        "decoded_by_this_rank": len(order.decoded(shares=True)),
+        "row_groups": len(order.row_groups),
+        "needed_by_this_rank": len(order.needs),
+        "decoded_by_this_rank": sum(need.decoder == order.rank for need in order.needs),
         "slices_a_batch": round(slices / max(1, batches), 1),
     }
 
 
 def _predict(rows: int, nodes: int) -> dict[str, Any]:
     """Return the tasks that score row groups."""
-    tasks = row_group_tasks(Path("/data"), _parts(rows), rows_of_parts(rows))
-    sizes = [task.nbytes for task in tasks]
+    tasks = scoring_tasks(Path("/data"), _parts(rows), rows_of_parts(rows))
+    sizes = [len(pickle.dumps(task)) for task in tasks]
     return {"tasks": len(tasks), "sent_mib": round(sum(sizes) / _MIB, 2), "most_bytes_of_a_task": max(sizes)}
 
 

@@ -32,7 +32,8 @@ from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.step import TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from tests.builders import CRITEO, make_dataset, make_rows, write_dataset
 from tests.ranks import run_ranks
 from tests.training_runs import Case, join_ranks, losses, recipe, run_cases

@@ -12,7 +12,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder
 from rayrec.training.run.preflight import resolve_device
 

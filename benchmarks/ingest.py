@@ -23,7 +23,7 @@ from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.reads import InMemorySplit
+from rayrec.ingest.memory import InMemorySplit
 from rayrec.recipes import load_recipe
 from rayrec.store.files import write_json
 from tests.builders import make_rows, make_schema, write_part

@@ -35,7 +35,7 @@ from rayrec.features.vocabulary import VOCABULARY_SCHEMA, index_file, write_inde
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.folder.model_folder import new_model_folder
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from rayrec.random.splitmix64 import hash_integers

@@ -21,10 +21,9 @@ import torch
 from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.batch_order import BatchOrder, Units
-from rayrec.ingest.interactions.positives import Positives
-from rayrec.ingest.interactions.sampled_loader import SampledLoader
-from rayrec.ingest.interactions.samples import SampledSplit
+from rayrec.ingest.interactions.pairs import Positives
+from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
+from rayrec.ingest.order import BatchOrder, RowGroup
 from rayrec.store.files import write_json
 
 _SHAPES = {"ml-1m": (994_169, 6_040, 3_706), "20M x 140k x 27k": (20_000_000, 140_000, 27_000)}
@@ -98,7 +97,7 @@ def _measure(shape: str, config: str, samples: int, batch_size: int, repeats: in
 
 def _samples_per_second(split: SampledSplit, schema: Schema, samples: int, batch_size: int, epoch: int) -> float:
     started = time.perf_counter()
-    order = BatchOrder(units=Units.of_samples(len(split)), global_batch_size=batch_size, epoch=epoch)
+    order = BatchOrder(row_groups=[RowGroup.of_samples(len(split))], global_batch_size=batch_size, epoch=epoch)
     made = 0
     with SampledLoader(split, schema, order) as batches:
         for batch in batches:

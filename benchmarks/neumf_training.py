@@ -39,13 +39,13 @@ import rayrec
 from jobs.command.result import text_table
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.pairs import Positives
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import read_history
 

@@ -24,7 +24,8 @@ from rayrec.features.schema import CategoricalFeature, InteractionColumns, Numer
 from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.step import TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from tests.naive_models import random_batch
 
 Row = dict[str, Any]

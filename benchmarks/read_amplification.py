@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.machine import Machine
-from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
+from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.store.files import write_json
 
 _ROWS = 32_768
@@ -37,14 +37,14 @@ def main() -> None:
 def _decoded(row_groups: int, workers: int) -> dict[str, Any]:
     of_part = (*(_ROWS,) * 19, _ROWS // 3)
     part = PartInfo(path="part.parquet", rows=sum(of_part), row_groups=of_part, bytes=0, sha256="")
-    units = Units.of([part] * (row_groups // 20))
+    groups = row_groups_of([part] * (row_groups // 20))
     alone = shared = most = 0
     for rank in range(workers):
-        order = BatchOrder(units=units, global_batch_size=65_536, world_size=workers, rank=rank)
-        alone += len(order.decoded(shares=False))
-        own = len(order.decoded(shares=True))
+        order = BatchOrder(row_groups=groups, global_batch_size=65_536, world_size=workers, rank=rank)
+        alone += len(order.needs)
+        own = sum(need.decoder == rank for need in order.needs)
         shared, most = shared + own, max(most, own)
-    return {"each_for_itself": alone / len(units), "shared": shared / len(units), "most_of_one_worker": most}
+    return {"each_for_itself": alone / len(groups), "shared": shared / len(groups), "most_of_one_worker": most}
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import num_item_rows, positive_pairs
-from rayrec.ingest.reader import first_rows
+from rayrec.ingest.interactions.pairs import num_item_rows, positive_pairs
 from rayrec.training.run.history import read_history
 
 K = 10
@@ -61,7 +60,7 @@ def ranked(dataset: Dataset, scores: Scores) -> dict[str, float]:
     """HR@10 and NDCG@10 of the test lists; ties count against the positive."""
     rows = np.concatenate([
         np.stack([batch[name].to_numpy() for name in ("user", "item", "label")], 1).astype(np.int64)
-        for batch in first_rows(dataset, "test", ["user", "item", "label"], 2**40)
+        for batch in dataset.rows("test", ["user", "item", "label"], 2**40)
     ])  # fmt: skip
     user, item, label = rows.T
     starts = np.flatnonzero(label)

@@ -23,9 +23,9 @@ from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from rayrec.store.files import write_json
-from rayrec.training.placement.cost import StepEstimate, estimate_step
-from rayrec.training.placement.hardware import ACCELERATORS, AcceleratorName, ArithmeticName
-from rayrec.training.placement.sharding import plan_sharding
+from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName, ArithmeticName
+from rayrec.training.parallel.sharding_plan import plan_sharding
+from rayrec.training.parallel.step_cost import StepCost
 
 MEASURED = Path(__file__).parent / "results" / "preprocess_time.json"
 BATCH = 65_536
@@ -92,7 +92,8 @@ def check(
     gpu: AcceleratorName, model: str, gpus: int, limit: str, precision: ArithmeticName, measured: float, chosen: bool
 ) -> dict[str, Any]:
     """Return a measured figure beside the estimate."""
-    estimate = _estimate(model, limit, gpu, gpus, precision).samples_per_second
+    cost = _cost(model, limit, gpu, gpus)
+    estimate = BATCH / sum(cost.seconds(ACCELERATORS[gpu], precision).values())
     return {
         "model": model,
         "gpu": gpu,
@@ -109,20 +110,21 @@ def check(
 def _terabyte(model: str, limit: str, accelerator: AcceleratorName, gpus: int) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "frequency_limit": limit, "gpu": accelerator, "gpus": gpus}
     try:
-        estimate = _estimate(model, limit, accelerator, gpus, "bf16")
+        cost = _cost(model, limit, accelerator, gpus)
     except UserError as error:
         return {**row, "fits": False, "why": str(error)}
-    sent, time = estimate.sent, estimate.time
+    sent, seconds = cost.sent, cost.seconds(ACCELERATORS[accelerator], "bf16")
+    step = sum(seconds.values())
     return {
         **row,
         "fits": True,
-        "memory_of_fullest_rank_gb": round(max(estimate.memory_by_rank) / 1e9, 1),
+        "memory_of_fullest_rank_gb": round(max(cost.memory_by_rank) / 1e9, 1),
         "all_to_all_mb_a_step": round((sent.ids + sent.pooled + sent.gradients) / 1e6, 1),
         "all_reduce_mb_a_step": round(sent.all_reduce / 1e6, 1),
-        "step_ms": round(1000 * time.total, 2),
-        "communication_share": round(time.communication / time.total, 2),
-        "million_samples_per_second": round(estimate.samples_per_second / 1e6, 2),
-        "minutes_an_epoch": round(TRAIN_ROWS / estimate.samples_per_second / 60, 1),
+        "step_ms": round(1000 * step, 2),
+        "communication_share": round(seconds["communication"] / step, 2),
+        "million_samples_per_second": round(BATCH / step / 1e6, 2),
+        "minutes_an_epoch": round(TRAIN_ROWS / BATCH * step / 60, 1),
     }
 
 
@@ -135,13 +137,10 @@ def _preprocessing(cores: int) -> dict[str, Any]:
     }
 
 
-def _estimate(
-    model: str, limit: str, accelerator: AcceleratorName, gpus: int, precision: ArithmeticName
-) -> StepEstimate:
-    """Under SGD, the published optimizer, which keeps nothing beside a table."""
+def _cost(model: str, limit: str, accelerator: AcceleratorName, gpus: int) -> StepCost:
+    """Return the cost under SGD, the published optimizer, which keeps nothing beside a table."""
     built = build_model(MODELS[model], _schema(limit), "meta")
     local = min(gpus, GPUS_OF_A_MACHINE)
-    hardware = ACCELERATORS[accelerator]
     plan = plan_sharding(
         built.tables,
         TrainConfig(
@@ -149,10 +148,10 @@ def _estimate(
         ),
         world_size=gpus,
         local_world_size=local,
-        memory_per_worker=int(hardware.memory),
+        memory_per_worker=int(ACCELERATORS[accelerator].memory),
         batch_size=BATCH // gpus,
     )
-    return estimate_step(hardware, precision, model=built, plan=plan, batch=BATCH, workers_per_node=local)
+    return StepCost.of(built, plan, BATCH, workers_per_node=local)
 
 
 def _schema(limit: str) -> Schema:

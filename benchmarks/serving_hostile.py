@@ -38,7 +38,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
 from rayrec.store.files import write_json
 from serve import arrow
-from serve.grpc_messages import SERVICE
+from serve.grpc_server import SERVICE
 from tests.model_folders import make_model_folder
 
 BOUND_MIB = 1024

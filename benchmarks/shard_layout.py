@@ -25,7 +25,7 @@ from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import write_vocabulary
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.packed_rows import RowPacker
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import CriteoGenerator

@@ -77,7 +77,7 @@ def reference_forward(
     dtype: torch.dtype,
     padding: int = 0,
 ) -> Tensor:
-    """`dot_interaction` by batched matrix products, computed in `dtype`."""
+    """Compute `dot_interaction` by batched matrix products, in `dtype`."""
     rows, count, dim = embeddings.shape
     n, width = count + (dense is not None), 0 if dense is None else dim
     side = n + -n % _FAST_MULTIPLE

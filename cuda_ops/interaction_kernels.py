@@ -236,7 +236,7 @@ def _load_vectors(
     HAS_DENSE: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Vectors `index`, columns `d` of one row: (BLOCK_N, BLOCK_D) in `dtype`, 0 where there is none."""
+    """Load vectors `index`, columns `d` of one row: (BLOCK_N, BLOCK_D) in `dtype`, 0 where there is none."""
     inside = d[None, :] < DIM
     if HAS_DENSE:
         embedding = index - 1
@@ -250,7 +250,7 @@ def _load_vectors(
 
 @triton.jit
 def _dot(left, right, total, PRECISION: tl.constexpr):
-    """total + left @ right, summed in float32."""
+    """Return total + left @ right, summed in float32."""
     if INTERPRETED and left.dtype == tl.bfloat16:
         # The interpreter's tl.dot multiplies the bit patterns of bfloat16; products of float32 are what a GPU computes.
         left = left.to(tl.float32)

@@ -1,17 +1,16 @@
 """`rayrec compare`: better, or lucky?"""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
-from jobs.export import exported
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, local_path, location
+from rayrec.store.paths import Folder, to_path
 
 
 class CompareRequest(Request):
@@ -29,14 +28,11 @@ class CompareRequest(Request):
         folders = self.folders()
         twice = next((folder for number, folder in enumerate(folders) if folder in folders[:number]), None)
         if twice is not None:
-            raise ConfigError(f"{location(twice)}: given twice; give every run once")
+            raise ConfigError(f"{twice}: given twice; give every run once")
 
     def folders(self) -> list[Path]:
         """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
-        return [local_path(run).absolute() for run in self.run]
-
-    def reads(self) -> Iterator[Path]:
-        yield from self.folders()
+        return [to_path(run).absolute() for run in self.run]
 
     def with_absolute_paths(self) -> "CompareRequest":
         """Return the same request for a process in another folder."""
@@ -56,7 +52,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
     require_same_rows(runs, split)
-    figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, exported, progress)}
+    figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, stored_model, progress)}
     progress.finish()
     with new_folder(request.output) as folder:
         write_page(folder, comparison_page(figures), figures)
@@ -85,7 +81,7 @@ def describe(result: Result) -> str:
     found = result.details["differences"]
     lines = [verdict_line(difference) for difference in found] or ["The runs differ only in their seeds."]
     assert result.output is not None
-    return "\n".join([*lines, describe_result(result), f"  {location(result.output)}/report.html"])
+    return "\n".join([*lines, describe_result(result), f"  {result.output}/report.html"])
 
 
 COMMAND = Command("compare", CompareRequest, run, describe)

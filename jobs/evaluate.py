@@ -1,14 +1,14 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
-from collections.abc import Callable
-from functools import partial
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import PositiveInt
 
 from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_evaluation, training_session
+from jobs.command.execution import PlacedRequest, place_evaluation
 from jobs.export import read_schema
+from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
@@ -16,7 +16,6 @@ from rayrec.store.paths import Folder, LocalPath
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.placement.parallel_model import ParallelModel
 
 
 class EvaluateRequest(PlacedRequest):
@@ -33,7 +32,7 @@ class EvaluateRequest(PlacedRequest):
     checkpoint: str = "best"
     """Checkpoint of a run: best, latest or a step."""
     workers: PositiveInt | None = None
-    """Number of worker processes; by default one, on a GPU or a cluster as in training."""
+    """Number of workers that score beside each other; by default one a CPU, or a GPU."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Device to compute on; by default as in training."""
     precision: InferencePrecision = "fp32"
@@ -70,82 +69,46 @@ class EvaluateRequest(PlacedRequest):
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, or of its part, each of which counts once.
 
-    `details.rows_per_second` leaves out the start of workers; `details.part`, where --rows leaves rows out, has the
+    `details.rows_per_second` counts the start of workers; `details.part`, where --rows leaves rows out, has the
     `rows` of the part and those `of` the split. Of a server `metrics` are those of `input`, and `details` say how fast
     it was and which versions answered.
     """
     if request.server is not None:
         return _ask_server(request, request.server, progress)
     assert request.data is not None, "the request was checked"
-    from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import class_warnings, drawn_negatives
-    from rayrec.training.driver import evaluate, fill_from_checkpoint
-    from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.preflight import require_evaluable
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
-    fill: Callable[[ParallelModel], None]
-    if is_model_folder(request.source):
-        from rayrec.inference.folder.model_folder import ModelFolder
-
-        if request.checkpoint != "best":
-            raise ConfigError(
-                "--checkpoint: a model folder has only one checkpoint; leave it out, or give the run folder"
-            )
-        model = ModelFolder.open(request.source)
+    with stored_model(request.source, request.checkpoint) as model:
         recipe, schema = model.recipe, model.schema
-        fill = partial(_fill_from_model_folder, str(model.folder))
-    else:
-        run_folder = RunFolder.open(request.source)
-        recipe, schema = run_folder.recipe, run_folder.schema
-        fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
-    schema.require_same_features(dataset.schema, request.data)
-    require_evaluable(recipe, dataset)
-    device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
-    rows = part.split(request.split).rows
-    place = place_evaluation(request, request.workers, device, rows, progress)
-    workers = request.workers or (1 if place == "process" else recipe.train.workers)
-    trained = recipe.train.model_dump()
-    train = recipe.train.model_validate({
-        **trained,
-        "workers": workers,
-        "min_workers": None if request.workers else recipe.train.min_workers,
-        "device": device,
-        # For the planner alone: ranks may hold unequal shares of a batch.
-        "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
-        # Takes no memory and runs everywhere, unlike what the model may have been trained with.
-        "embedding_optimizer": {"kind": "sgd"},
-        # One process has the memory that the workers shared.
-        "sharding": trained["sharding"] | ({"memory_per_worker": None} if place == "process" else {}),
-    })  # fmt: skip
-    recipe = recipe.model_copy(update={"train": train})
-    with training_session(place, train, progress, by_ray_data=request.on == "ray") as execution:
-        measured = evaluate(
-            recipe,
-            dataset,
-            request.split,
-            fill,
+        schema.require_same_features(dataset.schema, request.data)
+        require_evaluable(recipe, dataset)
+
+        # Score the rows where it is decided, and measure each of them.
+        device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
+        rows = part.split(request.split).rows
+        place = place_evaluation(request, request.workers, device, rows, progress)
+        with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
+            pool,
             execution,
-            rows=request.rows,
-            precision=request.precision,
-            progress=progress,
-        )
-    found, speed = {request.split: measured.metrics}, {"rows_per_second": measured.rows / measured.seconds}
-    part_details = {**part_of_split(dataset, request.split, measured.rows), **drawn_negatives(schema)}
-    details = {**speed, **part_details, "warnings": class_warnings(found)}
+        ):
+            from rayrec.inference.batch.scoring import measure_split
+
+            progress.stage(f"evaluating on {request.split}", rows)
+            began = time.perf_counter()
+            metrics = measure_split(model, part, request.split, recipe.evaluate, pool, progress)
+            seconds = time.perf_counter() - began
+
+    found = {request.split: metrics}
+    part_details = {**part_of_split(dataset, request.split, rows), **drawn_negatives(schema)}
+    details = {"rows_per_second": rows / seconds, **part_details, "warnings": class_warnings(found)}
     # The manifest tells the label rate of whole splits alone.
     simpler = {} if "part" in details else baselines(recipe, dataset, found)
-    return Result(
-        command="evaluate",
-        rows=measured.rows,
-        metrics=found,
-        baselines=simpler,
-        execution=execution,
-        details=details,
-    )
+    return Result(command="evaluate", rows=rows, metrics=found, baselines=simpler, execution=execution, details=details)
 
 
 def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:
@@ -174,14 +137,6 @@ def _ask_server(request: EvaluateRequest, address: str, progress: Progress) -> R
         progress=progress,
     )
     return Result(command="evaluate", rows=int(metrics["rows"] or 0), metrics={"input": metrics}, details=details)
-
-
-def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:
-    """Copy each worker's rows and columns of the tables, and the dense network, from a model folder."""
-    from rayrec.inference.folder.model_folder import ModelFolder
-
-    source = ModelFolder.open(folder)
-    model.load(source.table, source.dense())
 
 
 COMMAND = Command("evaluate", EvaluateRequest, run)

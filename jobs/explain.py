@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
-from jobs.export import exported, read_schema
+from jobs.export import read_schema
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
@@ -78,16 +79,16 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split, or --split")
     dataset.labelled_split(split)
-    with exported(request.source) as folder:
+    with stored_model(request.source) as model:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
         from rayrec.inference.explanation.dependence import partial_dependence
         from rayrec.inference.explanation.importance import permutation_importance
         from rayrec.inference.explanation.rows import LabelledRows
-        from rayrec.inference.predictor import load_model
+        from rayrec.inference.predictor import Predictor
         from rayrec.pages.explanation import explanation_page
         from rayrec.pages.page import write_page
 
-        predictor = load_model(folder)
+        predictor = Predictor(model)
         progress.stage("read rows")
         rows = LabelledRows.read(dataset, split, request.rows)
         permuted = {feature.name: (feature.name,) for feature in schema.features} | groups
@@ -99,9 +100,9 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         dependence = partial_dependence(predictor, rows, shown, progress)
     figures = {
         "kind": "explanation",
-        "subject": location(request.source),
+        "subject": str(request.source),
         "recipe": recipe.name,
-        "data": location(request.data),
+        "data": str(request.data),
         "split": split,
         "rows": len(rows),
         "rows_of_split": dataset.split(split).rows,

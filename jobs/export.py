@@ -12,7 +12,8 @@ from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.files import owned, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.node_copy import on_this_node, original
+from rayrec.store.paths import Folder, RemotePath, cache_root
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
@@ -61,7 +62,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     dataset = Dataset.open(trained.dataset_folder)
     if not trained.was_trained_on(dataset.folder):
         raise UserError(
-            f"{trained.path}: was trained on another dataset than is now in {location(dataset.folder)}; bring that one "
+            f"{trained.path}: was trained on another dataset than is now in {dataset.folder}; bring that one "
             "back, or train on this one"
         )
     checkpoint = trained.checkpoint(request.checkpoint)
@@ -98,7 +99,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             baselines=baselines(trained.recipe, judged_dataset or dataset, metrics),
             tables=tables,
             origin=ModelOrigin(
-                run=location(trained.path),
+                run=str(trained.path),
                 checkpoint=checkpoint.name,
                 dataset=dataset.fingerprint,
                 data_time=None if times is None else times.last,
@@ -110,7 +111,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             # The whole model goes when the block ends; what differs from the base stays.
             from rayrec.inference.folder.delta import write_delta
 
-            progress.stage(f"compare with {location(base.folder)}")
+            progress.stage(f"compare with {original(base.folder)}")
             written = write_delta(model, base, request.output)
             details["delta"] = {
                 "base": base.folder.name,
@@ -122,7 +123,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         from rayrec.training.run.history import mlflow_run_of
 
         of_run = mlflow_run_of(trained.path) if tracking else None
-        details["registered_version"] = register(request.output, request.register_as, server, of_run)
+        details["registered_version"] = register(on_this_node(request.output), request.register_as, server, of_run)
     if loss is not None:
         details["precision_loss"] = loss
         change = loss["auc_change"]
@@ -143,7 +144,7 @@ def _base(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
     require_place(request.output.absolute(), base.folder)
     if request.tables not in (None, base.precision):
         raise ConfigError(
-            f"--tables {request.tables}: the tables of {location(base.folder)} are {base.precision}, and its "
+            f"--tables {request.tables}: the tables of {original(base.folder)} are {base.precision}, and its "
             "deltas must be, too; leave out --tables or --delta-of"
         )
     require_continues(base, trained.recipe, trained.schema)
@@ -157,6 +158,11 @@ def _whole_folder(request: ExportRequest) -> Iterator[Path]:
     """
     if request.delta_of is None:
         yield request.output
+        return
+    if isinstance(request.output, RemotePath):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_root()) as temporary:
+            yield Path(temporary) / request.output.name
         return
     # Under a name that the next export to the same output removes, if this one is killed (`new_folder`).
     folder = request.output.with_name(f".{request.output.name}.unfinished-whole")
@@ -196,8 +202,8 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     require_absent(request.output)
     model = ModelFolder.open(request.run)
     if model.base is None:
-        raise UserError(f"{location(request.run)}: already a whole model folder; copy it")
-    progress.stage(f"delta of {location(model.base.folder)}")
+        raise UserError(f"{request.run}: already a whole model folder; copy it")
+    progress.stage(f"delta of {original(model.base.folder)}")
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}
     return Result(command="export", output=request.output, metrics=model.metrics, details=details)
@@ -217,7 +223,7 @@ def exported(path: Path) -> Iterator[Path]:
             run(ExportRequest(run=path, output=output), SilentProgress())
             yield output
     else:
-        raise _neither(path)
+        raise neither_model_nor_run(path)
 
 
 def read_schema(path: Path) -> "tuple[Recipe, Schema]":
@@ -227,12 +233,13 @@ def read_schema(path: Path) -> "tuple[Recipe, Schema]":
     from rayrec.training.run.folder import RunFolder
 
     if not (is_model_folder(path) or is_run_folder(path)):
-        raise _neither(path)
+        raise neither_model_nor_run(path)
     opened = ModelFolder.open(path) if is_model_folder(path) else RunFolder.open(path)
     return opened.recipe, opened.schema
 
 
-def _neither(path: Path) -> UserError:
+def neither_model_nor_run(path: Path) -> UserError:
+    """Return the error that a folder is neither a model nor a run."""
     return UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
 
 

@@ -15,7 +15,7 @@ from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import versions_in
-from rayrec.store.paths import Folder, uri_of
+from rayrec.store.paths import Folder, RemotePath
 
 REFUSED_FILE = "refused.jsonl"
 _POLL_SECONDS = 0.5
@@ -43,10 +43,6 @@ class FollowRequest(PipelineRequest):
         return {**values, "output": f"{str(values['serve']).rstrip('/')}.days"}
 
     @property
-    def continues(self) -> bool:
-        return True
-
-    @property
     def landing(self) -> Path:
         """Folder in which files land. Raises ConfigError unless --input is one that this machine sees."""
         if len(self.input) != 1 or not Path(self.input[0]).is_dir():
@@ -56,7 +52,7 @@ class FollowRequest(PipelineRequest):
 
 def run(request: FollowRequest, progress: Progress) -> Result:
     """Take in files for ever; every file once, whatever is killed."""
-    if uri_of(request.output) is not None or uri_of(request.serve) is not None:
+    if isinstance(request.output, RemotePath) or isinstance(request.serve, RemotePath):
         raise ConfigError("--serve, --output: give local folders, not URIs")
     landing = request.landing
     with owned_pipeline(request):

@@ -10,7 +10,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_bytes, parse_bytes
 from rayrec.store.paths import Folder
-from rayrec.training.placement.hardware import AcceleratorName
+from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName
 
 
 class PlanRequest(RecipeRequest):
@@ -42,7 +42,7 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     memory, host_memory = parse_bytes(request.memory_per_worker), parse_bytes(request.host_memory_per_worker)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.models.registry import build_model
-    from rayrec.training.placement.sharding import plan_sharding
+    from rayrec.training.parallel.sharding_plan import plan_sharding
     from rayrec.training.run.preflight import require_parts
 
     model = build_model(recipe.model, dataset.schema, device="meta")
@@ -58,14 +58,13 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     )
     details = plan.as_json()
     if request.hardware is not None:
-        from rayrec.training.placement.cost import estimate_step
-        from rayrec.training.placement.hardware import ACCELERATORS
+        from rayrec.training.parallel.step_cost import StepCost
 
         accelerator, batch = ACCELERATORS[request.hardware], recipe.train.global_batch_size
         precision = "bf16" if recipe.train.precision == "auto" else recipe.train.precision
-        estimate = estimate_step(accelerator, precision, model=model, plan=plan, batch=batch, workers_per_node=local)
+        cost = StepCost.of(model, plan, batch, workers_per_node=local)
         settings = {"hardware": request.hardware, "precision": precision, "global_batch_size": batch}
-        details["estimate"] = {**settings, **estimate.as_json()}
+        details["estimate"] = {**settings, **cost.estimate(accelerator, precision)}
     return Result(command="plan", details=details)
 
 

@@ -1,8 +1,6 @@
 """`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,13 +12,12 @@ from jobs.command import Command, PathText, Positional, Result, absolute_path, d
 from jobs.command.execution import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
+from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
-from rayrec.common.ray_blocks import session_size
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.config.execution import DATA, Execution, Place
 from rayrec.store.files import require_absent
-from rayrec.store.paths import Folder, local_path, location
+from rayrec.store.paths import Folder, to_path
 
 
 class PredictRequest(PlacedRequest):
@@ -58,11 +55,7 @@ class PredictRequest(PlacedRequest):
     @property
     def dataset(self) -> Path | None:
         """Dataset folder, if the input is one."""
-        return None if self.input is None or self.raw else local_path(self.input)
-
-    def reads(self) -> Iterator[Path]:
-        yield from super().reads()
-        yield from [self.dataset] if self.dataset is not None else []
+        return None if self.input is None or self.raw else to_path(self.input)
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -98,31 +91,26 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         place = place_scoring(request, progress, rows=request.rows, raw_bytes=raw_bytes)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
-    from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.sources.registry import source_of
 
-    with exported(request.model) as folder:
-        model, began = ModelFolder.open(folder), time.perf_counter()
-        if request.dataset is not None:
-            with _workers(place, progress) as (in_threads, execution):
-                counts = predict_dataset(
-                    model, part, request.split, request.output, progress, request.precision, in_threads=in_threads
-                )
-        else:
-            reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
-            most = request.max_rejected_fraction
-            most = recipe.preprocess.max_rejected_fraction if most is None else most
-            with _workers(place, progress) as (in_threads, execution):
+    with stored_model(request.model) as model:
+        began = time.perf_counter()
+        with scoring_pool(place, progress, precision=request.precision) as (pool, execution):
+            if request.dataset is not None:
+                counts = predict_dataset(model, part, request.split, request.output, pool, progress)
+            else:
+                reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
+                most = request.max_rejected_fraction
+                most = recipe.preprocess.max_rejected_fraction if most is None else most
                 counts = predict_raw(
                     model,
                     reader,
                     [request.input],
                     request.output,
+                    pool,
                     progress,
-                    request.precision,
                     rows=request.rows,
                     max_rejected=most,
-                    in_threads=in_threads,
                 )
         seconds = time.perf_counter() - began
     read = counts.rows + sum(counts.rejected.values())
@@ -149,21 +137,9 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
         recommender = load_recommender(folder)
         users = len(recommender.user_ids)
         place = place_scoring(request, progress, pairs=users * recommender.num_items)
-        with _workers(place, progress) as (in_threads, execution):
-            recommend_to_all(recommender, k, request.output, progress, in_threads=in_threads)
+        with scoring_pool(place, progress) as (pool, execution):
+            recommend_to_all(recommender, k, request.output, pool, progress)
     return Result(command="predict", output=request.output, rows=users, execution=execution, details={"top_k": k})
-
-
-@contextmanager
-def _workers(place: Place, progress: Progress) -> Iterator[tuple[bool, Execution]]:
-    """Provide what scores: threads of this process (True), or actors of Ray Data; and the record of it."""
-    from cluster.ray_session import ray_session
-
-    if place == "process":
-        yield True, Execution.in_process()
-        return
-    with ray_session(progress=progress):
-        yield False, Execution.on_ray(DATA, session_size()[1])
 
 
 def describe(result: Result) -> str:
@@ -176,7 +152,7 @@ def describe(result: Result) -> str:
     if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:
         assert result.rows is not None and result.output is not None
         lost = sum(rejected.values())
-        folder = f"{location(result.output)}/{REJECTED_FOLDER}"
+        folder = f"{result.output}/{REJECTED_FOLDER}"
         lines.append(
             f"{lost:,} of {result.rows + lost:,} rows have no score ({describe_reasons(rejected)}); see {folder}"
         )

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from contextlib import ExitStack
-from glob import escape
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -11,12 +10,13 @@ from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
 from jobs.command.execution import PlacedRequest, place_preprocessing
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
-from rayrec.store.files import owned
-from rayrec.store.paths import Folder, location, uri_of
+from rayrec.store.files import has_unfinished_work, owned
+from rayrec.store.paths import Folder, RemotePath, cache_root
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Manifest
@@ -53,10 +53,10 @@ class PreprocessRequest(InputRequest, PlacedRequest):
     """Dataset folder to extend: known values keep their ids, new values get new ones."""
 
     def kept(self) -> str:
-        unfinished = self.output.parent.glob(f".{escape(self.output.name)}.unfinished-*")
-        if uri_of(self.output) is None and not any(unfinished):
-            return super().kept()
-        return "finished parts are kept; run the same command again to continue"
+        with suppress(UserError):
+            if has_unfinished_work(self.output):
+                return "finished parts are kept; run the same command again to continue"
+        return super().kept()
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
@@ -67,19 +67,16 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.runners.thread_runner import ThreadRunner
     from rayrec.sources.registry import preprocessing
-    from rayrec.store.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
     parent = None if request.extend is None else Dataset.open(request.extend)
     job = preprocessing(recipe, request.inputs(recipe), request.output, parent)
     spark = recipe.preprocess.spark
     with owned(request.output):
-        # What was begun at a URI is ended there, though all nodes may see one disk by now.
-        was_at_uri = job.reads_uris and has_unfinished_work(request.output)
-        if place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=progress) == "process":
+        if place_preprocessing(request, job, spark, progress) == "process":
             manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
         else:
-            manifest = _run_on_spark(job, request.output, spark, progress, was_at_uri=was_at_uri)
+            manifest = _run_on_spark(job, request.output, spark, progress)
     return result_of(manifest, request.output)
 
 
@@ -100,27 +97,27 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
     return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 
 
-def _run_on_spark(
-    job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress, *, was_at_uri: bool
-) -> "Manifest":
+def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "Manifest":
     from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner
-    from rayrec.store.staged import lent
 
-    with ray_session(progress=progress), ExitStack() as stack:
+    # Where tasks write: beside the output, or for one at a URI to a folder of this node, unless others do not see it.
+    is_remote = isinstance(output, RemotePath)
+    place = cache_root() if is_remote else output.parent
+    place.mkdir(parents=True, exist_ok=True)
+    with ray_session(progress=progress):
         progress.stage("start Spark on Ray")
-        is_shared = all_nodes_see(output.parent)
-        at_uri = was_at_uri or (job.reads_uris and not is_shared)
-        at_uri = at_uri and stack.enter_context(lent(output, progress))
-        if at_uri:
-            progress.message(f"Spark writes to {location(output)}, not to a disk of this node")
-        elif not is_shared:
-            progress.message(f"not all nodes can read {output.parent}, so Spark runs on this node only")
-        with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
+        is_seen = all_nodes_see(place)
+        shared = is_remote and job.reads_uris and not is_seen
+        if shared:
+            progress.message(f"Spark writes to {output}, not to a disk of this node")
+        elif not is_seen:
+            progress.message(f"not all nodes can read {place}, so Spark runs on this node only")
+        with spark_session(config, on_all_nodes=is_seen or shared) as spark:
             workers = SparkRunner(spark)
             execution = Execution.on_ray(SPARK, workers.parallelism)
-            return job.run(workers, progress, at_uri=at_uri, execution=execution)
+            return job.run(workers, progress, shared=shared, execution=execution)
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:

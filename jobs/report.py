@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Result, describe_result, main
-from jobs.export import exported, is_run_folder
+from jobs.export import is_run_folder
+from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.metrics.expectations import Expectation, flat_metrics
 from rayrec.store.files import new_folder, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
+    from rayrec.inference.scorer import StoredModel
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import Page
 
@@ -134,14 +136,14 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
         progress.stage("drift")
         drift, unlike = drift_between(dataset, other)
         drifts = [feature.as_json() for feature in drift]
-        against = {"dataset": location(other.folder), "features": drifts, "not_compared": unlike}
+        against = {"dataset": str(other.folder), "features": drifts, "not_compared": unlike}
         flat["drifted_features"] = sum(feature.has_drifted for feature in drift)
         flat |= {f"{feature.name}.drift": feature.index for feature in drift}
     times, recipe = dataset.manifest.times, dataset.recipe
     ends = None if times is None else {"first": _date(times.first), "last": _date(times.last)}
     figures = {
         "kind": "dataset",
-        "subject": location(dataset.folder),
+        "subject": str(dataset.folder),
         "recipe": recipe.name,
         "source": recipe.source.kind,
         "times": ends,
@@ -174,12 +176,11 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     expectations = _checked(request, flat_metrics(metrics, split))
     held_out = None
     if split is not None and trained.progress() is not None:
-        progress.stage("export")
-        with exported(request.source) as model:
+        with stored_model(request.source) as model:
             held_out = _scores(model, dataset, split, progress)
     figures = {
         "kind": "run",
-        "subject": location(trained.path),
+        "subject": str(trained.path),
         "description": recipe.description or recipe.name,
         "split": split,
         "metrics": metrics,
@@ -211,12 +212,12 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         own = dataset.split_to_judge(preferred)
         if own is None:
             raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
-        held_out = _scores(model.folder, dataset, own, progress)
+        held_out = _scores(model, dataset, own, progress)
         measured = {name: found and found["value"] for name, found in held_out["metrics"].items()}
         metrics, split = {own: measured}, own
     figures = {
         "kind": "model",
-        "subject": location(model.folder),
+        "subject": str(model.folder),
         "description": model.recipe.description or model.recipe.name,
         "split": split,
         "metrics": metrics,
@@ -251,13 +252,11 @@ def _sweep(request: ReportRequest) -> _Report:
     return _Report(figures, metrics, sweep_page)
 
 
-def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
-    """Return the figures of the held-out rows, scored by a model folder."""
-    from rayrec.inference.predictor import load_model
-    from rayrec.inspection.held_out import held_out_figures, score_split
+def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
+    """Return the figures of the held-out rows, scored by a model."""
+    from rayrec.inspection.held_out import held_out_figures, score_held_out
 
-    dataset.fetch_mapped()
-    return held_out_figures(score_split(load_model(model), dataset, split, progress), dataset, progress)
+    return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 
 
 def _command_seconds(run: Path) -> float | None:
@@ -274,7 +273,7 @@ def describe(result: Result) -> str:
     if result.error is not None:
         lines.append(result.error)
     if result.output is not None:
-        lines.append(f"  {location(result.output)}/report.html")
+        lines.append(f"  {result.output}/report.html")
     return "\n".join(lines)
 
 

@@ -1,6 +1,5 @@
 """`rayrec run`: raw files to a model folder in one job; with --continue another day's files to the next model."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 from pydantic import model_validator
 
 from jobs.command import Command, Result, describe_result, main
-from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import locked, require_absent, write_json
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
@@ -67,10 +66,6 @@ class RunRequest(PipelineRequest):
         if None not in (output, continued) and str(output) != str(continued):
             raise ValueError("give --output or --continue, not both")
         return {**values, "output": output or continued}
-
-    @property
-    def continues(self) -> bool:
-        return True
 
 
 def run(request: RunRequest, progress: Progress) -> Result:
@@ -130,7 +125,6 @@ def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    shutil.rmtree(folder / UNFINISHED_MODEL, ignore_errors=True)
     for lock in folder.glob(".*.lock"):
         with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
             pass
@@ -144,12 +138,12 @@ def describe(result: Result) -> str:
     if "version" in result.details:
         from jobs.pipeline.days import MODELS_FOLDER
 
-        return f"{text}\n\nNext: rayrec serve {location(result.output / MODELS_FOLDER)}"
+        return f"{text}\n\nNext: rayrec serve {result.output / MODELS_FOLDER}"
     return "\n".join([
         text,
         "",
-        f"Next: rayrec serve {location(result.output / 'model')}",
-        f"      rayrec report {location(result.output / 'run')} --output report",
+        f"Next: rayrec serve {result.output / 'model'}",
+        f"      rayrec report {result.output / 'run'} --output report",
     ])  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import higher_is_better
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
     from rayrec.recipes import Recipe
@@ -44,9 +43,7 @@ def run(request: RunsRequest, progress: Progress) -> Result:
         found.append(summary)
         recipes.append({} if recipe is None else dict(_leaves(recipe.model_dump(mode="json"))))
     if not found:
-        raise UserError(
-            f"{location(request.folder)}: no run below it; give a folder that holds outputs of `rayrec train`"
-        )
+        raise UserError(f"{request.folder}: no run below it; give a folder that holds outputs of `rayrec train`")
     # A key that a recipe does not have counts as null there, as of a model of another kind.
     keys = dict.fromkeys(key for leaves in recipes for key in leaves if key != ("name",))
     different = [key for key in keys if len({json.dumps(leaves.get(key)) for leaves in recipes if leaves}) > 1]
@@ -60,11 +57,12 @@ def run(request: RunsRequest, progress: Progress) -> Result:
 def _run_folders(folder: Path) -> Iterator[Path]:
     from rayrec.training.run.folder import RUN_FILE
 
-    for path, folders, files in os.walk(folder):
-        if RUN_FILE in files:
-            yield Path(path)
-            folders.clear()
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    if (folder / RUN_FILE).is_file():
+        yield folder
+        return
+    for child in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+            yield from _run_folders(child)
 
 
 def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:

@@ -20,7 +20,7 @@ from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.store.paths import LocalPath, location
+from rayrec.store.paths import LocalPath
 
 if TYPE_CHECKING:
     from serve.server import Listener
@@ -94,12 +94,8 @@ class ServeRequest(Request):
 
         return named_folders(self.model)
 
-    def reads(self) -> Iterator[Path]:
-        yield from super().reads()
-        yield from self.folders().values()
-
     def with_absolute_paths(self) -> Self:
-        models = tuple(f"{name}={location(folder)}" for name, folder in self.folders().items())
+        models = tuple(f"{name}={folder}" for name, folder in self.folders().items())
         return super().with_absolute_paths().model_copy(update={"model": models})
 
 

@@ -14,12 +14,12 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.store.files import is_vacant, owned, require_absent
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder, to_path
 
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
     from rayrec.config.train import EarlyStopConfig
-    from rayrec.inference.export.checkpoint import CheckpointWeights
+    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.ranking import Weights
@@ -220,7 +220,7 @@ def _origin(request: TrainRequest) -> "Origin | None":
     if request.warm_start is None:
         return None
     before = RunFolder(request.output.absolute()).origin
-    if before is not None and before.run == location(request.warm_start.absolute()):
+    if before is not None and before.run == str(request.warm_start.absolute()):
         return replace(before, reset=tuple(sorted(set(request.reset))))
     return RunFolder.open(request.warm_start).as_origin(request.reset)
 
@@ -265,7 +265,7 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
     sources = {}
     for name, folder in folders.items():
         try:
-            sources[name] = _open(Path(folder))
+            sources[name] = _open(to_path(folder))
             if dataset is not None:
                 sources[name].schema.require_same_features(dataset.schema, dataset.folder)
         except UserError as error:
@@ -273,19 +273,17 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
     return compose_weights(recipe.model, sources, config.options)
 
 
-def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
+def _open(folder: Path) -> "ModelFolder | CheckpointModel":
     """Return the weights of a model folder, or of a run folder's best checkpoint."""
-    from rayrec.inference.export.checkpoint import CheckpointWeights
+    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.store.staged import fetch
     from rayrec.training.run.folder import RunFolder
 
-    folder = fetch(folder)
     if is_model_folder(folder):
         return ModelFolder.open(folder)
     run = RunFolder.open(folder)
-    return CheckpointWeights(run.checkpoint("best"), run.recipe, run.schema)
+    return CheckpointModel(run.checkpoint("best"), run.recipe, run.schema)
 
 
 COMMAND = Command("train", TrainRequest, run)

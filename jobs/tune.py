@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 from tune.space import (
     Space,
     check_space,
@@ -182,7 +182,7 @@ def describe(result: Result) -> str:
     """Return the best trials as a table, and where the best recipe is."""
     trials: list[dict[str, Any]] = result.details["trials"]
     more = f"\n... {len(trials) - _SHOWN_TRIALS} more in {TRIALS_FILE}" if len(trials) > _SHOWN_TRIALS else ""
-    output = location(result.output) if result.output is not None else ""
+    output = str(result.output) if result.output is not None else ""
     confirmed = result.details.get("confirmed")
     again = f"With other seeds:\n\n{text_table(confirmed)}\n\n" if confirmed else ""
     return (

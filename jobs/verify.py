@@ -24,7 +24,7 @@ class VerifyRequest(Request):
 def run(request: VerifyRequest, progress: Progress) -> Result:
     """Read all files; `rows` are those of the dataset. Raises UserError if a file is missing or was changed."""
     from rayrec.ingest.dataset import Manifest, wrong_size
-    from rayrec.store.files import open_file, sizes_in
+    from rayrec.store.files import sizes_in
 
     folder = request.folder
     manifest = Manifest.load(folder)
@@ -34,7 +34,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
         path = folder / file.path
         wrong = wrong_size(folder, file, sizes)
         if wrong is None:
-            with open_file(path) as content:
+            with path.open("rb") as content:
                 if sha256_in(content) != file.sha256:
                     wrong = f"{path}: content changed since it was written"
         progress.advance(1)

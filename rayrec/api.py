@@ -94,7 +94,7 @@ def load_explainer(folder: AnyPath) -> "Explainer":
 
 
 def _local(folder: AnyPath) -> Path:
-    """Return the local path of a model folder; that of a URI is fetched when it is opened."""
-    from rayrec.store.paths import local_path
+    """Return the path of a model folder, which may be at a URI."""
+    from rayrec.store.paths import to_path  # which takes a while to import
 
-    return local_path(fspath(folder))
+    return to_path(folder if isinstance(folder, Path) else fspath(folder))

@@ -202,7 +202,7 @@ def evaluate(
         split: Split of the dataset.
         rows: Number of rows to evaluate, from the start of the split; by default all.
         checkpoint: Checkpoint of a run: best, latest or a step.
-        workers: Number of worker processes; by default one, on a GPU or a cluster as in training.
+        workers: Number of workers that score beside each other; by default one a CPU, or a GPU.
         device: Device to compute on; by default as in training.
         precision: Arithmetic of the dense network; the metrics say how far bf16 and fp16 move the scores.
         server: Address of a server, http://HOST:PORT, that scores --input; add /v1/models/NAME if the model is not

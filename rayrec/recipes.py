@@ -234,7 +234,7 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
     """Load a recipe as `load_recipe` does, but do not resolve it yet."""
     origin = str(recipe)
     if is_yaml_file(recipe):
-        text = read_text(Path(recipe), "recipe")
+        text = read_text(recipe if isinstance(recipe, Path) else Path(recipe), "recipe")
     else:
         shipped = shipped_recipes()
         if origin not in shipped:

@@ -6,7 +6,7 @@ This package is named as Ray's own library, so that `serve run serve.app:build` 
 A request, in the order in which it passes the modules:
 
 - `http` receives its body, with what `requests` has for all protocols, admits it and finds its route (`http_app` has
-  the table of routes); `grpc_app` does the same for gRPC.
+  the table of routes); `grpc_server` and `grpc_app` do the same for gRPC.
 - `admission` asks for its token and limits size and time; `memory` lets it wait until its bytes have room.
 - `v1`, `v2` and `grpc_messages`, with `arrow` and `request_tensors`, read it into checked columns, `RequestRows`.
 - `served_models` chooses the version that answers, `batching` joins it with others that wait, and `served_version`

@@ -24,7 +24,7 @@ from rayrec.recipes import CONFIG_FILE, load_recipe
 from serve.admission import Admission, set_of_this_replica
 from serve.arguments import ServeArguments
 from serve.dashboard import keep
-from serve.folders import StagedModels, scan
+from serve.folders import scan
 from serve.grpc_app import GrpcMethods
 from serve.http_app import create_app
 from serve.json_log import JsonLog
@@ -68,7 +68,6 @@ def settings_of(args: ServeArguments) -> ServeConfig:
 
     Raises UserError if a folder holds no model.
     """
-    StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
     return args.settings(load_recipe(next(iter(first.versions.values())) / CONFIG_FILE).serve)
 

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -12,7 +11,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.store.mlflow_server import registered_name
-from rayrec.store.paths import REGISTRY_SCHEME, Folder, local_path, uri_of
+from rayrec.store.paths import REGISTRY_SCHEME, Folder, RemotePath, to_path
 
 
 class ServeArguments(ServeConfig):
@@ -57,12 +56,10 @@ def require_root_path(path: str) -> str:
 
 def _name_of(folder: Path) -> str:
     """Return the folder's name; of CTR/models, where `rayrec run --continue CTR` keeps versions, that of CTR."""
-    path = Path(os.path.abspath(folder))
-    if path.name != "models" or is_model_folder(path):
+    path = folder if isinstance(folder, RemotePath) else Path(os.path.abspath(folder))
+    if path.name != "models" or (not isinstance(path, RemotePath) and is_model_folder(path)):
         return path.name
-    uri = uri_of(path)
-    around = path.parent if uri is None else Path(urlsplit(uri).netloc + urlsplit(uri).path).parent
-    return around.name or path.name
+    return path.parent.name or path.name
 
 
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
@@ -75,12 +72,12 @@ def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
         name, separator, folder = argument.partition("=")
         if not separator or "/" in name:
             is_registered = argument.startswith(REGISTRY_SCHEME)
-            name = registered_name(argument) if is_registered else _name_of(local_path(argument))
+            name = registered_name(argument) if is_registered else _name_of(to_path(argument))
             folder = argument
         # In a URL the other characters are encoded.
         if name in {"", ".", ".."} or not name.isprintable() or any(character in name for character in "/:"):
             raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
         if name in folders:
             raise ConfigError(f"model '{argument}': the name '{name}' is used twice; give NAME=FOLDER")
-        folders[name] = local_path(folder).absolute()
+        folders[name] = to_path(folder).absolute()
     return folders

@@ -11,7 +11,7 @@ can be called every second.
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.inference.folder.versions import folders_of, versions_in
-from rayrec.store.files import delete_remote_files, new_remote_file, write_atomically
-from rayrec.store.paths import uri_of
-from rayrec.store.staged import fetch
+from rayrec.store.files import write_atomically
+from rayrec.store.node_copy import on_this_node, original
+from rayrec.store.paths import RemotePath, copy_of
 
 TRAFFIC_FILE = "serving.json"
-_FETCH_SECONDS = 30.0
+_COPY_SECONDS = 30.0
 """Between two listings of a bucket, which cost more than those of a folder."""
 
 
@@ -65,18 +65,12 @@ class TrafficSplit(Config):
 
     @staticmethod
     def save(traffic: "TrafficSplit | None", folder: Path) -> None:
-        """Write `folder/serving.json`, of a staged folder at its URI; None removes it. Raises UserError, OSError."""
-        path, is_staged = folder / TRAFFIC_FILE, uri_of(folder) is not None
-        content = "" if traffic is None else traffic.model_dump_json(exclude_defaults=True) + "\n"
-        if is_staged and content:
-            with new_remote_file(path) as file:
-                file.write(content.encode())
-        elif is_staged:
-            delete_remote_files(path)
-        elif content:
-            write_atomically(path, content)
-        else:
+        """Write `folder/serving.json`, of a copy at its URI; None removes it. Raises UserError, OSError."""
+        path = original(folder) / TRAFFIC_FILE
+        if traffic is None:
             path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, traffic.model_dump_json(exclude_defaults=True) + "\n")
 
 
 @dataclass(frozen=True)
@@ -88,19 +82,20 @@ class ModelSource:
     """Version -> model folder, the newest first."""
 
 
-class StagedModels:
-    """Keeps the local copies of those folders that stand for URIs up to date."""
+class LocalModels:
+    """Folders of models on this node: copies of those that are at URIs."""
 
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = [folder for folder in folders if uri_of(folder) is not None]
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self.folders = {n: copy_of(f) if isinstance(f, RemotePath) else f for n, f in folders.items()}
+        self._remote = [folder for folder in folders.values() if isinstance(folder, RemotePath)]
         self._next = 0.0
 
     def refresh(self, now: bool = False) -> None:
-        """Fetch what is new, at most every 30 seconds unless it is to be done `now`. Raises UserError."""
-        if self._folders and (now or time.monotonic() >= self._next):
-            self._next = time.monotonic() + _FETCH_SECONDS
-            for folder in self._folders:
-                fetch(folder, whole=True)
+        """Copy what is new, at most every 30 seconds unless it is to be done `now`. Raises UserError."""
+        if self._remote and (now or time.monotonic() >= self._next):
+            self._next = time.monotonic() + _COPY_SECONDS
+            for folder in self._remote:
+                on_this_node(folder)
 
 
 def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
@@ -156,6 +151,6 @@ def _as_text(name: str) -> str:
 
 def _children(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(entry) for entry in os.scandir(folder) if entry.is_dir())
+        return sorted(child for child in folder.iterdir() if child.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -1,136 +1,19 @@
-"""The Open Inference Protocol over gRPC, through Ray Serve's own server, admitted as HTTP's requests are.
-
-`add_to_server` puts `_Calls` in front of Serve's handlers: it reads a message under the rule of the replica's
-admission. Serve then hands its bytes to the method of that name of `GrpcMethods`, which the replica is.
-"""
+"""The calls of the Open Inference Protocol over gRPC, which Ray Serve hands to a replica as bytes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection
 
-from serve.admission import Admission, Call, limit_of, of_this_replica, request_id
-from serve.grpc_messages import HEALTH, PATHS, POOL, SERVICE, infer_request, infer_response, proto, require_few_values
+from serve.admission import Admission, Call
+from serve.grpc_messages import infer_request, infer_response, require_few_values
+from serve.grpc_server import CODES, SERVICE, call_of, proto, set_health_of_this_replica
 from serve.requests import RequestError
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
 from serve.updates import Updates
 from serve.v2 import SERVER, InferRequest, change_model, metadata
-
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    409: grpc.StatusCode.FAILED_PRECONDITION,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
-    500: grpc.StatusCode.INTERNAL,
-    503: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-"""gRPC's code for the status that HTTP would have."""
-
-_OPEN_METHODS = frozenset({"ServerLive", "ServerReady", "Check"})
-_WATCH = f"/{HEALTH}/Watch"
-_SECONDS_BETWEEN_LOOKS = 1.0
-"""How soon who watches the health of a model hears of a change."""
-
-
-def add_to_server(servicer: Any, server: Any) -> None:
-    """Register the calls with Serve's gRPC server, which is given this function in `grpc_servicer_functions`.
-
-    Requests stay bytes until they are admitted. Reflection needs no replica: Serve is to leave its calls as they are.
-    """
-    server.add_generic_rpc_handlers((_Calls(servicer),))
-    server.add_passthrough_service(reflection.SERVICE_NAME)
-    reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server, POOL)
-
-
-class _Calls(grpc.GenericRpcHandler):
-    """Receives a request under the rule of the replica's admission: its token first, then its bytes, as memory allows.
-
-    gRPC itself receives the requests of all clients at once, whoever they are.
-    """
-
-    def __init__(self, servicer: Any) -> None:
-        # Serve finds the handlers by this name and puts its own functions into them.
-        self._method_handlers = {
-            path: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name, path in PATHS.items()
-        }
-
-    def service(self, handler_call_details: Any) -> Any:
-        if handler_call_details.method == _WATCH and _replica:
-            # Beside Serve, which would count it among the requests in work for as long as it lasts.
-            parse, write = proto.CheckRequest.FromString, proto.CheckResponse.SerializeToString
-            return grpc.unary_stream_rpc_method_handler(_watch, parse, write)
-        handler = self._method_handlers.get(handler_call_details.method)
-        admission = of_this_replica()
-        if handler is None or admission is None:
-            return handler
-        # On the wire a request is a stream of one message; a handler of streams chooses when to read it.
-        name = handler_call_details.method.rpartition("/")[2]
-        return grpc.stream_unary_rpc_method_handler(partial(_receive, admission, name, handler.unary_unary))
-
-
-_replica: list["GrpcMethods"] = []
-"""The replica that this process runs; empty in a proxy of Ray Serve."""
-
-
-async def _watch(asked: Any, _: Any) -> AsyncIterator[Any]:
-    """Tell the health of a model, or of the server, now and whenever it changes, while the client listens.
-
-    It ends when the server is about to, which would wait for it.
-    """
-    told, (replica,) = None, _replica
-    while True:
-        is_last = replica.ends_soon
-        if (status := replica.health(asked.service)) != told:
-            yield proto.CheckResponse(status=status)
-            told = status
-        if is_last:
-            return
-        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-async def _receive(
-    admission: Admission, name: str, answer: Callable[[bytes, Any], Awaitable[bytes]], _: Any, context: Any
-) -> bytes:
-    """Read the one message of a call, and answer it as Serve does; the context gets the code of a refused one."""
-    call = _call(name, context)
-    with admission.bodies.hold() as share:
-        try:
-            async with admission.receive(call), share.arriving():
-                # How large it is shows when it is there; how much of it is there does not show.
-                await share.grow(limit_of(admission.settings))
-                reading = asyncio.ensure_future(context.read())
-                # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
-                reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                await asyncio.wait({reading})
-                message = reading.result()
-                if not isinstance(message, bytes):
-                    raise RequestError(400, "the call ends without its message")
-                share.shrink(min(len(message), share.held))
-        except RequestError as error:
-            await context.abort(_CODES[error.status], error.message)
-        return await answer(message, context)
-
-
-def _call(name: str, context: Any, size: int = 0) -> Call:
-    sent = dict(context.invocation_metadata())
-    return Call(
-        request_id=request_id(sent.get("request_id")),
-        client=context.peer(),
-        http_method="gRPC",
-        path=PATHS[name],
-        authorization=sent.get("authorization"),
-        size=size,
-        needs_token=name not in _OPEN_METHODS,
-    )
 
 
 def _admitted(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -145,7 +28,7 @@ def _admitted(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> C
 
     # Serve passes its context to a parameter of this name.
     async def method(self: "GrpcMethods", request: bytes, grpc_context: Any) -> Any:
-        call = _call(name, grpc_context, len(request))
+        call = call_of(name, grpc_context, len(request))
         try:
             async with self._admission.admit(call):
                 asked = request if name == "ModelInfer" else _parsed(request_class, request)
@@ -153,7 +36,7 @@ def _admitted(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> C
                 call.status = 200
                 return response_class(**response) if isinstance(response, dict) else response
         except RequestError as error:
-            grpc_context.set_code(_CODES[error.status])
+            grpc_context.set_code(CODES[error.status])
             grpc_context.set_details(error.message)
             return response_class()
 
@@ -176,7 +59,7 @@ class GrpcMethods:
         self._models = models
         self._admission = admission
         self._updates = updates
-        _replica[:] = [self]
+        set_health_of_this_replica(self)
 
     @property
     def ends_soon(self) -> bool:

@@ -1,48 +1,22 @@
 """The messages of the Open Inference Protocol over gRPC, as checked rows, and scores as messages.
 
 Tensors come as raw bytes (`raw_input_contents`, as Triton's clients send them) or as typed values (`contents`), and the
-scores go back the same way. The message classes are made from `open_inference.binpb`, the compiled descriptor of
-`open_inference.proto`. After a change to that file, make the descriptor again with the package grpcio-tools:
-
-    cd serve; python -m grpc_tools.protoc --proto_path . --descriptor_set_out open_inference.binpb open_inference.proto
+scores go back the same way.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
+from serve.grpc_server import proto
 from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import MOST_VALUES, RequestError
 from serve.v2 import OUTPUT, InferRequest, require_known_outputs
-
-# A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of the same
-# names (Triton's, KServe's) would clash with them.
-POOL = descriptor_pool.DescriptorPool()
-"""Describes every service of the server, for reflection."""
-_COMPILED = Path(__file__).with_name("open_inference.binpb").read_bytes()
-(_FILE,) = descriptor_pb2.FileDescriptorSet.FromString(_COMPILED).file
-POOL.AddSerializedFile(_FILE.SerializeToString())
-POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)
-POOL.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
-SERVICE, HEALTH = f"{_FILE.package}.GRPCInferenceService", "grpc.health.v1.Health"
-METHODS = {method.name: method for method in POOL.FindServiceByName(SERVICE).methods}
-PATHS = {name: f"/{SERVICE}/{name}" for name in METHODS} | {"Check": f"/{HEALTH}/Check"}
-"""The paths of the calls that Ray Serve hands to a replica."""
-proto = SimpleNamespace(CheckRequest=health_pb2.HealthCheckRequest, CheckResponse=health_pb2.HealthCheckResponse)
-"""The message classes by their names: METHODRequest and METHODResponse."""
-for _name, _method in METHODS.items():
-    setattr(proto, f"{_name}Request", message_factory.GetMessageClass(_method.input_type))
-    setattr(proto, f"{_name}Response", message_factory.GetMessageClass(_method.output_type))
 
 _CONTENTS = {
     "BOOL": "bool_contents",

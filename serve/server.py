@@ -127,7 +127,7 @@ def deployed(arguments: ServeArguments, listener: Listener) -> Iterator[None]:
             if listener.grpc_port is None
             else gRPCOptions(
                 port=listener.grpc_port,
-                grpc_servicer_functions=["serve.grpc_app.add_to_server"],
+                grpc_servicer_functions=["serve.grpc_server.add_to_server"],
                 request_timeout_s=timeout,
                 # `add_to_server` does it, with the pool of descriptors that the messages are in.
                 enable_reflection=False,

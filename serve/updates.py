@@ -17,8 +17,7 @@ from pathlib import Path
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.common.text import ascii_name
 from rayrec.inference.folder.table_files import is_delta
-from rayrec.store.paths import in_folder_around
-from serve.folders import TRAFFIC_FILE, ModelSource, StagedModels, TrafficSplit, fingerprint, scan
+from serve.folders import TRAFFIC_FILE, LocalModels, ModelSource, TrafficSplit, fingerprint, scan
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError
@@ -57,8 +56,7 @@ class Updates:
     ) -> None:
         self.states: Mapping[str, ServedModel] = {}
         """The models as of the last look, those of which no version answers too."""
-        self._folders = folders
-        self._staged = StagedModels(folders.values())
+        self._local = LocalModels(folders)
         self._load = load
         self._models = models
         self._shadow_log = shadow_log
@@ -71,8 +69,8 @@ class Updates:
 
     def load_all(self) -> None:
         """Load what is to be served at the start. Raises UserError if a model has no version that loads."""
-        self._staged.refresh()
-        models = {name: self._model(name, source, settle=False) for name, source in scan(self._folders).items()}
+        self._local.refresh()
+        models = {name: self._model(name, source, settle=False) for name, source in scan(self._local.folders).items()}
         for name, model in models.items():
             if model.failed and not model.weights:
                 what, why = next(iter(model.failed.items()))
@@ -122,7 +120,7 @@ class Updates:
         state and why it is so."""
         with self._lock:
             entries = []
-            for name, source in scan(self._folders).items():
+            for name, source in scan(self._local.folders).items():
                 model = self.states.get(name, ServedModel(name, {}, {}))
                 for version in source.versions:
                     state = "READY" if version in model.versions else "UNAVAILABLE"
@@ -136,8 +134,8 @@ class Updates:
     def _changed(self, name: str) -> Iterator[tuple[ModelSource, TrafficSplit | None]]:
         """Yield where a model lies and what `serving.json` says, to be changed. Raises RequestError."""
         try:
-            self._staged.refresh(now=True)
-            sources = scan(self._folders)
+            self._local.refresh(now=True)
+            sources = scan(self._local.folders)
             if name not in sources:
                 raise RequestError(404, f"no model '{name[:100]}'; {did_you_mean(name, sorted(sources), 'models:')}")
             yield sources[name], TrafficSplit.load(sources[name].folder)
@@ -166,9 +164,9 @@ class Updates:
 
     def _look(self, at_once: str | None = None) -> None:
         """Take in what the folders say; the model `at_once` is whole by what its user says, whenever it was changed."""
-        self._staged.refresh(now=at_once is not None)
+        self._local.refresh(now=at_once is not None)
         models: dict[str, ServedModel] = {}
-        for name, source in scan(self._folders).items():
+        for name, source in scan(self._local.folders).items():
             if name in self.states:
                 models[name] = self.states[name]
             with self._noted(f"model '{name}' stays as it is"):
@@ -261,8 +259,8 @@ class Updates:
 
 def _without_folder(message: str, folder: Path) -> str:
     """Remove the folder from an error: clients learn what is wrong, not where the server keeps its files."""
-    # A delta may be refused because of a folder beside it, and is not opened alone if it was staged so.
-    for place in (folder, folder.parent, in_folder_around(folder).parent):
+    # A delta may be refused because of a folder beside it.
+    for place in (folder, folder.parent):
         message = message.replace(f"{place}/", "")
     return message
 

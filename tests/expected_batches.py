@@ -9,26 +9,23 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.features.schema import VectorFeature
-from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.order import BatchOrder
 from rayrec.models.common.batch import Batch
 
 
 def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
     """Yield the rows of each of the rank's batches, in order, without padding."""
-    units, tables = plan.units, dict[int, pa.Table]()
+    tables = dict[int, pa.Table]()
     for batch in range(plan.start_batch, plan.num_batches):
         parts = []
-        for piece in plan.slices(batch):
-            read = plan.read(piece.read)
-            if read.unit not in tables:
-                path = dataset.folder / units.files[units.file[read.unit]]
-                tables[read.unit] = pq.ParquetFile(path).read_row_group(units.row_group[read.unit])
-            table = tables[read.unit]
-            order = np.arange(table.num_rows)[
-                plan.row_order.rows(read.unit, table.num_rows, read.start, read.stop, None)
-            ]
-            parts.append(table.take(pa.array(order[piece.start : piece.stop])))
+        for number, start, stop in plan.slices(batch):
+            if number not in tables:
+                place = plan.row_groups[number]
+                tables[number] = pq.ParquetFile(dataset.folder / place.path).read_row_group(place.number)
+            table = tables[number]
+            order = np.arange(table.num_rows)[plan.row_order.rows(number, table.num_rows, None)]
+            parts.append(table.take(pa.array(order[start:stop])))
         yield pa.concat_tables(parts) if parts else pa.table({})
 
 

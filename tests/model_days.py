@@ -20,7 +20,7 @@ from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from tests.builders import make_recipe

@@ -23,8 +23,8 @@ from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import KnownItems
 from rayrec.inference.folder.model_folder import copy, new_model_folder
 from rayrec.inference.predictor import load_model
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig

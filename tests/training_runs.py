@@ -17,10 +17,12 @@ from jobs.train import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.driver import Metrics, fill_from_checkpoint, train
+from rayrec.training.driver import Metrics, train
+from rayrec.training.loop.checkpoint import load_state
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.warm_start import WarmStart
 from tests.ranks import run_ranks
@@ -199,6 +201,6 @@ def _models_under(
     for index, content in enumerate(contents):
         config = Recipe.model_validate(content)
         model = ParallelModel(config, dataset.schema, context)
-        fill_from_checkpoint(Path(checkpoint), model)
+        load_state({"model": model.state_dict()}, Path(checkpoint))
         yield index, config, model, SplitReader(dataset, config.train.ingest, context)
     dist.destroy_process_group()

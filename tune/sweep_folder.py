@@ -6,7 +6,6 @@ it trained in. Table, page and best recipe are made from these folders alone.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
-from rayrec.store.files import is_vacant, locked, require_absent, write_json
+from rayrec.store.files import is_vacant, locked, remove, require_absent, write_json
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
@@ -128,7 +127,7 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
             yield
     finally:
         if begins and not settings.trials_folder.exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.store.files import new_folder, write_json
+from rayrec.store.files import copy, new_folder, remove, write_json
+from rayrec.store.paths import RemotePath, to_path
 from rayrec.training.run.folder import (
     CHECKPOINTS_FOLDER,
     HISTORY_FILE,
@@ -38,7 +39,8 @@ EVALUATION = "evaluation"
 """The number of evaluations so far, which Tune uses as its time."""
 _ACTOR_BYTES = 2**29
 """Memory that the process of a trial reserves."""
-_POLL_SECONDS = 0.3
+_POLL_SECONDS, _REMOTE_SECONDS = 0.3, 3.0
+"""Pause between two looks at a run on a disk and in a bucket."""
 # A stopped trial may be asked to continue, so it is not one of them.
 _FINAL_STATES = ("finished", "refused")
 _POINTER_FILE = "pointer.json"
@@ -99,7 +101,7 @@ class Trial(Trainable):
                     return self._result(record)
             elif is_over:
                 return self._end()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_REMOTE_SECONDS if isinstance(self._run, RemotePath) else _POLL_SECONDS)
 
     def _run_training(self, run: Path) -> None:
         try:
@@ -195,7 +197,7 @@ def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float
     if not kept.exists():
         _link_checkpoint(run / CHECKPOINTS_FOLDER / checkpoint_name(step), kept)
     for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
-        shutil.rmtree(old)
+        remove(old)
     return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
 
 
@@ -204,15 +206,18 @@ def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) ->
     schema = build_model(recipe.model, dataset.schema, device="meta").schema
     with new_folder(run) as unfinished:
         RunFolder.create(unfinished, recipe, dataset, schema)
-        _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
-        shutil.copyfile(pointer.history, unfinished / HISTORY_FILE)
+        _link_checkpoint(to_path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
+        copy(to_path(pointer.history), unfinished / HISTORY_FILE)
         cut_history(unfinished / HISTORY_FILE, pointer.step)
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:
     """Give the files of a checkpoint, which never change, a second name."""
     with new_folder(target) as unfinished:
-        shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
+        if isinstance(source, RemotePath):
+            copy(source, unfinished)
+        else:
+            shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
 
 
 def _link_file(source: str, target: str) -> None:

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import socket
 import threading
 import time
@@ -25,8 +24,8 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
-from rayrec.store.files import write_atomically
-from rayrec.store.paths import confined
+from rayrec.store.files import remove, write_atomically
+from rayrec.store.paths import RemotePath, confined, copy_of
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.space import check_space, searchable_space
@@ -98,7 +97,7 @@ def run_sweep(
         ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)
     )  # fmt: skip
     if resume and can_be_restored(settings.folder):
-        state = str(settings.folder / STATE_FOLDER)
+        state = str(state_folder(settings.folder))
         tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
     else:
         forget(settings.folder)
@@ -113,8 +112,8 @@ def run_sweep(
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
             ),
             run_config=ray.tune.RunConfig(
-                name=STATE_FOLDER,
-                storage_path=str(settings.folder),
+                name=state_folder(settings.folder).name,
+                storage_path=str(state_folder(settings.folder).parent),
                 # Run folders hold checkpoints of their own; only population based training asks Tune for more.
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
@@ -186,7 +185,7 @@ def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
         record = TrialRecord.load(folder)
         if folder.name not in known or record is None:
             # An attempt drew it and was killed before it saved so; Tune has drawn another one instead.
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         elif record.state == "running":
             replace(record, state="failed", message="its process died").save(folder)
     outcomes = read_outcomes(settings)
@@ -200,7 +199,7 @@ def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
 def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
     for outcome in outcomes:
         for checkpoints in (outcome.folder / EXCHANGE_FOLDER, *outcome.folder.glob(f"*/{CHECKPOINTS_FOLDER}")):
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            remove(checkpoints)
 
 
 def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskError], ended: threading.Event) -> None:
@@ -232,13 +231,18 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
         pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
 
 
+def state_folder(sweep: Path) -> Path:
+    """Return the folder of this node in which Tune keeps its state of a sweep."""
+    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / STATE_FOLDER
+
+
 def can_be_restored(sweep: Path) -> bool:
     """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
     missing.
 
     It cannot if it was killed before it had saved a trial.
     """
-    state, backup_file = sweep / STATE_FOLDER, sweep / _BACKUP_FILE
+    state, backup_file = state_folder(sweep), sweep / _BACKUP_FILE
     found = _read(state)
     if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
         return True
@@ -246,18 +250,18 @@ def can_be_restored(sweep: Path) -> bool:
         return False
     for name in found:
         (state / name).unlink()
-    with zipfile.ZipFile(backup_file) as archive:
+    with zipfile.ZipFile(io.BytesIO(backup_file.read_bytes())) as archive:
         archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
     return True
 
 
 def backup(sweep: Path) -> None:
     """Copy the state, unless Tune is writing it at this moment."""
-    found = _read(sweep / STATE_FOLDER)
+    found = _read(state_folder(sweep))
     if not _is_complete(found) or not _is_of_one_save(found):
         return
     time.sleep(_QUIET_SECONDS)
-    if _read(sweep / STATE_FOLDER) != found:
+    if _read(state_folder(sweep)) != found:
         return
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -268,7 +272,7 @@ def backup(sweep: Path) -> None:
 
 def forget(sweep: Path) -> None:
     """Remove the state and its backup."""
-    shutil.rmtree(sweep / STATE_FOLDER, ignore_errors=True)
+    remove(state_folder(sweep))
     (sweep / _BACKUP_FILE).unlink(missing_ok=True)
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from jobs.command.request import Request
 from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.program import run_program, usage_error
-from rayrec.store.paths import location
 
 FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks and debug logs."}
 """The options that every command has besides the fields of its request."""
@@ -101,7 +99,7 @@ def as_arguments(request: Request) -> list[str]:
         value = getattr(request, field.name)
         if value is None or value == field.default:
             continue
-        items = [location(v) if isinstance(v, Path) else str(v) for v in (value if field.is_repeated else (value,))]
+        items = [str(v) for v in (value if field.is_repeated else (value,))]
         if field.is_positional:
             positional += items
         elif field.is_flag:

@@ -42,18 +42,12 @@ class PlacedRequest(Request):
     """Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster."""
 
 
-def place_preprocessing(
-    request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, *, was_at_uri: bool, progress: Progress
-) -> Place:
+def place_preprocessing(request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, progress: Progress) -> Place:
     """Return where raw files become a dataset; large is what the memory holds no rows of, and in any case 4 GiB of
     text (`Preprocessing.suits_threads`).
-
-    `was_at_uri`: unfinished work, which Spark's tasks have begun, lies at the URI of the output.
     """
     only_ray = None
-    if was_at_uri:
-        only_ray = "the work that was begun at the output's URI"
-    elif spark != SparkConfig():
+    if spark != SparkConfig():
         only_ray = "preprocess.spark"
     elif job.needs_spark:
         only_ray = "a join of this source's tables"
@@ -78,9 +72,9 @@ def place_training(request: PlacedRequest, train: TrainConfig, progress: Progres
 def place_evaluation(
     request: PlacedRequest, workers: int | None, device: _WantedDevice, rows: int, progress: Progress
 ) -> Place:
-    """Return where a model is evaluated; only Ray Train runs several workers, and GPUs."""
+    """Return where a model is evaluated; only Ray runs several workers, and GPUs."""
     only_ray = _only_ray_train(str(workers or 1), device)
-    return _place("evaluate", request, engine=TRAIN, work=f"{rows:,} rows", only_ray=only_ray, progress=progress)
+    return _place("evaluate", request, engine=DATA, work=f"{rows:,} rows", only_ray=only_ray, progress=progress)
 
 
 def place_scoring(
@@ -115,7 +109,7 @@ def training_session(
     *,
     by_ray_data: bool = False,
 ) -> Iterator[Execution]:
-    """Hold what a recipe is trained or evaluated in, a Ray session or nothing; yield how it is done there.
+    """Hold what a recipe is trained in, a Ray session or nothing; yield how it is done there.
 
     Tasks of Ray Data read where they are asked for (`by_ray_data`), where they can do so on other nodes, and for
     several GPUs, whose few processes would not keep up with them. Raises SmallClusterError as `ray_training` does.
@@ -131,7 +125,7 @@ def training_session(
 
 
 def ray_training(train: TrainConfig, *, by_ray_data: bool = False) -> Execution:
-    """Return how workers of Ray Train train or evaluate in this process's Ray session; see `training_session`.
+    """Return how workers of Ray Train train in this process's Ray session; see `training_session`.
 
     Raises SmallClusterError where the cluster has room for too few of them, ConfigError where a GPU is asked for and
     there is none.
@@ -163,7 +157,7 @@ def trial_training(train: TrainConfig) -> Execution:
 
 
 def _only_ray_train(workers: str, device: _WantedDevice) -> str | None:
-    """Say what of a training or an evaluation only Ray Train can do, if anything."""
+    """Say what of a training or an evaluation only Ray can do, if anything."""
     require_gpu(device)
     if workers != "1":
         return f"work of {workers} workers"

@@ -5,16 +5,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator
 
+from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
 from rayrec.store.files import is_vacant
-from rayrec.store.paths import is_uri, location
+from rayrec.store.paths import is_uri
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ByPosition:
 
 
 def _as_text(given: object) -> object:
-    return fspath(given) if isinstance(given, PathLike) else given
+    return str(given) if isinstance(given, PathLike) else given
 
 
 def _as_texts(given: object) -> object:
@@ -71,25 +72,16 @@ class Request(Config):
     def check(self) -> None:
         """Raise ConfigError for every mistake that can be found without the data."""
 
-    def reads(self) -> Iterator[Path]:
-        """Yield the folders that the command reads; some may be staged copies of URIs."""
-        yield from (value for name, value in self if isinstance(value, Path) and name != "output")
-
-    @property
-    def continues(self) -> bool:
-        """Return whether the command continues the work in its `output`."""
-        return bool(getattr(self, "resume", False))
-
     def kept(self) -> str:
         """Say what a command that could not write any more leaves, and how it goes on; empty without an output."""
         output: Path | None = getattr(self, "output", None)
         if output is None:
             return ""
-        with suppress(OSError):  # of a name that is too long
+        with suppress(OSError, UserError):  # of a name that is too long, or a store
             if not is_vacant(output):
                 again = "--resume continues from them" if hasattr(self, "resume") else "run again to continue"
                 return f"finished parts are kept; {again}"
-        return f"nothing was written to {location(output)}"
+        return f"nothing was written to {output}"
 
     def with_absolute_paths(self) -> Self:
         """Return the same request for a process that runs in another folder of a machine with the same storage."""

@@ -13,7 +13,7 @@ from rayrec.config import Config
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.execution import Execution
 from rayrec.store.files import write_atomically
-from rayrec.store.paths import Folder, location
+from rayrec.store.paths import Folder
 
 RESULT_FILE = "result.json"
 _COUNTS = {"rows", "positives", "groups"}
@@ -71,7 +71,7 @@ def describe_outcome(result: Result) -> str:
     rows = f", {result.rows:,} rows" if result.rows is not None else ""
     if (speed := result.details.get("rows_per_second")) is not None:
         rows += f" at {format_number(speed)} rows/s"
-    output = f" -> {location(result.output)}" if result.output is not None else ""
+    output = f" -> {result.output}" if result.output is not None else ""
     return f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"
 
 

@@ -27,14 +27,15 @@ from pydantic import ValidationError
 from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
-from rayrec.common.disk_errors import disk_error, naming, temporary_folders
+from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
 from rayrec.store.files import is_vacant
-from rayrec.store.paths import shown, staging_root, uri_of
+from rayrec.store.node_copy import shown
+from rayrec.store.paths import cache_root
 
 _LONGEST_LINE = 300
 """Characters of an unexpected error that are shown without --debug."""
@@ -83,29 +84,30 @@ def build_request(request: type[RequestT], values: Mapping[str, Any]) -> Request
 def execute(command: Command[RequestT], request: RequestT, progress: Progress) -> Result:
     """Run the command and write `result.json` into its output folder, even if it fails; errors go on to the caller.
 
-    Folders given as URIs are staged meanwhile. A failure is not written into a folder that had content before (the
-    output of an earlier command stays intact), unless the command has begun to continue the work in it.
+    A failure is not written into a folder that had content before (the output of an earlier command stays intact),
+    unless the command has begun to continue the work in it.
     """
     request.check()
     reach_this_machine_directly()
-    with _staged(request, progress):
-        folder: Path | None = getattr(request, "output", None)
-        before: int | None = 0  # until it is looked at, others' work may be in it
-        started = time.perf_counter()
-        try:
-            with _disk_errors(request):
-                before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
-                result = command.run(request, progress)
-            progress.finish()
-        except BaseException as error:
-            if folder is not None and os.path.isdir(folder) and _is_taken_over(request, folder, before):
-                with contextlib.suppress(DiskError, OSError):  # a full disk must not hide the error that it caused
-                    _failure(command, error, started, folder).save(folder)
-            raise
-        result = result.model_copy(update={"seconds": time.perf_counter() - started})
-        if result.output is not None and result.output.is_dir():
-            result.save(result.output)
-        return result
+    folder: Path | None = getattr(request, "output", None)
+    before: int | None = 0  # until it is looked at, others' work may be in it
+    started = time.perf_counter()
+    try:
+        with _disk_errors(request):
+            before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
+            result = command.run(request, progress)
+        progress.finish()
+    except BaseException as error:
+        if folder is not None and folder.is_dir() and _is_taken_over(request, folder, before):
+            with contextlib.suppress(
+                UserError, OSError
+            ):  # a full disk or a store must not hide the error that it caused
+                _failure(command, error, started, folder).save(folder)
+        raise
+    result = result.model_copy(update={"seconds": time.perf_counter() - started})
+    if result.output is not None and result.output.is_dir():
+        result.save(result.output)
+    return result
 
 
 def _is_taken_over(request: Request, folder: Path, before: int | None) -> bool:
@@ -126,39 +128,12 @@ def _disk_errors(request: Request) -> Iterator[None]:
         if isinstance(error, UserError) and not isinstance(error, DiskError):
             raise
         # Where files are written whose libraries do not say which: results, copies of buckets, temporary ones.
-        written = [staging_root(), *temporary_folders()]
+        written = [cache_root(), *temporary_folders()]
         if (output := getattr(request, "output", None)) is not None:
             written.insert(0, output)
         if (found := disk_error(error, written)) is None:
             raise
         raise DiskError("; ".join(filter(None, (str(found), request.kept())))) from error
-
-
-@contextlib.contextmanager
-def _staged(request: Request, progress: Progress) -> Iterator[None]:
-    """Fetch the folders that a request gives as URIs, and mirror its output to its URI while the block writes it.
-
-    Messages of a UserError from the block show URIs again. Raises UserError if a URI cannot be read or written.
-    """
-    output: Path | None = getattr(request, "output", None)
-    folders = [folder for folder in request.reads() if uri_of(folder)]
-    if not folders and (output is None or uri_of(output) is None):
-        yield
-        return
-    # Imported only when needed, because it takes a while.
-    from rayrec.store.staged import fetch, mirrored
-
-    with naming(staging_root()), contextlib.ExitStack() as stack:
-        if output is not None:
-            stack.enter_context(mirrored(output, continues=request.continues, progress=progress))
-        for folder in folders:
-            fetch(folder, progress)
-        try:
-            yield
-        except DiskError:  # the disk of a local copy is meant, not its URI
-            raise
-        except UserError as error:
-            raise type(error)(shown(str(error))) from error.__cause__
 
 
 def _failure(command: Command[RequestT], error: BaseException, started: float, output: Path | None) -> Result:
@@ -216,7 +191,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, _INTERRUPTIONS):
         return "interrupted"
     if isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return " ".join((str(error) if isinstance(error, DiskError) else shown(str(error))).split())
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror.lower()}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -9,8 +9,6 @@ the gate refuses stays in its day, and the next day goes on from the one before 
 """
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +20,7 @@ from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import folders_of, versions_in
-from rayrec.store.files import new_folder, write_json
-from rayrec.store.paths import location
+from rayrec.store.files import copy, new_folder, remove, write_json
 
 if TYPE_CHECKING:
     from rayrec.inspection.gate import Judgement
@@ -76,21 +73,19 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     if begun is not None and begun != request.input:
         given_up = days_of(output)[-1].folder if versions_in(models) else output
         raise ConfigError(
-            f"{location(output)}: the day started with --input {' --input '.join(begun)} is unfinished; run it "
-            f"again with that input first, or remove {location(given_up)} to abandon it"
+            f"{output}: the day started with --input {' --input '.join(begun)} is unfinished; run it "
+            f"again with that input first, or remove {given_up} to abandon it"
         )
     if not versions_in(models):
         return _run_first_day(request, output, models, progress)
     day = _begin(request, output, models)
-    progress.message(
-        f"{location(day.folder)}: continues from {location(day.before)}, whose model is version {day.serving}"
-    )
+    progress.message(f"{day.folder}: continues from {day.before}, whose model is version {day.serving}")
     try:
         seconds = _run(request, day, models, progress)
     except UserError as error:
         # Files that cannot be taken in must not stand in the way of others.
         if not isinstance(error, PassingError) and not day.places.dataset.exists():
-            shutil.rmtree(day.folder)
+            remove(day.folder)
         raise
     return _result(output, day.places, day.version, seconds)
 
@@ -181,16 +176,14 @@ def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     published = {(day.outcome or {}).get("version"): day.folder for day in days} | {"1": output}
     version = next((version for version in reversed(versions) if version in published), None)
     if version is None:
-        raise UserError(
-            f"{location(models)}: no version in it was published by a day of {location(output)}; restore one"
-        )
+        raise UserError(f"{models}: no version in it was published by a day of {output}; restore one")
     before = published[version]
     number = 1 + (int(days[-1].folder.name) if days else 0)
     folder = output / DAYS_FOLDER / f"{number:04d}"
     folder.parent.mkdir(exist_ok=True)
     content = {
         "input": request.input,
-        "before": os.path.relpath(before, output),
+        "before": before.relative_to(output).as_posix(),
         "serving": version,
         "version": str(int(versions[-1]) + 1),
     }
@@ -209,14 +202,14 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
         if judgement.faults:
             write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
             raise UserError(
-                f"{location(places.model)}: not published: {'; '.join(judgement.faults)}; version {day.serving} keeps "
+                f"{places.model}: not published: {'; '.join(judgement.faults)}; version {day.serving} keeps "
                 "serving, and the next day continues from it"
             )
         began = time.perf_counter()
         progress.stage(f"publish version {day.version}")
         _publish(request, places.model, models / day.serving, published, progress)
         seconds["publish"] = time.perf_counter() - began
-    shutil.rmtree(places.model, ignore_errors=True)
+    remove(places.model)
     write_json(day.folder / OUTCOME_FILE, {"version": day.version})
     _prune(day, models, request.load_recipe().publish.keep_days)
     return seconds
@@ -260,7 +253,7 @@ def _publish(request: PipelineRequest, model: Path, serving: Path, output: Path,
 def _copy_model(model: Path, output: Path) -> None:
     """Copy a whole model to a folder of versions, which may be on another file system, where it appears whole."""
     with new_folder(output) as new:
-        shutil.copytree(model, new, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        copy(model, new)
 
 
 def _prune(day: Day, models: Path, keep: int) -> None:
@@ -272,9 +265,9 @@ def _prune(day: Day, models: Path, keep: int) -> None:
     folders = [output, *(other.folder for other in days_of(output))]
     for folder in folders[:-keep]:
         if folder != day.before:
-            shutil.rmtree(folder / "run", ignore_errors=True)
-            shutil.rmtree(folder / "dataset", ignore_errors=True)
-            shutil.rmtree(folder / "model", ignore_errors=True)
+            remove(folder / "run")
+            remove(folder / "dataset")
+            remove(folder / "model")
     from serve.folders import TrafficSplit
 
     versions, traffic = versions_in(models), TrafficSplit.load(models)
@@ -282,4 +275,4 @@ def _prune(day: Day, models: Path, keep: int) -> None:
     needed = {folder for version in kept if version in versions for folder in folders_of(versions[version])}
     for folder in versions.values():
         if folder not in needed:
-            shutil.rmtree(folder)
+            remove(folder)

@@ -20,10 +20,8 @@ from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
-from rayrec.store.paths import location
+from rayrec.store.files import is_vacant, new_folder
 
-UNFINISHED_MODEL = ".export"
-"""The model folder until its result is in it too; what a killed phase leaves of it is removed."""
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
@@ -126,7 +124,7 @@ class PreprocessPhase(Phase):
         from rayrec.preprocessing.pipeline import source_files
         from rayrec.sources.registry import preprocessing_job
 
-        if not (self.folder / MANIFEST_FILE).is_file():
+        if is_vacant(self.folder) or not (self.folder / MANIFEST_FILE).is_file():
             return None
         dataset = Dataset.open(self.folder)
         self._require_recipe(dataset.recipe, ("source", "preprocess"))
@@ -254,7 +252,7 @@ class ExportPhase(Phase):
 
     def finished(self) -> Result | None:
         if not (self.folder / RESULT_FILE).is_file():
-            if self.folder.exists():
+            if not is_vacant(self.folder):
                 raise UserError(f"{self.folder}: not made by `rayrec run`; move it away")
             return None
         result = Result.load(self.folder)
@@ -265,13 +263,12 @@ class ExportPhase(Phase):
     def run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # It gets its name when its result, by which it is recognized, is in it too.
-        unfinished = self._places.folder / UNFINISHED_MODEL
-        result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
-        details = {**result.details, "run": self._run_fingerprint()}
-        result = result.model_copy(update={"output": self.folder, "details": details})
-        result.save(unfinished)
-        unfinished.rename(self.folder)
+        # It is there when its result, by which it is recognized, is in it too.
+        with new_folder(self.folder) as unfinished:
+            result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
+            details = {**result.details, "run": self._run_fingerprint()}
+            result = result.model_copy(update={"output": self.folder, "details": details})
+            result.save(unfinished)
         return result
 
     def _run_fingerprint(self) -> str:
@@ -305,7 +302,7 @@ def run_phases(
     first = finished.index(None) if None in finished else len(phases)
     results = [result for result in finished[:first] if result is not None]
     for phase in phases[:first]:
-        progress.message(f"{phase.name}: already finished, in {location(phase.folder)}")
+        progress.message(f"{phase.name}: already finished, in {phase.folder}")
     seconds: dict[str, float | None] = {phase.name: None for phase in phases}
     if first < len(phases):
         # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
@@ -315,7 +312,7 @@ def run_phases(
         with training_session(place, recipe.train, progress):
             for phase in phases[first:]:
                 progress.finish()
-                progress.message(f"\n{phase.name} -> {location(phase.folder)}")
+                progress.message(f"\n{phase.name} -> {phase.folder}")
                 started = time.perf_counter()
                 result = phase.run(progress)
                 seconds[phase.name] = time.perf_counter() - started

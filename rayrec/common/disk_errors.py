@@ -70,6 +70,7 @@ def disk_error(error: BaseException, written: Sequence[Path], needed: int | None
 
     `written`: the paths one of which it is of, if it does not say which.
     """
+    written = [path for path in written if "://" not in str(path)] or temporary_folders()  # a URI is on no disk
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

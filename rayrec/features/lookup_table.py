@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_text, hash_texts
-from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.files import new_file
+from rayrec.store.node_copy import on_this_node
 
 HASH, ENTRY = "hash", "entry"
 UNKNOWN = -1
@@ -148,7 +149,7 @@ class LookupTable:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Map the files of `folder`; without files the table is empty. Raises UserError if one is damaged."""
-        opened = [read_arrow(path, "create its folder again") for path in files_in(mappable(folder), "*.arrow")]
+        opened = [read_arrow(path, "create its folder again") for path in sorted(on_this_node(folder).glob("*.arrow"))]
         return cls(chain.from_iterable(batches for _, batches in opened), [file for file, _ in opened])
 
     @classmethod

@@ -24,7 +24,8 @@ from rayrec.config import Config
 from rayrec.features.hashes import hash_strings, hash_texts
 from rayrec.features.lookup_table import ENTRY, HASH, LookupTable, read_arrow
 from rayrec.random.splitmix64 import mix
-from rayrec.store.files import files_in, mappable, new_file
+from rayrec.store.files import new_file
+from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import new_parquet, open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -62,7 +63,7 @@ class VocabularyLookup(LookupTable):
     def of_index(cls, index: Path) -> "VocabularyLookup":
         """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
         try:
-            file, batches = read_arrow(mappable(index), "preprocess again")
+            file, batches = read_arrow(on_this_node(index), "preprocess again")
             return cls(batches, [file])
         except FileNotFoundError:
             raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None
@@ -98,7 +99,7 @@ class VocabularyLookup(LookupTable):
 
 def vocabulary_files(path: Path) -> list[Path]:
     """Return the Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
-    return [path] if path.suffix == ".parquet" else files_in(path, "*.parquet")
+    return [path] if path.suffix == ".parquet" else sorted(path.glob("*.parquet"))
 
 
 def index_file(path: Path) -> Path:

@@ -2,46 +2,28 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.few_rows import EncodedRows, PlainRows
-from rayrec.features.lists import ids_of
 from rayrec.features.raw_values import Values
-from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
-from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import (
-    SCALE_TENSOR,
-    TABLE_TENSOR,
-    JoinedArrays,
-    MappedTable,
-    StoredTable,
-    TableMemory,
-)
+from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.scorer import CHUNK_ROWS, PooledLookup, Scorer, StoredModel
 from rayrec.inference.unknown_values import ENOUGH, count_unknown
-from rayrec.models.common.precision import AmpError, Precision, resolve_precision
-from rayrec.models.common.ranking import ScoresPairs
-from rayrec.models.registry import build_model
-from rayrec.recipes import Recipe
+from rayrec.metrics.estimates import SplitMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_EXACT = resolve_precision("fp32", "cpu")
-CHUNK_ROWS = 1024
-"""Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
 
 
 def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predictor":
@@ -53,55 +35,35 @@ def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predic
     return Predictor(ModelFolder.open(folder), memory)
 
 
-class Predictor:
-    """Scores rows. Threads may share one: only the columns that it has warned of change after construction."""
+class Predictor(Scorer):
+    """Scores raw rows: checks and encodes them. Threads may share one: only the columns that it has warned of change
+    after construction.
+    """
 
-    def __init__(self, model_folder: ModelFolder, memory: TableMemory | None = None) -> None:
-        self.model_folder = model_folder
-        self.folder: Path = model_folder.folder
-        self.schema: Schema = model_folder.schema
-        """Every feature with its transforms, cardinality and embedding dimension."""
-        self.recipe: Recipe = model_folder.recipe
-        self.metrics: Metrics = model_folder.metrics
+    def __init__(self, model: StoredModel, memory: TableMemory | None = None) -> None:
+        super().__init__(model, memory)
+        self.metrics: SplitMetrics = model.metrics
         """Metrics of the exported checkpoint, by split."""
-        statistics = model_folder.path(STATISTICS_FOLDER)
-        self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model_folder.vocabulary)
+        statistics = model.path(STATISTICS_FOLDER)
+        self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model.vocabulary)
         self.vocabularies = self._encoder.vocabularies
         """The look-ups of values, by feature."""
-        self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
-        self.encoded_columns = self._encoder.encoded_schema
-        """The Arrow columns that `encode` gives."""
-        self._dense_network = _load_dense_network(model_folder)
-        self.precision = _EXACT
-        """How the dense network computes: in float32 unless another `resolve_precision` is put in its place."""
-        multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
-        tables = {table: model_folder.mapped_table(table) for table in model_folder.tables}
-        lookups = [
-            _Lookup(
-                feature=output.feature,
-                dim=output.table.dim,
-                rows=tables[output.table],
-                pooling=output.pooling if output.feature in multi_hot else None,
-            )
-            for output in model_folder.pooled
-        ]
-        self._lookups = lookups
-        self._id_rows = {self.encoded_columns.names[place]: row for row, place in enumerate(self._encoder.id_places)}
-        self._together = _joined(lookups, self._id_rows)
-        """All look-ups for a few rows, those of tables that are read as one joined."""
-        self._warned: set[str] = set()
-        self._memory = memory
         if memory is not None:
-            for mapped in (*tables.values(), *self.vocabularies.values()):
-                for file in mapped.mapped:
+            for vocabulary in self.vocabularies.values():
+                for file in vocabulary.mapped:
                     memory.add(file)
-        self._dense_width = self.schema.dense_width
-        widths = [feature.size if isinstance(feature, VectorFeature) else 1 for feature in self.schema.dense]
-        starts = np.cumsum([0, *widths]).tolist()
-        self._dense = dict(zip((feature.name for feature in self.schema.dense), starts, strict=False))
-        """The first column of each feature in the dense input."""
+        self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
+        self._id_rows = {self.encoded_columns.names[place]: row for row, place in enumerate(self._encoder.id_places)}
+        self._lookups_of_few = _joined(self._lookups, self._id_rows)
+        """All look-ups for a few rows, those of tables that are read as one joined."""
         self._dense_of_numbers = [self._dense[self.encoded_columns.names[p]] for p in self._encoder.number_places]
-        self._pooled_width = sum(lookup.dim for lookup in self._lookups)
+        self._warned: set[str] = set()
+
+    @property
+    def model_folder(self) -> ModelFolder:
+        """The model folder that it scores with."""
+        assert isinstance(self.model, ModelFolder), "a run's checkpoint has no folder of its own"
+        return self.model
 
     def predict(
         self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | pd.DataFrame"
@@ -130,78 +92,17 @@ class Predictor:
         """Encode a few rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
         return self._encoder.encode_few(rows)
 
-    def predict_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
-        """Return the probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
+    def logits_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
+        """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name, or what
+        `encode_few` gives.
 
         Raises UserError if a feature has no column.
         """
-        return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
-
-    def logits_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
-        """Return the logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
         if isinstance(rows, EncodedRows):
             if rows.num_rows <= CHUNK_ROWS:
                 return self._logits(*self._inputs_of_few(rows))
             rows = rows.batch()
-        # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
-        if not rows.schema.equals(self.encoded_columns):
-            for feature in self.schema.features:
-                if feature.name not in rows.schema.names:
-                    message = f"column '{feature.name}': missing; rows must have every feature of the model"
-                    raise UserError(message)
-            rows = rows.select(self.encoded_columns.names)
-        if 0 < rows.num_rows <= CHUNK_ROWS:
-            return self._logits(*self._inputs(rows))
-        slices = (rows.slice(start, CHUNK_ROWS) for start in range(0, rows.num_rows, CHUNK_ROWS))
-        parts = [self._logits(*self._inputs(part)) for part in slices]
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the
-        second.
-
-        For models whose only features are two one-hot ones. The scores are those of `predict_encoded` up to the
-        rounding of sums.
-        """
-        if isinstance(self._dense_network, ScoresPairs):
-            one, other = self._lookups
-            scores = np.empty((len(first), len(second)), np.float32)
-            with torch.inference_mode():
-                for row in range(0, len(first), CHUNK_ROWS):
-                    some = self._embeddings(one, first[row : row + CHUNK_ROWS])
-                    for column in range(0, len(second), CHUNK_ROWS):
-                        others = self._embeddings(other, second[column : column + CHUNK_ROWS])
-                        with self.precision.autocast():
-                            found = torch.sigmoid(self._dense_network.pair_logits(some, others).float())
-                        scores[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
-            return scores
-        names = [feature.name for feature in self.schema.features]
-        columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
-        scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
-        return scores.reshape(len(first), len(second))
-
-    def amp_error(self, rows: pa.RecordBatch) -> AmpError:
-        """Measure how far `precision` moves the probabilities of the first 1,024 encoded rows, as `encode` gives them.
-
-        No rows are compared where `precision` is float32.
-        """
-        error = AmpError()
-        if self.precision.name != _EXACT.name and rows.num_rows:
-            inputs = self._inputs(rows.slice(0, CHUNK_ROWS))
-            logits = (self._logits(*inputs, precision) for precision in (self.precision, _EXACT))
-            error.add(*(torch.sigmoid(torch.from_numpy(values)).numpy() for values in logits))
-        return error
-
-    def _embeddings(self, lookup: "_Lookup", ids: NDArray[np.int64]) -> Tensor:
-        """(n, dim) the pooled embeddings of n rows of ids."""
-        rows = np.empty((len(ids), lookup.dim), np.float32)
-        self._note(lookup.read(pa.array(ids), out=rows))
-        return torch.from_numpy(rows)
-
-    def _note(self, rows: int) -> None:
-        """Count rows of tables that were read."""
-        if self._memory is not None:
-            self._memory.note(rows)
+        return super().logits_encoded(rows)
 
     def columns_of(self, rows: Any) -> pa.RecordBatch:
         """Return the rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as
@@ -225,20 +126,6 @@ class Predictor:
             columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
         return self.raw_rows.from_columns(columns, len(rows))
 
-    def _inputs(self, rows: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
-        columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
-        dense = np.empty((rows.num_rows, self._dense_width), np.float32)
-        for name in self._dense:
-            self._set_dense(dense, name, columns[name])
-        pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
-        start = 0
-        for lookup in self._lookups:
-            read = lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
-            start += lookup.dim
-            self._note(read)
-        return dense, pooled
-
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what `_inputs` does, for a few encoded rows."""
         others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
@@ -248,7 +135,7 @@ class Predictor:
             self._set_dense(dense, name, others[name])
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
-        for lookup in self._together:
+        for lookup in self._lookups_of_few:
             out = pooled[:, start : start + lookup.width]
             start += lookup.width
             if isinstance(lookup, _JoinedLookups):
@@ -258,22 +145,6 @@ class Predictor:
             else:
                 self._note(lookup.read_one_hot(rows.ids[self._id_rows[lookup.feature]], out))
         return dense, pooled
-
-    def _set_dense(self, dense: NDArray[np.float32], name: str, column: pa.Array) -> None:
-        """Write the encoded column of a feature to its columns of the dense input."""
-        start = self._dense[name]
-        if pa.types.is_fixed_size_list(column.type):
-            size = column.type.list_size
-            dense[:, start : start + size] = column.flatten().to_numpy().reshape(-1, size)
-        else:
-            dense[:, start] = column.to_numpy()
-
-    def _logits(
-        self, dense: NDArray[np.float32], pooled: NDArray[np.float32], precision: Precision | None = None
-    ) -> NDArray[np.float32]:
-        with torch.inference_mode(), (precision or self.precision).autocast():
-            logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
-            return logits.float().numpy()
 
 
 def _values_of(column: "pd.Series[Any]") -> Values:
@@ -285,59 +156,10 @@ def _values_of(column: "pd.Series[Any]") -> Values:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-@dataclass(frozen=True)
-class _Lookup:
-    """The look-up and pooling of one feature, as the model does them.
-
-    A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
-    """
-
-    feature: str
-    dim: int
-    rows: StoredTable
-    pooling: Literal["sum", "mean"] | None
-    """None for a feature of one id a row."""
-
-    @property
-    def width(self) -> int:
-        """Columns that `read` writes."""
-        return self.dim
-
-    def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) embeddings of B ids; return how many rows of the table were read."""
-        self.rows.read(ids, out)
-        return len(ids)
-
-    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
-
-        Return how many rows of the table were read.
-        """
-        if self.pooling is None:
-            return self.read_one_hot(ids.to_numpy(), out)
-        # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
-        offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
-        values = ids_of(elements).to_numpy()
-        read = np.empty((len(values), self.dim), np.float32)
-        self.rows.read(values, read)
-        bags = torch.from_numpy(offsets - offsets[0])
-        with torch.inference_mode():
-            if pa.types.is_struct(elements.type):
-                weights = torch.tensor(elements.field("weight").to_numpy())
-                pooled = _pooled(torch.from_numpy(read), bags, "sum", weights)
-                if self.pooling == "mean":
-                    totals = _pooled(weights.unsqueeze(1), bags, "sum")
-                    pooled /= torch.where(totals > 0, totals, 1.0)
-            else:
-                pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
-        out[:] = pooled.numpy()
-        return len(values)
-
-
 class _JoinedLookups:
     """Look-ups of one id a row in whole tables of one shape, whose embeddings follow each other, as one look-up."""
 
-    def __init__(self, lookups: Sequence[_Lookup], ids: Sequence[int]) -> None:
+    def __init__(self, lookups: Sequence[PooledLookup], ids: Sequence[int]) -> None:
         """`ids`: for each look-up the row of `EncodedRows.ids` that it reads."""
         tables = [lookup.rows.stored for lookup in lookups if isinstance(lookup.rows, MappedTable)]
         self._dim = lookups[0].dim
@@ -360,42 +182,20 @@ class _JoinedLookups:
         return places.size
 
 
-def _joined(lookups: Sequence[_Lookup], id_rows: Mapping[str, int]) -> list[_Lookup | _JoinedLookups]:
+def _joined(lookups: Sequence[PooledLookup], id_rows: Mapping[str, int]) -> list[PooledLookup | _JoinedLookups]:
     """Return the look-ups in their order, those joined that can be; `id_rows`: rows of `EncodedRows.ids`, by
     feature.
     """
 
-    def shape(lookup: _Lookup) -> Any:
+    def shape(lookup: PooledLookup) -> Any:
         table = lookup.rows
         if lookup.feature not in id_rows or not isinstance(table, MappedTable):
             return None
         weights = table.stored[TABLE_TENSOR]
         return lookup.dim, weights.dtype, weights.strides
 
-    found: list[_Lookup | _JoinedLookups] = []
+    found: list[PooledLookup | _JoinedLookups] = []
     for key, group in groupby(lookups, shape):
         alike = list(group)
         found += alike if key is None else [_JoinedLookups(alike, [id_rows[one.feature] for one in alike])]
     return found
-
-
-def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:
-    """(B, columns) of (n, columns) rows, of rows bags[i] ... bags[i + 1] - 1 each; (n,) `weights` are for sums."""
-    places = torch.arange(len(rows))
-    return F.embedding_bag(places, rows, bags, mode=mode, per_sample_weights=weights, include_last_offset=True)
-
-
-def _load_dense_network(model_folder: ModelFolder) -> nn.Module:
-    model = build_model(model_folder.recipe.model, model_folder.schema, device="meta")
-    network = model.dense_network
-    weights = model_folder.dense()
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise UserError(
-                f"{model_folder.folder}: dense weight '{name}' is {found.get(name, 'missing')}, "
-                f"config.yaml makes it {expected.get(name, 'unknown')}; export the model again"
-            )
-    network.load_state_dict(weights, assign=True)
-    return network.eval()

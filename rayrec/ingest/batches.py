@@ -1,5 +1,6 @@
-"""Assembles batches from packed rows by copying slices."""
+"""Cuts the row groups of an epoch into batches, and assembles each batch by copying slices of rows."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,11 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.ingest.batch_order import BatchOrder, group_starts
-from rayrec.ingest.reader import PackedRows, id_type
+from rayrec.ingest.order import BatchOrder, group_starts
+from rayrec.ingest.packed_rows import PackedRows, id_type
 from rayrec.models.common.batch import Batch
 
 
@@ -36,6 +36,8 @@ class BatchArrays:
 
     def to_batch(self, schema: Schema, device: torch.device) -> Batch:
         """Copy to `device`, without waiting if the arrays are pinned."""
+        # It takes a second to import, and who only reads pairs (the recommender) does without.
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
@@ -65,8 +67,8 @@ class BatchArrays:
         )
 
 
-class Rows(Protocol):
-    """The rows of a read, of which batches take slices."""
+class OrderedRows(Protocol):
+    """All rows of a row group, in the order of an epoch."""
 
     @property
     def group(self) -> NDArray[np.int64] | None:
@@ -75,60 +77,51 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=OrderedRows)
 
 
 @dataclass(frozen=True)
-class _CurrentRead(Generic[R]):
-    """The read of a lane that batches take rows from."""
+class _HeldRowGroup(Generic[R]):
+    """A row group that batches take rows of."""
 
-    index: int
     rows: R
-    bounds: NDArray[np.int64] | None
-    """The positions at which groups begin in `rows`, and their end; None if slices are cut at any row."""
-    before: int
-    """Rows in `rows` before those of the read itself."""
-
-    @classmethod
-    def of(cls, index: int, rows: R, order: BatchOrder) -> "_CurrentRead[R]":
-        if not order.row_order.whole_groups:
-            return cls(index, rows, None, 0)
-        bounds = np.append(group_starts(_present(rows.group)), len(rows))
-        return cls(index, rows, bounds, min(1, order.read(index).start))
+    group_bounds: NDArray[np.int64] | None
+    """Where groups begin in `rows`, and their end; None if batches are cut at any row."""
+    last_batch: int
 
     def piece(self, start: int, stop: int) -> tuple[R, slice]:
-        """Return the rows start ... stop - 1 of the read, or the groups that begin in them."""
-        if self.bounds is None:
+        """Return the rows start ... stop - 1, or with whole groups those of the groups that begin there."""
+        if self.group_bounds is None:
             return self.rows, slice(start, stop)
-        first, last = np.searchsorted(self.bounds, [start + self.before, stop + self.before])
-        return self.rows, slice(int(self.bounds[first]), int(self.bounds[last]))
+        first, last = np.searchsorted(self.group_bounds, [start, stop])
+        return self.rows, slice(int(self.group_bounds[first]), int(self.group_bounds[last]))
+
+
+def cut_batches(order: BatchOrder, row_groups: Iterator[R]) -> Iterator[list[tuple[R, slice]]]:
+    """Yield the rows of each of one rank's batches from `start_batch` on, in order, as slices of row groups.
+
+    `row_groups` yields what `order.needs` lists. Holds about one row group of each lane.
+    """
+    needs = deque(order.needs)
+    held: dict[int, _HeldRowGroup[R]] = {}
+    for batch in range(order.start_batch, order.num_batches):
+        # Take the row groups that this batch is the first to need.
+        while needs and needs[0].first_batch == batch:
+            need, rows, bounds = needs.popleft(), next(row_groups), None
+            if order.longest_group is not None:
+                bounds = np.append(group_starts(_present(rows.group)), len(rows))
+            held[need.row_group] = _HeldRowGroup(rows, bounds, need.last_batch)
+        yield [held[row_group].piece(start, stop) for row_group, start, stop in order.slices(batch)]
+        # Before waiting for the next ones, forget those that no later batch needs.
+        held = {number: row_group for number, row_group in held.items() if row_group.last_batch > batch}
 
 
 def assemble(
-    schema: Schema, order: BatchOrder, arriving: Iterator[Iterator[PackedRows]], *, pin_memory: bool
+    schema: Schema, order: BatchOrder, row_groups: Iterator[PackedRows], *, pin_memory: bool
 ) -> Iterator[BatchArrays]:
-    """Yield one rank's batches from `start_batch` on; see `cut`."""
-    for number, pieces in enumerate(cut(order, arriving), order.start_batch):
+    """Yield one rank's batches from `start_batch` on; `row_groups` yields what `order.needs` lists."""
+    for number, pieces in enumerate(cut_batches(order, row_groups), order.start_batch):
         yield _merge(schema, pieces, order.local_size(number), pin_memory)
-
-
-def cut(order: BatchOrder, arriving: Iterator[Iterator[R]]) -> Iterator[list[tuple[R, slice]]]:
-    """Yield the rows of each of one rank's batches from `start_batch` on, in order, as slices of reads.
-
-    `arriving` yields, for each batch, the reads that this batch is the first to need. Holds one read of each lane.
-    """
-    held: dict[int, _CurrentRead[R]] = {}
-    for number, reads in enumerate(arriving, order.start_batch):
-        pieces, arrived = [], iter(order.reads_of(number))
-        for lane, read, start, stop in order.slices(number):
-            if lane not in held or held[lane].index != read:
-                assert read == next(arrived), read
-                held.pop(lane, None)  # before waiting for the next one
-                held[lane] = _CurrentRead.of(read, next(reads), order)
-            pieces.append(held[lane].piece(start, stop))
-        not_needed = list(reads)  # which also lets the reads of this batch end
-        assert not not_needed, number
-        yield pieces
 
 
 def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pin_memory: bool) -> BatchArrays:
@@ -143,21 +136,21 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
 
     filled = sum(rows.stop - rows.start for _, rows in pieces)
     dense, label, weight = empty(size, schema.dense_width), empty(size), empty(size)
-    _join(dense, [read.dense[rows] for read, rows in pieces])
-    _join(label, [read.label[rows] for read, rows in pieces])
+    _join(dense, [row_group.dense[rows] for row_group, rows in pieces])
+    _join(label, [row_group.label[rows] for row_group, rows in pieces])
     if schema.weight:
-        _join(weight, [_present(read.weight)[rows] for read, rows in pieces])
+        _join(weight, [_present(row_group.weight)[rows] for row_group, rows in pieces])
     else:
         weight.fill_(1.0)
     weight[filled:] = 0.0
     group = empty(size, dtype=torch.int64) if schema.group else None
     if group is not None:
-        _join(group, [_present(read.group)[rows] for read, rows in pieces])
+        _join(group, [_present(row_group.group)[rows] for row_group, rows in pieces])
 
     ids_are, features = getattr(torch, id_type(schema).name), len(schema.categorical)
     if not schema.hotness:
         ids = empty(features, size, dtype=ids_are)
-        _join(ids.T, [read.one_hot[:, rows].T for read, rows in pieces])
+        _join(ids.T, [row_group.one_hot[:, rows].T for row_group, rows in pieces])
         return BatchArrays(dense, ids.view(-1), None, [size] * features, label, weight, group)
 
     parts: list[list[NDArray]] = []
@@ -167,14 +160,14 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
     one_hot = multi_hot = 0
     for index, feature in enumerate(schema.categorical):
         if isinstance(feature, MultiHotFeature):
-            lists = [read.multi_hot[multi_hot].part(rows) for read, rows in pieces]
+            lists = [row_group.multi_hot[multi_hot].part(rows) for row_group, rows in pieces]
             parts.append([part.values for part in lists])
             weights.append([_present(part.weights) for part in lists] if feature.weights else None)
             _join(lengths[index], [np.diff(part.offsets) for part in lists])
             lengths[index, filled:] = 0
             multi_hot += 1
         else:
-            parts.append([read.one_hot[one_hot, rows] for read, rows in pieces])
+            parts.append([row_group.one_hot[one_hot, rows] for row_group, rows in pieces])
             weights.append(None)
             lengths[index] = 1
             one_hot += 1
@@ -210,6 +203,6 @@ def _present(column: NDArray | None) -> NDArray:
 
 @lru_cache(maxsize=8)
 def _one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
+    """Return (lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
     count = size * features
     return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

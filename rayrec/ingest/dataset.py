@@ -8,22 +8,23 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.config.validation import describe_validation_error
-from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
-from rayrec.store.files import as_json, read_bytes, sizes_in, write_json
-from rayrec.store.paths import confined
-from rayrec.store.staged import fetch
+from rayrec.store.files import as_json, sizes_in, write_json
+from rayrec.store.parquet import open_parquet
+from rayrec.store.paths import confined, to_path
 
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
@@ -36,6 +37,8 @@ KNOWN_SPLIT = "known"
 """A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
 that it extends, and those that are no choices; not labelled."""
 
+_ROWS_AT_ONCE = 16_384
+_SPREAD_GROUPS = 32
 _WITHOUT_EFFECT = frozenset(
     ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
 )
@@ -157,7 +160,7 @@ class Manifest(Config):
         """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
         path = folder / MANIFEST_FILE
         try:
-            manifest = cls.model_validate_json(read_bytes(path))
+            manifest = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise UserError(
                 f"{path}: missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
@@ -184,11 +187,11 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
-        """Open a finished dataset folder; of a staged one, which may be another node's, only descriptions are fetched.
+        """Open a finished dataset folder, of which only descriptions are read.
 
         Raises UserError if it is missing, unfinished or invalid, or if a file does not have the size that it should.
         """
-        folder = fetch(Path(folder).absolute())
+        folder = to_path(folder).absolute()
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
         manifest = Manifest.load(folder)
@@ -253,17 +256,33 @@ class Dataset:
             )
         return split
 
-    def files_in(self, folder: str) -> list[Path]:
-        """Return the Parquet files of one of its folders, by name; those of a staged dataset may not be on this
-        node.
+    def rows(self, split: str, columns: Sequence[str], most: int, *, spread: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield up to `most` rows of a split, in batches: the first ones in the order of the files.
+
+        `spread`: rows of row groups that lie evenly over the split, whose order may be that of time; then about `most`.
+        Raises UserError if there is no such split.
         """
+        parts, left = self.split(split).parts, most
+        if spread:
+            groups = [(part.path, group) for part in parts for group in range(len(part.row_groups))]
+            chosen = groups[:: -(-len(groups) // _SPREAD_GROUPS)]
+            for path, group in chosen:
+                with open_parquet(self.folder / path) as parquet:
+                    table = parquet.read_row_group(group, columns=list(columns))
+                    yield from table.slice(0, -(-most // len(chosen))).combine_chunks().to_batches()
+            return
+        for part in parts:
+            with open_parquet(self.folder / part.path) as parquet:
+                for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(columns)):
+                    yield batch.slice(0, left)
+                    left -= batch.num_rows
+                    if left <= 0:
+                        return
+
+    def files_in(self, folder: str) -> list[Path]:
+        """Return the Parquet files of one of its folders, by name."""
         names = sorted(file.path for file in self.manifest.files if file.path.startswith(f"{folder}/"))
         return [self.folder / name for name in names if name.endswith(".parquet")]
-
-    def fetch_mapped(self) -> None:
-        """Bring what is mapped to this node: vocabularies, and tables to look up in. Raises UserError."""
-        for name in (VOCABULARY_FOLDER, STATISTICS_FOLDER):
-            fetch(self.folder / name, whole=True)
 
     @property
     def fingerprint(self) -> str:
@@ -301,7 +320,7 @@ class Dataset:
 
 def manifest_fingerprint(folder: Path) -> str:
     """Return a hash of what a dataset's manifest says of the dataset, not of how it was made."""
-    content = json.loads(read_bytes(folder / MANIFEST_FILE))
+    content = json.loads((folder / MANIFEST_FILE).read_bytes())
     content.pop("execution", None)
     return hashlib.sha256(as_json(content).encode()).hexdigest()
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rayrec.config import Config
 from rayrec.features.schema import RawColumn
-from rayrec.store.files import exists, read_bytes, write_json
+from rayrec.store.files import write_json
 
 HELD_OUT_ROWS_FILE = "held_out_rows.json"
 MOST_LOOKED_AT = 4096
@@ -76,7 +76,7 @@ def write_held_out_rows(dataset: Path, splits: Mapping[str, HeldOutRows]) -> Non
 def read_held_out_rows(dataset: Path) -> dict[str, HeldOutRows]:
     """Read the rows of a dataset by split; empty if it was made without."""
     path = dataset / HELD_OUT_ROWS_FILE
-    return TypeAdapter(dict[str, HeldOutRows]).validate_json(read_bytes(path)) if exists(path) else {}
+    return TypeAdapter(dict[str, HeldOutRows]).validate_json(path.read_bytes()) if path.exists() else {}
 
 
 def _written(value: Any, column: RawColumn) -> Any:

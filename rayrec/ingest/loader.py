@@ -11,12 +11,12 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.batches import assemble
+from rayrec.ingest.broker import SharedEpoch
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.exchange import EpochExchange
-from rayrec.ingest.reads import InMemorySplit, stream_reads
-from rayrec.ingest.resident import ResidentSplit
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
+from rayrec.ingest.order import BatchOrder, EpochOptions, row_groups_of
+from rayrec.ingest.row_groups import stream_row_groups
 from rayrec.models.common.batch import Batch
 
 
@@ -76,7 +76,7 @@ def open_batches(
     contiguous: bool = False,
     whole_groups: bool = False,
     store: InMemorySplit | ResidentSplit | None = None,
-    peers: EpochExchange | None = None,
+    shared: SharedEpoch | None = None,
     by_ray_data: bool = False,
     **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
@@ -86,9 +86,8 @@ def open_batches(
     `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
     then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory (`read_split`), kept
     by the caller over several epochs; without one the split is read into memory here if the config says so, and
-    otherwise streamed (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch
-    share what they decode. `by_ray_data`: tasks of Ray Data stream instead of threads. `options`: see `BatchOrder`.
-    Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
+    otherwise streamed. `shared`, `by_ray_data`: see `rayrec.ingest.row_groups.stream_row_groups`. `options`: see
+    `BatchOrder`. Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
     if whole_groups and info.longest_group is None:
@@ -96,31 +95,42 @@ def open_batches(
             f"{dataset.folder}: the rows of a group are not kept together in split '{split}'; preprocess again, or set "
             "train.loss.listwise=0"
         )
-    units = Units.of(info.parts)
+    row_groups = row_groups_of(info.parts)
     streams = config.read_streams
     if contiguous:
         # A lane for each rank, which continues where its last batch ended; not possible with fewer row groups.
         world_size = options.get("world_size", 1)
-        streams = world_size if min(len(units), options["global_batch_size"]) >= world_size else 1
+        streams = world_size if min(len(row_groups), options["global_batch_size"]) >= world_size else 1
     options.setdefault("shuffle", config.shuffle)
     longest = info.longest_group if whole_groups else None
-    order = BatchOrder(units=units, read_streams=streams, longest_group=longest, **options)
+    order = BatchOrder(row_groups=row_groups, read_streams=streams, longest_group=longest, **options)
     if order.num_batches == 0:
         raise UserError(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
             f"{order.global_batch_size}; lower train.global_batch_size, or set train.ingest.drop_last=false"
         )
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
+        place = torch.device("cuda", torch.cuda.current_device())
     if store is None and config.in_memory:
-        store = read_split(dataset, split, torch.device(device))
-    return BatchLoader(dataset, order, store, torch.device(device), config, peers, by_ray_data=by_ray_data)
+        store = read_split(dataset, split, place)
 
+    def batches() -> Generator[Batch]:
+        """Yield the batches, on the device; the work for them is queued on the current stream."""
+        if isinstance(store, ResidentSplit):
+            yield from store.batches(order)
+            return
+        row_groups = (
+            store.row_groups(order)
+            if store is not None
+            else stream_row_groups(dataset, order, by_ray_data=by_ray_data, shared=shared, task_cpus=config.task_cpus)
+        )
+        with contextlib.closing(row_groups):
+            for arrays in assemble(dataset.schema, order, row_groups, pin_memory=place.type == "cuda"):
+                yield arrays.to_batch(dataset.schema, place)
 
-def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
-    """Read a split for all epochs: onto `device` if it is a GPU with room for it, else into the host's memory."""
-    store = InMemorySplit.read(dataset, split)
-    if device.type == "cuda" and ResidentSplit.fits(store, device):
-        return ResidentSplit(store, dataset.schema, device)
-    return store
+    return BatchLoader(order, batches(), place, config.prefetch_batches, shared)
 
 
 _Item = tuple[Batch, torch.Event | None] | BaseException | None
@@ -128,7 +138,7 @@ _Item = tuple[Batch, torch.Event | None] | BaseException | None
 
 
 class BatchLoader(EpochLoader):
-    """Batches of the rows of a split:
+    """Batches that a thread makes ready ahead of the consumer:
 
         with open_batches(dataset, "train", config, global_batch_size=1024, drop_last=True) as batches:
             for batch in batches: ...
@@ -138,26 +148,20 @@ class BatchLoader(EpochLoader):
 
     def __init__(
         self,
-        dataset: Dataset,
         order: BatchOrder,
-        store: InMemorySplit | ResidentSplit | None,
+        batches: Generator[Batch],
         device: torch.device,
-        config: IngestConfig,
-        peers: EpochExchange | None,
-        *,
-        by_ray_data: bool,
+        ahead: int,
+        shared: SharedEpoch | None,
     ) -> None:
+        """`ahead`: the most batches that are ready at once. `shared` is left with the block."""
         super().__init__(order)
-        self._dataset, self._store, self._task_cpus, self._peers = dataset, store, config.task_cpus, peers
-        self._by_ray_data = by_ray_data
-        # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
-        is_current = device.type == "cuda" and device.index is None
-        self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
+        self._batches, self._device, self._shared = batches, device, shared
         # Not a `Queue`: the exception of a signal (Ctrl-C) can leave its lock taken, and then nobody would end.
         self._ready: SimpleQueue[_Item] = SimpleQueue()
         self._room: SimpleQueue[None] = SimpleQueue()
         """An entry for each batch that may still be made ready."""
-        for _ in range(config.prefetch_batches):
+        for _ in range(ahead):
             self._room.put(None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
@@ -186,52 +190,30 @@ class BatchLoader(EpochLoader):
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
-        if self._peers is not None:
-            self._peers.leave()
+        if self._shared is not None:
+            self._shared.leave()
         # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
         self._room.put(None)
         self._thread.join()
 
     def _produce(self) -> None:
+        """Make batches ready, in the thread, until there are no more or the consumer has left."""
+        is_cuda = self._device.type == "cuda"
         try:
-            with contextlib.closing(self._batches()) as batches:
-                self._produce_from(batches)
+            with contextlib.closing(self._batches) as batches:
+                if is_cuda:
+                    torch.cuda.set_device(self._device)  # otherwise pinning would open a context on the first GPU
+                # Copies to the GPU have a stream of their own, so that they run beside the steps.
+                stream = torch.cuda.Stream(self._device) if is_cuda else None
+                while True:
+                    with torch.cuda.stream(stream):
+                        batch = next(batches, None)
+                        copied = None if stream is None else stream.record_event()
+                    if batch is None or not self._put((batch, copied)):
+                        break
             self._put(None)
         except BaseException as error:  # raised again in the consumer
             self._put(error)
-
-    def _batches(self) -> Generator[Batch]:
-        """Yield the batches, on the device; the work for them is queued on the current stream."""
-        store, schema = self._store, self._dataset.schema
-        if isinstance(store, ResidentSplit):
-            yield from store.batches(self._order)
-            return
-        reads = (
-            store.reads(self._order)
-            if store is not None
-            else stream_reads(
-                self._dataset,
-                self._order,
-                by_ray_data=self._by_ray_data,
-                peers=self._peers,
-                task_cpus=self._task_cpus,
-            )
-        )
-        with contextlib.closing(reads):
-            for arrays in assemble(schema, self._order, reads, pin_memory=self._device.type == "cuda"):
-                yield arrays.to_batch(schema, self._device)
-
-    def _produce_from(self, batches: Iterator[Batch]) -> None:
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU
-        stream = torch.cuda.Stream(self._device) if cuda else None
-        while True:
-            with torch.cuda.stream(stream):
-                batch = next(batches, None)
-                copied = None if stream is None else stream.record_event()
-            if batch is None or not self._put((batch, copied)):
-                return
 
     def _put(self, item: _Item) -> bool:
         """Put an item as soon as there is room; False if the consumer has left."""

@@ -60,17 +60,16 @@ def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float
         return {}
     import torch
 
-    from rayrec.ingest.reader import first_rows
     from rayrec.metrics.ranking import RankingMetrics
 
     counts: NDArray[np.float64] = np.zeros(1)
-    for batch in first_rows(dataset, "train", [columns.item, label], _MOST_ROWS):
+    for batch in dataset.rows("train", [columns.item, label], _MOST_ROWS):
         items = batch[columns.item].to_numpy()
         added: NDArray[np.float64] = np.bincount(items, batch[label].to_numpy(), len(counts)).astype(np.float64)
         added[: len(counts)] += counts
         counts = added
     measured = RankingMetrics(ranking)
-    for batch in first_rows(dataset, split, [columns.item, group, label], _MOST_ROWS):
+    for batch in dataset.rows(split, [columns.item, group, label], _MOST_ROWS):
         items = batch[columns.item].to_numpy()
         scores = np.where(items < len(counts), counts[np.minimum(items, len(counts) - 1)], 0.0)
         measured.update(

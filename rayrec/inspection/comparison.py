@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.inference.predictor import load_model
+from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
-from rayrec.inspection.held_out import MOST_ROWS, score_split
+from rayrec.inspection.held_out import MOST_ROWS, score_held_out
 from rayrec.inspection.run_facts import run_metrics, training_curves
 from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
@@ -116,7 +115,7 @@ def _row_columns(dataset: Dataset, split: str) -> list[pa.ChunkedArray]:
     dataset.labelled_split(split)
     schema = dataset.schema
     names = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
-    table = pa.Table.from_batches(list(first_rows(dataset, split, names, MOST_ROWS)))
+    table = pa.Table.from_batches(list(dataset.rows(split, names, MOST_ROWS)))
     return [table[name] for name in names]
 
 
@@ -128,19 +127,18 @@ def _same(first: Sequence[pa.ChunkedArray], second: Sequence[pa.ChunkedArray]) -
 def compare_runs(
     recipes: Sequence[ComparedRecipe],
     split: str,
-    exported: Callable[[Path], AbstractContextManager[Path]],
+    stored_model: Callable[[Path], AbstractContextManager[StoredModel]],
     progress: Progress,
 ) -> dict[str, Any]:
     """Score the held-out rows with every run, and tell which recipes are better, as JSON values.
 
-    `exported` gives the model folder of a run's folder. Raises UserError if all rows have one label.
+    `stored_model` opens the model of a run's folder. Raises UserError if all rows have one label.
     """
     scored: dict[str, list[ScoredRows]] = {}
     for recipe in recipes:
         for run in recipe.runs:
-            with exported(run.folder.path) as model:
-                run.dataset.fetch_mapped()
-                rows = score_split(load_model(model), run.dataset, split, progress, name=run.name).scored
+            with stored_model(run.folder.path) as model:
+                rows = score_held_out(model, run.dataset, split, progress, name=run.name).scored
             scored.setdefault(recipe.name, []).append(rows)
     labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
     if len(labels) < 2:

@@ -97,7 +97,6 @@ class DatasetProfile:
 
 def profile_dataset(dataset: Dataset, progress: Progress) -> DatasetProfile:
     """Read the splits of a dataset, one column after the other. Raises UserError if a part is damaged."""
-    dataset.fetch_mapped()
     preprocess = dataset.recipe.preprocess
     splits: dict[str, SplitProfile] = {}
     features: list[FeatureProfile] = []

@@ -20,7 +20,6 @@ from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import spread_rows
 from rayrec.metrics.estimates import stability_index
 from rayrec.raw.blocks import Cell
 from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
@@ -126,10 +125,9 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         wrong += [(config.label_column, as_text(value)) for value in no_labels.to_pylist() if value != ""]
     problems += _unreadable(wrong, {column.name: column for column in columns}, sample.num_rows)
     raw = parsed.rows.select([column.name for column in columns])
-    dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
-    reference = pa.concat_batches(list(spread_rows(dataset, "train", names, _REFERENCE_ROWS)))
+    reference = pa.concat_batches(list(dataset.rows("train", names, _REFERENCE_ROWS, spread=True)))
     features = [
         _feature_drift(feature, reference.column(feature.name), encoded.column(feature.name))
         for feature in schema.features
@@ -153,7 +151,7 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
         found.append(drift_of_counts(dataset.schema.label, "label", before_labels, labels))
     names = [feature.name for feature in dataset.schema.features]
     rows_before, rows = (
-        pa.concat_batches(list(spread_rows(of, "train", names, _REFERENCE_ROWS))) for of in (parent, dataset)
+        pa.concat_batches(list(of.rows("train", names, _REFERENCE_ROWS, spread=True))) for of in (parent, dataset)
     )
     rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
     rows = _with_numbers_of(rows, dataset.schema, parent.schema)
@@ -170,8 +168,6 @@ def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift]
     The two may list other values and be fitted to other numbers: the rows are compared as `before` encodes them. As
     they are samples, an index has to exceed what chance explains (`FeatureDrift.limit`).
     """
-    for opened in (dataset, before):
-        opened.fetch_mapped()
     earlier = {feature.name: feature for feature in before.schema.features}
     alike: list[tuple[Feature, Feature]] = []
     unlike: dict[str, str] = {}

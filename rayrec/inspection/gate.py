@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import PublishConfig
 from rayrec.features.id_meanings import EarlierIds
-from rayrec.inference.predictor import load_model
+from rayrec.inference.batch.scoring import collect_split
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.drift import FeatureDrift, drift_of_extension
 from rayrec.metrics.binary import log_losses
 from rayrec.metrics.estimates import SumsOfRows
@@ -74,18 +75,14 @@ def judge(
 
 
 def _compare(candidate: Path, serving: Path, dataset: Dataset, parent: Dataset, split: str) -> "LossComparison":
-    new, old, schema = load_model(candidate), load_model(serving), dataset.schema
+    new, old, schema = ModelFolder.open(candidate), ModelFolder.open(serving), dataset.schema
     # The serving model knows today's values by the ids that they had yesterday.
     earlier = EarlierIds(schema, dataset.folder, old.schema, parent.folder)
-    names = [feature.name for feature in schema.features]
-    weight = [] if schema.weight is None else [schema.weight]
-    parts = []
-    for rows in first_rows(dataset, split, [*names, schema.label, *weight], _MOST_ROWS):
-        features = rows.select(names)
-        labels = rows[schema.label].to_numpy()
-        weights = rows[schema.weight].to_numpy() if schema.weight is not None else np.ones(len(labels), np.float32)
-        parts.append((labels, weights, new.logits_encoded(features), old.logits_encoded(earlier(features))))
-    return LossComparison.of(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    columns = [schema.label] if schema.weight is None else [schema.label, schema.weight]
+    rows, logits = collect_split(new, dataset, split, columns, _MOST_ROWS, SilentProgress())
+    _, before = collect_split(old, dataset, split, columns, _MOST_ROWS, SilentProgress(), translate=earlier)
+    weights = np.ones(len(rows), np.float32) if schema.weight is None else rows[schema.weight].to_numpy()
+    return LossComparison.of(rows[schema.label].to_numpy(), weights, logits, before)
 
 
 @dataclass(frozen=True)

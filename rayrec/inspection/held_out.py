@@ -3,15 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.features.schema import CategoricalFeature
-from rayrec.inference.predictor import Predictor
+from rayrec.inference.batch.scoring import collect_split
+from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
@@ -46,33 +45,26 @@ Division = tuple[str, list[SliceMetrics]]
 """What all rows were divided by, and the parts."""
 
 
-def score_split(
-    predictor: Predictor, dataset: Dataset, split: str, progress: Progress, name: str | None = None
+def score_held_out(
+    model: StoredModel, dataset: Dataset, split: str, progress: Progress, name: str | None = None
 ) -> ScoredSplit:
     """Score the first rows of a labelled split of a dataset that is encoded as the model reads it.
 
     Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels, or
     no row that counts.
     """
-    schema = dataset.schema
-    rows = dataset.labelled_split(split).rows
-    names = [feature.name for feature in predictor.schema.features]
-    others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
+    schema, rows = dataset.schema, dataset.labelled_split(split).rows
+    features = [feature.name for feature in schema.features]
     progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
-    batches, logits = [], []
-    for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
-        logits.append(predictor.logits_encoded(batch.select(names)))
-        batches.append(batch)
-        progress.advance(batch.num_rows)
-    columns = pa.Table.from_batches(batches)
+    columns, logits = collect_split(model, dataset, split, [*features, *schema.other_columns], MOST_ROWS, progress)
     label, weight, group = (
         None if name is None else columns[name].to_numpy() for name in (schema.label, schema.weight, schema.group)
     )
     assert label is not None
-    scored = ScoredRows.of(np.concatenate(logits), label, weight, group)
+    scored = ScoredRows.of(logits, label, weight, group)
     if not len(scored):
         raise UserError(f"{dataset.folder}: no row of '{split}' has a weight above 0; give a dataset with such rows")
-    return ScoredSplit(split, rows, scored, columns.select(names).combine_chunks())
+    return ScoredSplit(split, rows, scored, columns.select(features).combine_chunks())
 
 
 def divisions(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> list[Division]:

@@ -172,7 +172,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         import torch
 
-        if module in ("pathlib", "pathlib._local"):  # the second in Python 3.13
+        if module in ("pathlib", "pathlib._local", "rayrec.store.paths"):  # the second in Python 3.13
             # The folder that the checkpoint was written to, which nobody reads.
             return lambda *parts: "/".join(map(str, parts))
         if (module, name) in _ALLOWED:

@@ -1,9 +1,7 @@
 """A dataset that extends another one: its raw files are new, and its vocabularies grow from those of its parent."""
 
 import hashlib
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
@@ -11,9 +9,6 @@ from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
 from rayrec.preprocessing.vocabularies.value_counts import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.store.files import files_below, new_file
-from rayrec.store.paths import location
-from rayrec.store.staged import fetch
 
 _END_BYTES = 2**16
 _DAY_SECONDS = 86_400
@@ -65,15 +60,7 @@ def facts_of(parent: Dataset) -> dict[str, Any]:
     """Return what the manifest of an extension says of its parent, by field."""
     before = parent.manifest
     return {
-        "parent": Parent(dataset=location(parent.folder), manifest=parent.fingerprint),
+        "parent": Parent(dataset=str(parent.folder), manifest=parent.fingerprint),
         "sequence": before.sequence + 1,
         "earlier_sources": (*before.earlier_sources, *(source.digest for source in before.sources)),
     }
-
-
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder of a dataset to that of another one, perhaps at its URI. Raises UserError."""
-    source = fetch(source, whole=True)
-    for name in files_below(source):
-        with new_file(target / name) as temporary:
-            shutil.copyfile(source / name, temporary)

@@ -30,7 +30,7 @@ from rayrec.raw.blocks import (
     describe_rejected,
 )
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
-from rayrec.store.files import files_in, remove
+from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
@@ -269,7 +269,7 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
         groups[-1].append((chunk.rejected_path, offset))
         filled += number
     folder = workspace.folder / REJECTED_FOLDER
-    for left in files_in(folder, f"{prefix}part-*"):  # by an attempt that was killed
+    for left in sorted(folder.glob(f"{prefix}part-*")):  # by an attempt that was killed
         remove(left)
 
     def run(item: tuple[int, list[tuple[Path, int]]]) -> None:

@@ -22,17 +22,15 @@ from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.files import (
-    exists,
     files_below,
-    make_folder,
+    is_begun,
     new_folder,
-    open_file,
     remove,
     remove_unfinished_files,
+    require_absent,
     sha256_in,
 )
-from rayrec.store.paths import is_uri, location
-from rayrec.store.unfinished import new_folder_at_uri, require_new
+from rayrec.store.paths import is_uri
 
 _SCRATCH = ".scratch"
 _MEMORY_OF_TEXT = 16
@@ -74,8 +72,8 @@ class Preprocessing:
         """`job` comes from the recipe's source; with `parent`, it extends that. Raises UserError if `output` exists."""
         self._parent = parent
         self._resolved = recipe.model_dump(mode="json")
-        self._output = Path(output).absolute()
-        require_new(self._output)
+        self._output = output.absolute()
+        require_absent(self._output)
         self._job = job
 
     @property
@@ -105,28 +103,29 @@ class Preprocessing:
         runner: TaskRunner,
         progress: Progress | None = None,
         *,
-        at_uri: bool = False,
+        shared: bool = False,
         execution: Execution | None = None,
     ) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
-        the same files are preprocessed to the same output by the same recipe. `at_uri`: the output is staged, and what
-        tasks write goes to its URI alone, because the executors share no disk. `execution`: what the manifest says of
-        `runner`.
+        the same files are preprocessed to the same output by the same recipe. `shared`: the output is at a URI, and
+        so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `runner`.
         """
         progress = progress or SilentProgress()
-        if at_uri:
-            fingerprint = self._fingerprint(location(self._output))
-            new = new_folder_at_uri(self._output, fingerprint, MANIFEST_FILE)
-        else:
-            new = new_folder(self._output, self._fingerprint(str(self._output)))
-        with user_errors(), new as folder, no_tasks_left_behind(runner):
+        fingerprint = self._fingerprint()
+        # What was begun at a URI is ended there, whoever does it now.
+        shared = shared or is_begun(self._output, fingerprint)
+        with (
+            user_errors(),
+            new_folder(self._output, fingerprint, shared=shared) as folder,
+            no_tasks_left_behind(runner),
+        ):
             scratch = folder / _SCRATCH
             if files_below(folder):
-                progress.message(f"{location(folder)}: continuing unfinished work of an earlier run")
-            if not exists(folder / MANIFEST_FILE):
-                make_folder(scratch)
+                progress.message(f"{folder}: continuing unfinished work of an earlier run")
+            if not (folder / MANIFEST_FILE).exists():
+                scratch.mkdir(parents=True, exist_ok=True)
                 self._write(Workspace(runner, folder, scratch, progress), execution)
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
             remove(scratch)
@@ -154,13 +153,13 @@ class Preprocessing:
         )
         manifest.save(folder)
 
-    def _fingerprint(self, output: str) -> str:
+    def _fingerprint(self) -> str:
         """Return a fingerprint that differs whenever the files of a stage, or their paths, would differ."""
         settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
         settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
         content = {
             "version": _STAGES_VERSION,
-            "output": output,
+            "output": str(self._output),
             "sources": [source.model_dump() for source in source_files(self._job)],
             "parent": None if self._parent is None else self._parent.fingerprint,
             **settings,
@@ -178,6 +177,6 @@ def _is_dense(file: InputFile) -> bool:
 
 
 def _stored_file(folder: Path, name: str) -> StoredFile:
-    with open_file(folder / name) as file:
+    with (folder / name).open("rb") as file:
         sha256 = sha256_in(file)
         return StoredFile(path=name, bytes=file.tell(), sha256=sha256)

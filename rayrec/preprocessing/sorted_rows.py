@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.ingest import batch_order
+from rayrec.ingest import order
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
@@ -22,7 +22,7 @@ def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tu
 def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
         values = batch[column].to_numpy()
-        for low, high in pairwise([*batch_order.group_starts(values).tolist(), len(values)]):
+        for low, high in pairwise([*order.group_starts(values).tolist(), len(values)]):
             yield int(values[low]), batch.slice(low, high - low)
 
 
@@ -51,7 +51,7 @@ def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> I
 def group_starts(column: pa.Array) -> NDArray[np.int64]:
     """Return the positions at which groups of equal integers or strings begin in a column without nulls."""
     numbers = column if pa.types.is_integer(column.type) else column.dictionary_encode().indices
-    return batch_order.group_starts(numbers.to_numpy())
+    return order.group_starts(numbers.to_numpy())
 
 
 def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None = None) -> Iterator[pa.Table]:

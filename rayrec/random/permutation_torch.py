@@ -22,7 +22,7 @@ class TablePermutation:
     """A permutation whose Feistel rounds are tables on the device, of about 10 * sqrt(size) numbers in all."""
 
     def __init__(self, size: int, key: int, device: torch.device) -> None:
-        """`size` from 1 to 2^60; `key` of 64 bits (see `derive_key`)."""
+        """Prepare a permutation; `size` from 1 to 2^60; `key` of 64 bits (see `derive_key`)."""
         assert 1 <= size <= 2**60, size
         self._size = size
         self._shift = (size - 1).bit_length() // 2
@@ -41,7 +41,7 @@ class TablePermutation:
         return elements
 
     def _shape(self, number: int) -> tuple[int, int]:
-        """(arguments, values) of a round's function: an even round changes left by right, an odd one right by left."""
+        """Return (arguments, values) of a round's function: even ones change left by right, odd ones right by left."""
         return (self._lefts, self._rights) if number % 2 else (self._rights, self._lefts)
 
     def _pass(self, pairs: Tensor) -> Tensor:
@@ -71,5 +71,5 @@ class TablePermutation:
 
 
 def _table(key: int, arguments: int, values: int, device: torch.device) -> Tensor:
-    """(arguments,) int32: a random function into 0 ... values - 1."""
+    """Return (arguments,) int32: a random function into 0 ... values - 1."""
     return uniform_below(random_bits(key, torch.arange(arguments, device=device)), values).int()

@@ -22,7 +22,7 @@ def finalize(word: int) -> int:
 
 
 def finalize_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`finalize` of each word."""
+    """Return `finalize` of each word."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
     return words ^ (words >> np.uint64(31))
@@ -34,12 +34,12 @@ def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_integers(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(n,) uint64 hashes of (n,) int64: `mix` of the two's complement. No two integers share one."""
+    """Return (n,) uint64 hashes of (n,) int64: `mix` of the two's complement. No two integers share one."""
     return mix(values.view(np.uint64))
 
 
 def uniform(values: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """(n,) numbers in [0, 1] that depend only on the integer and the seed: its `seed`-th number of SplitMix64."""
+    """Return (n,) numbers in [0, 1] that depend on the integer and the seed only: the `seed`-th of SplitMix64."""
     state = values.view(np.uint64) + np.array([(seed * GAMMA) % 2**64], np.uint64)
     return mix(state) / 2.0**64
 
@@ -51,16 +51,16 @@ class StatelessRandom:
         self._key = mix(np.array([seed], np.uint64))
 
     def uniform(self, purpose: str, number: NDArray[np.int64], count: int = 1) -> NDArray[np.float64]:
-        """(n, count) in [0, 1) for things (n,)."""
+        """Return (n, count) in [0, 1) for things (n,)."""
         key = mix(self._key + np.uint64(zlib.crc32(purpose.encode())))
         first = mix(number.astype(np.uint64) ^ key)
         words: NDArray[np.uint64] = mix(first[:, None] + np.arange(count).astype(np.uint64))
         return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def normal(self, purpose: str, number: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n,) with mean 0 and standard deviation 1, bell-shaped within 3.5: the sum of four uniform numbers."""
+        """Return (n,) with mean 0 and standard deviation 1, bell-shaped within 3.5: the sum of four uniform numbers."""
         return (self.uniform(purpose, number, 4).sum(axis=1) - 2.0) * np.sqrt(3.0)
 
     def choice(self, purpose: str, number: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """(n,) uniform in 0 ... size - 1."""
+        """Return (n,) uniform in 0 ... size - 1."""
         return (self.uniform(purpose, number)[:, 0] * size).astype(np.int64)

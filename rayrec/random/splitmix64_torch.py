@@ -32,7 +32,7 @@ def random_bits(key: int, index: Tensor) -> Tensor:
 
 
 def uniform_below(bits: Tensor, bound: Tensor | int) -> Tensor:
-    """floor(u * bound), where the upper 62 of the 64 bits are the fraction u in [0, 1); `bound` from 1 to 2^31 - 1.
+    """Return floor(u * bound), where the upper 62 of 64 bits are the fraction u in [0, 1); `bound` from 1 to 2^31 - 1.
 
     The probability of any set of results is within 2^-62 * (its number of runs of neighbours) of the exact one: that of
     a single value differs from 1 / bound by less than 2^-62, so relatively by less than 2^-31.

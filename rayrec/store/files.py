@@ -1,8 +1,7 @@
-"""Files and folders that are complete or absent, even if the process or the machine dies at any moment, by their paths.
+"""Files and folders, on disks and at URIs, that are whole or absent even if a process or machine dies at any moment.
 
-What is written is brought to the disk before it gets its name. Locks keep two processes from writing the same output.
-Files are read on this node if they are here, and otherwise where their URI says; those of an unfinished folder at a URI
-(`rayrec.store.unfinished`) are at that URI alone.
+On a disk, what is written is brought to it before it gets its name. At a URI, files appear whole, the JSON files of a
+folder come last, and a mark stands in the folder until all are there. Locks and marks keep two writers apart.
 """
 
 import glob
@@ -14,32 +13,37 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
 from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
-from rayrec.internals.torch_checkpoint import Streams
-from rayrec.store.paths import here, is_at_uri, location, name_at_uri, staged_root, staging_root
-
-if TYPE_CHECKING:
-    from rayrec.store.objects import Remote
+from rayrec.common.process import in_background
+from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name, shortened
 
 logger = logging.getLogger(__name__)
 
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
+_MARK = ".unfinished-"
+"""The beginning of the name of a file that says that the folder at a URI is not whole."""
+_PUT_SECONDS = 5.0
+"""Pause between two looks for files that have grown."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the new one, never a part of it."""
-    if not is_at_uri(path):
-        with naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+        return
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(data)
 
 
 def as_json(value: Any) -> str:
@@ -53,13 +57,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def _new_local_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to, which becomes `path` when the block ends without an error.
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path of this node to write to, whose file becomes that of `path` when the block ends without an error.
 
-    The file and its name are on the disk then. Two processes may write the same file at once; the last one wins. The
-    file's folder is made if missing, but not the folder around that: a late task must not bring back an output that was
-    given up. Raises DiskError if the disk is full or may not be written.
+    The file and its name are on the disk then, or at the URI. Two processes may write the same file at once; the last
+    one wins. The file's folder is made if missing, but not the folder around that: a late task must not bring back an
+    output that was given up. Raises DiskError if the disk is full or may not be written, and UserError if the store
+    cannot be.
     """
+    if isinstance(path, RemotePath):
+        with new_remote_file(path) as file:
+            yield Path(file.name)
+        return
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with naming(path):
@@ -74,25 +83,52 @@ def _new_local_file(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def new_remote_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that becomes that of a URI when the block ends without an error. Raises UserError.
+
+    What the block writes lies on this node's disk meanwhile, so that putting it can be tried again.
+    """
+    from rayrec.store.objects import write
+
+    assert isinstance(path, RemotePath), path
+    with naming(cache_root()):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        name = shortened(f"{path.parent.name}-{path.name}")
+        with tempfile.NamedTemporaryFile(dir=cache_root(), prefix=f"{name}.") as file:
+            yield cast(BinaryIO, file)
+            file.flush()
+            with open(file.name, "rb") as written:  # a library may have written it anew, by its name
+                write(path, written, os.fstat(written.fileno()).st_size)
+
+
 def remove_unfinished_files(folder: Path) -> None:
     """Remove what killed writers of a `new_file` left in `folder` and below it. Nobody may write there meanwhile."""
-    for path in folder.rglob(".*"):
-        if _UNFINISHED_FILE.fullmatch(path.name) and path.is_file():
-            path.unlink()
+    if not isinstance(folder, RemotePath):  # where files are whole as soon as they have names
+        for path in folder.rglob(".*"):
+            if _UNFINISHED_FILE.fullmatch(path.name) and path.is_file():
+                path.unlink()
 
 
 @contextmanager
-def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
-    """Yield a sibling of `path` that becomes `path` when the block ends without an error, all of it on the disk.
+def new_folder(path: Path, fingerprint: str | None = None, *, shared: bool = False) -> Iterator[Path]:
+    """Yield a folder that becomes `path` when the block ends without an error, all of it on the disk or at the URI.
 
-    On an error the sibling is removed. With `fingerprint`, for long work, it survives a kill and every error except a
+    On an error it is removed. With `fingerprint`, for long work, it survives a kill and every error except a
     `UserError` after which the same work could not succeed (a `PassingError` is survived), and the next caller with the
     same fingerprint finds what was done. What attempts with other fingerprints left is kept until one succeeds.
-    Raises UserError if `path` exists and is not an empty folder, or if another process writes it.
+
+    Where `path` is on a disk, the folder is a sibling of it. Where it is at a URI, it is a folder of this node, whose
+    files are put at the end; or, if it is `shared`, `path` itself, so that other nodes write to it, too. Raises
+    UserError if `path` exists and is not an empty folder, or if another process writes it.
     """
     require_absent(path)
     with owned(path):
         require_absent(path)
+        if isinstance(path, RemotePath):
+            with _new_remote_folder(path, fingerprint, shared) as folder:
+                yield folder
+            return
         unfinished = path.with_name(f".{path.name}.unfinished-{fingerprint or 'new'}")
         if fingerprint is None:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -109,12 +145,229 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
             for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
                 shutil.rmtree(left, ignore_errors=True)
         except BaseException as error:
-            goes_on = isinstance(error, PassingError) or not isinstance(error, UserError)
-            if fingerprint is not None and goes_on:
-                logger.warning("%s: finished parts are kept; run the same command again to continue", unfinished)
-            else:
+            if not _goes_on(unfinished, fingerprint, error):
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
+
+
+@contextmanager
+def _new_remote_folder(path: RemotePath, fingerprint: str | None, shared: bool) -> Iterator[Path]:
+    """Do the part of `new_folder` at a URI: mark the folder, write or put its files, the JSON last, take the mark away.
+
+    Whoever begins removes what others left there, and first of all their mark. So of two that write at the same time
+    the first one finds at its end that its mark is gone, and gives up.
+    """
+    mark = path / f"{_MARK}{fingerprint if shared and fingerprint else uuid4().hex}"
+    here = cache_root() / "unfinished" / f"{file_name(str(path))}-{fingerprint or 'new'}"
+    if not mark.exists():
+        remove(path)
+        mark.write_bytes(b"")
+    if fingerprint is None:
+        shutil.rmtree(here, ignore_errors=True)
+    try:
+        if shared:
+            yield path
+        else:
+            with naming(here, *temporary_folders()):
+                here.mkdir(parents=True, exist_ok=True)
+                yield here
+            _put(here, path, mark)
+        _require_mark(mark)
+        mark.unlink()
+    except BaseException as error:
+        if not _goes_on(path if shared else here, fingerprint, error):
+            shutil.rmtree(here, ignore_errors=True)
+            with suppress(UserError):  # it would hide the error
+                if mark.exists():
+                    remove(path)
+        raise
+    shutil.rmtree(here, ignore_errors=True)
+
+
+def _put(here: Path, path: RemotePath, mark: RemotePath) -> None:
+    """Put the files of a folder to a URI: those that say that others are whole (*.json) last, as they were written."""
+    from rayrec.store.objects import for_each, write
+
+    def put(name: str) -> None:
+        with (here / name).open("rb") as file:
+            modified = write(path / name, file, os.fstat(file.fileno()).st_size).modified
+        os.utime(here / name, (modified, modified))
+
+    _require_mark(mark)
+    names = [name for name in files_below(here) if is_output(name)]
+    for_each(put, [name for name in names if not name.endswith(".json")])
+    _require_mark(mark)
+    manifests = [name for name in names if name.endswith(".json")]
+    for name in sorted(manifests, key=lambda name: (here / name).stat().st_mtime_ns):
+        put(name)
+    # What was written is its copy on this node (`rayrec.store.node_copy`).
+    copy_of(path).parent.mkdir(parents=True, exist_ok=True)
+    os.rename(here, copy_of(path))
+
+
+def _require_mark(mark: RemotePath) -> None:
+    if not mark.exists():
+        raise UserError(f"{mark.parent}: another command has begun to write it; give another --output")
+
+
+def _goes_on(unfinished: Path, fingerprint: str | None, error: BaseException) -> bool:
+    """Return whether the same work may go on after an error from what is there, and say so."""
+    goes_on = fingerprint is not None and (isinstance(error, PassingError) or not isinstance(error, UserError))
+    if goes_on:
+        logger.warning("%s: finished parts are kept; run the same command again to continue", unfinished)
+    return goes_on
+
+
+def is_begun(path: Path, fingerprint: str) -> bool:
+    """Return whether a `shared` new folder at a URI was begun with a fingerprint and is not whole. Raises UserError."""
+    return isinstance(path, RemotePath) and (path / f"{_MARK}{fingerprint}").exists()
+
+
+def has_unfinished_work(path: Path) -> bool:
+    """Return whether something was begun to be written as `path` that is not whole. Raises UserError."""
+    if isinstance(path, RemotePath):
+        return any(name.startswith(_MARK) for name in _files_at(path))
+    return any(path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"))
+
+
+class GrowingFiles:
+    """Files of a folder that grow while they are written, on this node, and at a URI put again every few seconds."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        """`folder` is where to write them, and `target` the folder that they are of, which may be the same."""
+        self.folder, self._target = folder, target
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def put(self) -> None:
+        """Put what has grown since the last time. Raises UserError."""
+        from rayrec.store.objects import write
+
+        if not isinstance(self._target, RemotePath):
+            return
+        with self._lock:
+            for name in files_below(self.folder):
+                with (self.folder / name).open("rb") as file:
+                    status = os.fstat(file.fileno())
+                    state = status.st_size, status.st_mtime_ns
+                    if self._seen.get(name) != state:
+                        write(self._target / name, file, status.st_size)
+                        self._seen[name] = state
+
+    def _put_often(self, ended: threading.Event) -> None:
+        has_warned = False
+        while not ended.wait(_PUT_SECONDS):
+            try:
+                self.put()
+                has_warned = False
+            except UserError as error:
+                # The work goes on; only the last time has to succeed.
+                if not has_warned:
+                    logger.warning("%s; trying again", error)
+                has_warned = True
+
+
+@contextmanager
+def growing_files(folder: Path, *names: str) -> Iterator[GrowingFiles]:
+    """Yield the files of a folder that grow; all of them are there when the block ends. Raises UserError.
+
+    `names`: files that may be there already, and go on growing.
+    """
+    if not isinstance(folder, RemotePath):
+        yield GrowingFiles(folder, folder)
+        return
+    with naming(cache_root()):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_root()) as here:
+            files = GrowingFiles(Path(here), folder)
+            for name in names:
+                with suppress(FileNotFoundError):
+                    copy(folder / name, files.folder / name)
+            try:
+                with in_background(files._put_often, "rayrec-growing"):
+                    yield files
+            except BaseException:
+                with suppress(UserError):  # it would hide the error
+                    files.put()
+                raise
+            files.put()
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return all files in a folder and those in it, sorted, by their paths in `folder`."""
+    return sorted(_files_at(folder))
+
+
+def sizes_in(folder: Path) -> Callable[[str], int]:
+    """Return a function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
+    if not isinstance(folder, RemotePath):
+        return lambda name: (folder / name).stat().st_size
+    found = _files_at(folder)
+
+    def size(name: str) -> int:
+        if name not in found:
+            raise FileNotFoundError(f"{folder / name}: does not exist")
+        return found[name]
+
+    return size
+
+
+def _files_at(folder: Path) -> dict[str, int]:
+    """Return the bytes of all files below a folder by their paths in it."""
+    if isinstance(folder, RemotePath):
+        from rayrec.store import objects
+
+        return {name: file.bytes for name, file in objects.files_below(folder).items()}
+    found = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # others may remove it meanwhile
+            if path.is_file():
+                found[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return found
+
+
+def is_output(name: str) -> bool:
+    """Return whether a file, given by its path in a folder, is a finished part of the folder's content.
+
+    Other names that begin with a dot are temporary, or of this machine only; `.metadata` is in torch's checkpoints.
+    """
+    *folders, file = name.split("/")
+    return (not file.startswith(".") or file == ".metadata") and not any(f.startswith(".") for f in folders)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there. Raises UserError if a store cannot be changed.
+
+    At a URI, first what says that others are whole goes, and last what says that they are not.
+    """
+    if isinstance(path, RemotePath):
+        from rayrec.store.objects import delete, delete_folder, for_each
+
+        delete(path)
+        names = files_below(path)
+        for_each(delete, [path / name for name in names if name.endswith(".json")])
+        for_each(delete, [path / name for name in names if not name.endswith(".json") and not name.startswith(_MARK)])
+        for_each(delete, [path / name for name in names if name.startswith(_MARK)])
+        delete_folder(path)
+        path = copy_of(path)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, or a folder with all that is in it, from and to wherever they lie. Raises OSError, and UserError."""
+    if source.is_dir():
+        for name in files_below(source):
+            copy(source / name, target / name)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, RemotePath) or isinstance(target, RemotePath):
+        with source.open("rb") as file, new_file(target) as temporary, temporary.open("wb") as sink:
+            shutil.copyfileobj(file, sink, 2**22)
+    else:
+        shutil.copyfile(source, target)
 
 
 def sync(path: Path) -> None:
@@ -128,7 +381,7 @@ def sync(path: Path) -> None:
 
 def sync_folders(root: Path) -> None:
     """Bring the names in `root` and all folders below it to the disk; the files themselves were synced before."""
-    for folder, _, _ in os.walk(root):
+    for folder, _, _ in os.walk(root) if not isinstance(root, RemotePath) else ():
         sync(Path(folder))
 
 
@@ -147,7 +400,7 @@ def sha256_in(file: io.BufferedReader) -> str:
 def owned(output: Path) -> Iterator[None]:
     """Hold `output`, which need not exist, for this thread alone to write; the thread may hold it more than once.
 
-    Raises UserError if another process, or another thread of this one, writes it.
+    Raises UserError if another process of this machine, or another thread of this one, writes it.
     """
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -159,10 +412,14 @@ def owned(output: Path) -> Iterator[None]:
 def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[None]:
     """Hold a lock file, which is released when the process dies. Raises UserError if it is held already.
 
-    `again`: the thread that holds it may hold it once more.
+    That of a URI is on this machine, and keeps no other one out. `again`: the thread that holds it may hold it once
+    more.
     """
     from filelock import FileLock, Timeout
 
+    if isinstance(lock, RemotePath):
+        lock = cache_root() / "locks" / hashlib.sha256(str(lock).encode()).hexdigest()
+        lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock, is_singleton=again)
     try:
         with naming(lock):
@@ -178,7 +435,10 @@ def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[N
 
 
 def is_vacant(path: Path) -> bool:
-    """Return whether `path` is absent or an empty folder."""
+    """Return whether `path` is absent or an empty folder, or at a URI a folder that is not whole."""
+    if isinstance(path, RemotePath):
+        names = files_below(path)
+        return not any(map(is_output, names)) or any(name.startswith(_MARK) for name in names)
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
@@ -186,194 +446,9 @@ def require_absent(path: Path) -> None:
     """Raise UserError if `path` exists and is not an empty folder, or cannot be made."""
     if not is_vacant(path):
         raise UserError(f"{path}: already exists; give another --output, or remove it first")
+    if isinstance(path, RemotePath):
+        return
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is not writable" if parent.is_dir() else "is not a folder"
         raise UserError(f"{path}: cannot be created, because {parent} {reason}; give another --output")
-
-
-_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
-"""Set by Spark for the Python processes of an executor: its folders for files of its own, with commas in between."""
-_BUFFER_BYTES = 2**22
-"""Readers of pickles and of torch's files ask for some bytes at a time, each of which would be a request."""
-
-
-def open_file(path: Path) -> io.BufferedReader:
-    """Return a file to read any part of. Raises OSError, and UserError if a bucket cannot be read."""
-    if is_remote(path):
-        remote, name = remote_file(path)
-        return io.BufferedReader(remote.open(name), _BUFFER_BYTES)
-    return on_this_node(path).open("rb")
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a small file. Raises as `open_file`."""
-    with open_file(path) as file:
-        return file.read()
-
-
-def exists(path: Path) -> bool:
-    """Return whether a file is there: on this node, or at its URI if it is in an unfinished folder there."""
-    if not is_at_uri(path):
-        return path.exists()
-    remote, name = remote_file(path)
-    return remote.has(name)
-
-
-def files_below(folder: Path) -> list[str]:
-    """Return all files in a folder and those in it, sorted, by their paths in `folder`."""
-    if not is_at_uri(folder):
-        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    remote, below = remote_file(folder)
-    return sorted(name.removeprefix(f"{below}/") for name in remote.files(below))
-
-
-def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Return the files in a folder whose names match a pattern (`*.parquet`), sorted by name."""
-    if not is_at_uri(folder):
-        return sorted(folder.glob(pattern))
-    names = [PurePath(name) for name in files_below(folder)]
-    return [folder / name for name in names if len(name.parts) == 1 and name.match(pattern)]
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder to write files to, and those around it; at a URI there are none to make."""
-    if not is_at_uri(path):
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there. Raises UserError if a bucket cannot be."""
-    if is_at_uri(path):
-        delete_remote_files(path)
-    elif path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, whose file becomes that of `path` when the block ends without an error.
-
-    As `_new_local_file`, or by sending it to the URI if `path` is in an unfinished folder there; until
-    then it lies in a folder of its own on this node's disk. Raises UserError if the URI cannot be written.
-    """
-    if not is_at_uri(path):
-        with _new_local_file(path) as temporary:
-            yield temporary
-        return
-    with naming(_local_disk()), tempfile.TemporaryDirectory(dir=_local_disk()) as folder:
-        temporary = Path(folder) / path.name
-        yield temporary
-        remote, name = remote_file(path)
-        with temporary.open("rb") as file:
-            remote.write(name, file, temporary.stat().st_size)
-
-
-def mappable(path: Path) -> Path:
-    """Return a file (`*.arrow`) or folder to map into memory: itself, or its copy on this node.
-
-    What is in an unfinished folder at a URI must be whole, and is copied for tasks of Spark alone: those of an executor
-    share one copy, which goes with the executor. Raises UserError if the URI cannot be read.
-    """
-    if not is_at_uri(path):
-        return path
-    from filelock import FileLock
-
-    assert _SPARK_FOLDERS in os.environ, path
-    copy = _local_disk() / f"rayrec-{hashlib.sha256(location(path).encode()).hexdigest()[:16]}" / path.name
-    with naming(copy), ExitStack() as stack:
-        copy.parent.mkdir(exist_ok=True)
-        stack.enter_context(FileLock(copy.with_name(".lock")))
-        if not copy.exists():
-            remote, name = remote_file(path)
-            unfinished = copy.with_name(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            is_file = path.suffix == ".arrow"
-            (unfinished if is_file else unfinished / path.name).mkdir(parents=True)
-            for found in [name] if is_file else remote.files(name):
-                target = unfinished / PurePath(found).relative_to(PurePath(name).parent)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as sink:
-                    remote.read(found, sink)
-            (unfinished / path.name).rename(copy)
-    return copy
-
-
-def _local_disk() -> Path:
-    """Return a folder for files of this node: in a task of Spark one that goes with its executor."""
-    return Path(os.environ.get(_SPARK_FOLDERS, tempfile.gettempdir()).partition(",")[0])
-
-
-@contextmanager
-def new_remote_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is written to the URI of a path in a staged folder when the block ends without an error.
-
-    What the block writes lies on this node's disk meanwhile, so that sending it can be tried again. Raises UserError.
-    """
-    remote, name = remote_file(path)
-    with naming(staging_root()):
-        staging_root().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=staging_root()) as file:
-            yield cast(BinaryIO, file)
-            size = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            remote.write(name, cast(BinaryIO, file), size)
-
-
-def delete_remote_files(path: Path) -> None:
-    """Delete the file at the URI of a path in a staged folder, or all files of a folder there. Raises UserError."""
-    from rayrec.store.objects import for_each
-
-    remote, below = remote_file(path)
-    remote.delete(below)
-    for_each(remote.delete, remote.files(below))
-
-
-def on_this_node(path: Path) -> Path:
-    """Return where a file or folder is looked for: where another node sees it, if it is one that both see, or in the
-    copy.
-    """
-    return path if path.exists() else here(path)
-
-
-def is_remote(path: Path) -> bool:
-    """Return whether a path is in a staged folder and its file, if there is one, is not on this node."""
-    return staged_root(path) is not None and not on_this_node(path).exists()
-
-
-def checkpoint_streams(checkpoint: Path) -> Streams | None:
-    """Return how torch reads a checkpoint that is at its URI alone; None if it is on this node."""
-    return REMOTE_STREAMS if is_remote(checkpoint / ".metadata") else None
-
-
-def sizes_in(folder: Path) -> Callable[[str], int]:
-    """Return a function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
-    root = staged_root(folder)
-    remote = {} if root is None else remote_folder(folder).files(name_at_uri(folder))
-
-    def size(name: str) -> int:
-        path = folder / name
-        found = None if root is None or path.exists() else remote.get(path.relative_to(root).as_posix())
-        return path.stat().st_size if found is None else found.bytes
-
-    return size
-
-
-def remote_folder(path: Path) -> "Remote":
-    """Return what is at the URI of the staged folder that a path is or lies in. Raises UserError."""
-    root = staged_root(path)
-    assert root is not None, path
-    from rayrec.store.objects import Remote  # pyarrow takes a while to import
-
-    return Remote(location(root))
-
-
-def remote_file(path: Path) -> tuple["Remote", str]:
-    """Return the folder at the URI of a path in a staged folder, and the name of the path in it. Raises UserError."""
-    return remote_folder(path), name_at_uri(path)
-
-
-REMOTE_STREAMS = Streams(open_file, new_remote_file)
-"""How torch writes and reads a checkpoint at its URI."""

@@ -1,24 +1,26 @@
-"""Folders of remote file systems: the one door to all that rayrec reads from and writes to a bucket.
+"""Files of buckets, and of whatever else pyarrow opens by a URI: the one access to them.
 
 A store may fail for a while, or answer with less than was asked for. What fails is tried again, with longer and longer
 pauses, and pyarrow, which takes a short answer for a whole one, is not trusted with the length of what it read.
 """
 
 import io
+import os
 import random
 import re
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import PurePath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import StoreError, UserError
-from rayrec.store.paths import confined
+from rayrec.store.paths import RemotePath, confined
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -30,11 +32,10 @@ _PATIENCE_SECONDS = 15.0
 """No new try begins so long after the first one; one on which nobody answers takes AWS's library six seconds."""
 _FIRST_PAUSE_SECONDS = 0.1
 _RETRY_SECONDS = 5
-_MOST_COPIED_BYTES = 5 * 2**30
-"""A limit of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html)."""
+_BUFFER_BYTES = 2**22
+"""Readers of pickles and of torch's files ask for some bytes at a time, each of which would be a request."""
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 """File systems in which a folder is only the beginning of names, so a new one does not exist."""
-_PROBE = ".rayrec-probe"
 _TOO_LITTLE = "the store sends or holds less than it should"
 _LASTING = {
     "unknown kind of store; use s3://, gs://, abfs:// or hdfs://": ("Unrecognized filesystem type",),
@@ -57,11 +58,12 @@ _PASSING = {
 
 
 class RemoteFile(NamedTuple):
-    """Tells one state of a remote file from another."""
+    """State of a remote file or folder; those of files tell one state from another."""
 
     bytes: int
     modified: int
     """Seconds since the epoch, the finest unit in which every request of S3 answers."""
+    is_folder: bool = False
 
 
 def open_filesystem(given: str) -> tuple[fs.FileSystem, str]:
@@ -97,111 +99,112 @@ def open_remote(filesystem: fs.FileSystem, path: str, uri: str) -> "RemoteReader
     return RemoteReader(file, uri)
 
 
-class Remote:
-    """A folder of a file system; files are named by their paths in it. Every method raises UserError."""
+def filesystem_of(path: RemotePath) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a path, and its name there. Raises UserError if the store cannot be opened."""
+    filesystem, root = _opened(path.store, os.environ.get("AWS_ENDPOINT_URL"), os.getpid())
+    return filesystem, f"{root.rstrip('/')}/{path.key}".rstrip("/")
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._filesystem, path = open_filesystem(uri)
-        self._path = path.rstrip("/")
 
-    def files(self, below: str = "") -> dict[str, RemoteFile]:
-        """Return all files below the folder, or below a folder in it; empty if there is no such folder.
+@lru_cache(maxsize=16)
+def _opened(store: str, endpoint: str | None, process: int) -> tuple[fs.FileSystem, str]:
+    return open_filesystem(store)
 
-        The bucket must exist.
-        """
-        return tried(self._uri, "read", lambda: self._files(f"{self._path}/{below}".rstrip("/")))
 
-    def _files(self, folder: str) -> dict[str, RemoteFile]:
-        if self._filesystem.type_name in _OBJECT_STORES:
-            bucket = self._path.partition("/")[0]
-            (info,) = self._filesystem.get_file_info([bucket])
-            if info.type == fs.FileType.NotFound:
-                raise OSError("NO_SUCH_BUCKET")
-        infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
-        files = {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
-        # A store takes any text for a name, and lets one file lie below another.
-        for name in files:
-            confined(name, self._uri)
-            if around := files.keys() & {str(folder) for folder in PurePath(name).parents}:
-                raise UserError(f"{self._uri}: {min(around)!a} is both a file and a folder; remove one of them")
-        return files
+@lru_cache(maxsize=16)
+def _require_bucket(path: RemotePath) -> None:
+    """Raise UserError if there is no such bucket, which to its files looks as if none were there."""
+    filesystem, name = filesystem_of(path)
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
-        path = f"{self._path}/{name}"
-        return tried(self._uri, "read", lambda: self._filesystem.get_file_info(path).type == fs.FileType.File)
+    def attempt() -> None:
+        if filesystem.type_name in _OBJECT_STORES and filesystem.get_file_info(name).type == fs.FileType.NotFound:
+            raise OSError("NO_SUCH_BUCKET")
 
-    def open(self, name: str) -> "RemoteReader":
-        """Open a file, any part of which can be read. Raises FileNotFoundError if it is not there."""
-        try:
-            return open_remote(self._filesystem, f"{self._path}/{name}", self._uri)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{self._uri}: has no file {name}") from None
+    tried(str(path), "read", attempt)
 
-    def read(self, name: str, sink: BinaryIO) -> int:
-        """Copy a file to `sink`; return the number of bytes."""
-        try:
-            with self.open(name) as source:
-                copied = 0
-                while block := source.read(_BLOCK_BYTES):
-                    copied += sink.write(block)
-                return copied
-        except FileNotFoundError as error:
-            raise UserError(f"{error}; run again if it was being changed") from None
 
-    def write(self, name: str, source: BinaryIO, size: int) -> RemoteFile:
-        """Write a file from the next `size` bytes of `source`, which can seek; it appears when all of them arrived."""
-        path, start = f"{self._path}/{name}", source.tell()
+def status(path: RemotePath) -> RemoteFile | None:
+    """Return the state of a file or folder; None if it is not there. Raises UserError, also if there is no bucket."""
+    filesystem, name = filesystem_of(path)
+    info = tried(str(path), "read", lambda: filesystem.get_file_info(name))
+    if info.type == fs.FileType.NotFound:
+        _require_bucket(_bucket(path))
+        return None
+    return _state(info)
 
-        def attempt() -> RemoteFile:
-            source.seek(start)
-            left = size
-            if self._filesystem.type_name not in _OBJECT_STORES:
-                self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-            with self._filesystem.open_output_stream(path) as sink:
-                while left and (block := source.read(min(left, _BLOCK_BYTES))):
-                    left -= sink.write(block)
-            written = _state(*self._filesystem.get_file_info([path]))
-            if written.bytes != size - left:
-                raise OSError(_TOO_LITTLE)
-            return written
 
-        return tried(self._uri, "written", attempt)
+def files_below(folder: RemotePath) -> dict[str, RemoteFile]:
+    """Return all files below a folder by their paths in it; empty if there is no such folder.
 
-    def copy(self, name: str, to: str) -> None:
-        """Copy a file to another name: within the store, unless it is larger than stores copy at once."""
-        source, target = f"{self._path}/{name}", f"{self._path}/{to}"
-        with self.open(name) as file:
-            size = file.size()
-            if size > _MOST_COPIED_BYTES:
-                self.write(to, cast(BinaryIO, file), size)
-                return
+    Raises UserError, also if there is no such bucket.
+    """
+    filesystem, name = filesystem_of(folder)
+    selector = fs.FileSelector(name, allow_not_found=True, recursive=True)
+    infos = tried(str(folder), "read", lambda: filesystem.get_file_info(selector))
+    files = {i.path.removeprefix(f"{name}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+    if not files:
+        _require_bucket(_bucket(folder))
+    # A store takes any text for a name, and lets one file lie below another.
+    for file in files:
+        confined(file, folder)
+        if around := files.keys() & {str(parent) for parent in PurePath(file).parents}:
+            raise UserError(f"{folder}: {min(around)!a} is both a file and a folder; remove one of them")
+    return files
 
-        def attempt() -> None:
-            if self._filesystem.type_name not in _OBJECT_STORES:
-                self._filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-            self._filesystem.copy_file(source, target)
-            if _state(self._filesystem.get_file_info(target)).bytes != size:
-                raise OSError(_TOO_LITTLE)
 
-        tried(self._uri, "written", attempt)
+def names_in(folder: RemotePath) -> list[str]:
+    """Return the names of the files and folders in a folder, sorted. Raises FileNotFoundError, and UserError."""
+    filesystem, name = filesystem_of(folder)
+    selector = fs.FileSelector(name, allow_not_found=True)
+    infos = tried(str(folder), "read", lambda: filesystem.get_file_info(selector))
+    if not infos and not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: does not exist")
+    return sorted(confined(info.base_name, folder) for info in infos)
 
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
-        path = f"{self._path}/{name}"
 
-        def attempt() -> None:
-            (info,) = self._filesystem.get_file_info([path])
-            if info.type == fs.FileType.File:
-                self._filesystem.delete_file(path)
+def open_file(path: RemotePath) -> io.BufferedReader:
+    """Open a file, any part of which can be read. Raises FileNotFoundError if it is not there, and UserError."""
+    return io.BufferedReader(open_unbuffered(path), _BUFFER_BYTES)
 
-        tried(self._uri, "written", attempt)
 
-    def require_writable(self) -> None:
-        """Raise UserError if files cannot be written or deleted, before the work instead of after it."""
-        self.write(_PROBE, io.BytesIO(), 0)
-        self.delete(_PROBE)
+def open_unbuffered(path: RemotePath) -> "RemoteReader":
+    """Open a file, of which each read is a request of its own. Raises as `open_file`."""
+    filesystem, name = filesystem_of(path)
+    return open_remote(filesystem, name, str(path))
+
+
+def write(path: RemotePath, source: BinaryIO, size: int) -> RemoteFile:
+    """Write a file from the next `size` bytes of `source`, which can seek; it appears when all of them arrived.
+
+    Raises UserError.
+    """
+    filesystem, name = filesystem_of(path)
+    start = source.tell()
+
+    def attempt() -> RemoteFile:
+        source.seek(start)
+        left = size
+        if filesystem.type_name not in _OBJECT_STORES:
+            filesystem.create_dir(name.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(name) as sink:
+            while left and (block := source.read(min(left, _BLOCK_BYTES))):
+                left -= sink.write(block)
+        written = _state(filesystem.get_file_info(name))
+        if written.bytes != size - left:
+            raise OSError(_TOO_LITTLE)
+        return written
+
+    return tried(str(path), "written", attempt)
+
+
+def delete(path: RemotePath) -> None:
+    """Delete a file if it exists. Raises UserError."""
+    filesystem, name = filesystem_of(path)
+
+    def attempt() -> None:
+        if filesystem.get_file_info(name).type == fs.FileType.File:
+            filesystem.delete_file(name)
+
+    tried(str(path), "written", attempt)
 
 
 class RemoteReader(io.RawIOBase):
@@ -259,8 +262,24 @@ class RemoteReader(io.RawIOBase):
         raise OSError(_TOO_LITTLE)
 
 
+def delete_folder(path: RemotePath) -> None:
+    """Delete what a store has of a folder without files: pyarrow leaves an object there that stands for it."""
+    filesystem, name = filesystem_of(path)
+
+    def attempt() -> None:
+        if path.key and filesystem.get_file_info(name).type == fs.FileType.Directory:
+            filesystem.delete_dir(name)
+
+    tried(str(path), "written", attempt)
+
+
+def _bucket(path: RemotePath) -> RemotePath:
+    return type(path)(*path.parts[:2])
+
+
 def _state(info: fs.FileInfo) -> RemoteFile:
-    return RemoteFile(info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0)
+    is_folder = info.type == fs.FileType.Directory
+    return RemoteFile(info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0, is_folder)
 
 
 def tried(name: str, done: str, action: Callable[[], T]) -> T:
@@ -294,10 +313,10 @@ def reason(error: str, otherwise: str) -> str:
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")
 
 
-def for_each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
+def for_each(work: Callable[[T], object], items: Iterable[T]) -> list[object]:
     """Return the results of work on files, several at once, in order. The first error ends it, after what has begun."""
-    with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
-        futures = [pool.submit(work, name) for name in names]
+    with ThreadPoolExecutor(_AT_ONCE, "rayrec-store") as pool:
+        futures = [pool.submit(work, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:

@@ -1,7 +1,7 @@
 """Rows written to Parquet files that are whole or absent, in files of a bounded number of rows."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.store.files import is_remote, new_file, on_this_node, remote_file
+from rayrec.store.files import new_file
+from rayrec.store.objects import open_unbuffered
+from rayrec.store.paths import RemotePath
 
 
 def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    """Return a Parquet file, mapped if it is on this node; otherwise a read asks for all columns of a row group at
+    """Return a Parquet file, mapped if it is on a disk; otherwise a read asks for all columns of a row group at
     once.
 
     Those of `dictionaries` that are columns of text come dictionary encoded. Raises OSError or ArrowInvalid, and
     UserError if a bucket cannot be read.
     """
-    source: Any = on_this_node(path)
+    source: Any = path
     options = {"memory_map": True}
-    if is_remote(path):
-        remote, name = remote_file(path)
-        source, options = remote.open(name), {"pre_buffer": True}
+    if isinstance(path, RemotePath):
+        source, options = open_unbuffered(path), {"pre_buffer": True}
     file = pq.ParquetFile(source, **options)
     texts = [f.name for f in file.schema_arrow if f.name in dictionaries and pa.types.is_string(f.type)]
     return pq.ParquetFile(source, metadata=file.metadata, read_dictionary=texts, **options) if texts else file
@@ -48,13 +49,9 @@ def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.Pa
         yield writer
 
 
-NewParquet = Callable[..., AbstractContextManager[pq.ParquetWriter]]
-"""What opens a file as `new_parquet` does."""
-
-
 @contextmanager
 def new_parquet_files(
-    path: Path, schema: pa.Schema, most_rows: int, new: NewParquet = new_parquet, **options: Any
+    path: Path, schema: pa.Schema, most_rows: int, **options: Any
 ) -> Iterator[tuple[Callable[[pa.RecordBatch], None], list[WrittenFile]]]:
     """Yield a function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
 
@@ -71,7 +68,7 @@ def new_parquet_files(
                 if not files or files[-1].rows == most_rows:
                     stack.close()
                     files.append(WrittenFile(path.with_name(f"{path.name}-{len(files):05d}.parquet"), 0))
-                    writer = stack.enter_context(new(files[-1].path, schema, **options))
+                    writer = stack.enter_context(new_parquet(files[-1].path, schema, **options))
                 fitting = batch.slice(0, most_rows - files[-1].rows)
                 writer.write_batch(fitting)
                 files[-1] = replace(files[-1], rows=files[-1].rows + fitting.num_rows)

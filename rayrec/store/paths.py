@@ -1,32 +1,254 @@
-"""Translates between a URI and the local folder that is its copy.
+"""Where files and folders lie: paths of this machine, and `RemotePath`s, which are URIs with the same verbs.
 
-`s3://bucket/exp/run` lies in STAGING/s3=3A__bucket_exp_run/run. The name is the URI itself, with `_` for its slashes
-and `=` and two hexadecimal digits for all but letters, digits, `.` and `-`. So no list of folders is needed, and every
-process on every machine finds the same folder.
+So a function takes a folder without knowing whether it is on a disk or in a bucket. What a library opens by its name,
+or maps, needs a file of this node: `rayrec.store.node_copy`.
 """
 
+import fnmatch
 import hashlib
+import io
 import os
 import re
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from collections.abc import Iterator
+from pathlib import Path, PosixPath, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import unquote, urlsplit
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator
 
 from rayrec.common.errors import ConfigError, UserError
 
+if TYPE_CHECKING:
+    from rayrec.store.objects import RemoteFile
+
 REGISTRY_SCHEME = "models:/"
 """The scheme of models in MLflow's registry."""
-STAGING_VARIABLE = "RAYREC_STAGING"
-_DEFAULT_STAGING = "~/.cache/rayrec/staging"
-_COLLAPSED = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
-_STAGED_NAME = r"[a-z][a-z0-9+.-]*=3A__[A-Za-z0-9._=-]+"
-_LONGEST_STAGED = 255
-_AT_URI = ".at-uri-"
+CACHE_VARIABLE = "RAYREC_CACHE"
+_DEFAULT_CACHE = "~/.cache/rayrec"
+_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
+"""Set by Spark for the Python processes of an executor: its folders for files of its own, with commas in between."""
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_COLLAPSED = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 _LONGEST_NAME = 160
 """Bytes; file systems take 255, also of the longer names under which files are written, with endings and numbers."""
+
+
+class RemotePath(PosixPath):
+    """A file or folder of another file system, such as s3://bucket/folder/file; its text is its URI.
+
+    Folders are only beginnings of names there: one exists while a file is below it, and is never made. Files appear
+    whole, and are not renamed or locked. Reading and writing raise UserError if the store fails.
+    """
+
+    # Its parts are the root, the store ("s3:bucket", with the query of the URI), and the names below it.
+
+    @classmethod
+    def of(cls, uri: str) -> Self:
+        """Return the path of a URI. Raises ConfigError if it does not name a folder, or contains a password.
+
+        Names that begin with a dot are only rayrec's own, which `to_path` refuses.
+        """
+        parts = urlsplit(uri)
+        if parts.password is not None:
+            raise ConfigError(
+                "leave the password out, because URIs are stored with the results; set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or the variables of your file system, instead"
+            )
+        names = [unquote(name) for name in parts.path.split("/") if name]
+        if not parts.netloc or parts.fragment or not {".", ".."}.isdisjoint(names):
+            form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
+            raise ConfigError(f"{uri}: names no folder; write it as {form}")
+        query = f"?{parts.query}".replace("/", "%2F") if parts.query else ""
+        return cls("/", f"{parts.scheme}:{parts.netloc}{query}", *names)
+
+    @property
+    def store(self) -> str:
+        """The URI of the bucket, or of what else holds all files of the store, with the query of the path's URI."""
+        scheme, _, place = self.parts[1].partition(":")
+        return f"{scheme}://{place}"
+
+    @property
+    def key(self) -> str:
+        """The name of the file or folder in its store; "" for the store itself."""
+        return "/".join(self.parts[2:])
+
+    @property
+    def name(self) -> str:
+        return super().name if len(self.parts) > 2 else urlsplit(self.store).netloc
+
+    def __str__(self) -> str:
+        if len(self.parts) < 2 or self.parts[0] != "/":
+            return "/".join(self.parts)
+        place, mark, query = self.store.partition("?")
+        # What a URI would take for something else.
+        names = (
+            re.sub("%(?=[0-9A-Fa-f]{2})", "%25", n).replace("#", "%23").replace("?", "%3F") for n in self.parts[2:]
+        )
+        return "/".join([place, *names]) + mark + query
+
+    def __fspath__(self) -> str:
+        raise TypeError(f"{self}: is at a URI, and is opened by its own methods or as a copy on this node")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def relative_to(self, *others: Any, **options: Any) -> Path:  # type: ignore[override]
+        return Path(*super().relative_to(*others, **options).parts)
+
+    def match(self, path_pattern: str, **options: Any) -> bool:
+        return PurePath(*self.parts).match(path_pattern, **options)
+
+    def absolute(self) -> Self:
+        return self
+
+    def expanduser(self) -> Self:
+        return self
+
+    def resolve(self, strict: bool = False) -> Self:
+        return self
+
+    def _status(self) -> "RemoteFile | None":
+        from rayrec.store.objects import status
+
+        return status(self)
+
+    def exists(self, **_: bool) -> bool:
+        return self._status() is not None
+
+    def is_file(self, **_: bool) -> bool:
+        found = self._status()
+        return found is not None and not found.is_folder
+
+    def is_dir(self, **_: bool) -> bool:
+        found = self._status()
+        return found is not None and found.is_folder
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def stat(self, **_: bool) -> os.stat_result:
+        """Return size and time of change; of a folder those of its newest file. Raises FileNotFoundError."""
+        from rayrec.store.objects import files_below
+
+        found = self._status()
+        if found is None:
+            raise FileNotFoundError(f"{self}: does not exist")
+        modified = (
+            max((f.modified for f in files_below(self).values()), default=0) if found.is_folder else found.modified
+        )
+        kind = 0o040755 if found.is_folder else 0o100644
+        times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), modified * 10**9)
+        return os.stat_result((kind, 0, 0, 1, 0, 0, found.bytes, modified, modified, modified), times)
+
+    def iterdir(self) -> Iterator[Self]:  # type: ignore[override]
+        from rayrec.store.objects import names_in
+
+        yield from (self / name for name in names_in(self))
+
+    def glob(self, pattern: str, **_: Any) -> Iterator[Self]:  # type: ignore[override]
+        """Yield the files and folders whose names below this folder match, sorted."""
+        yield from self._matching(pattern.split("/"))
+
+    def rglob(self, pattern: str, **_: Any) -> Iterator[Self]:  # type: ignore[override]
+        """Yield the files and folders at any depth whose names match, sorted."""
+        yield from (self / path for path in self._all_below() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def _matching(self, patterns: list[str]) -> Iterator[Self]:
+        for path in self._all_below():
+            if len(path.parts) == len(patterns) and all(map(fnmatch.fnmatchcase, path.parts, patterns)):
+                yield self / path
+
+    def _all_below(self) -> list[PurePath]:
+        from rayrec.store.objects import files_below
+
+        files = [PurePath(name) for name in files_below(self)]
+        return sorted({*files, *(folder for file in files for folder in file.parents if folder.name)})
+
+    def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
+        """Open the file to read, any part of it if the mode is `rb`; a new one is written by `rayrec.store.files`."""
+        from rayrec.store.objects import open_file
+
+        assert mode in ("r", "rb"), mode
+        file = open_file(self)
+        return file if mode == "rb" else io.TextIOWrapper(file, encoding="utf-8")
+
+    def read_bytes(self) -> bytes:
+        with self.open("rb") as file:
+            content: bytes = file.read()
+        return content
+
+    def read_text(self, *_: Any, **__: Any) -> str:
+        return self.read_bytes().decode()
+
+    def write_bytes(self, data: Any) -> int:
+        from rayrec.store.objects import write
+
+        write(self, io.BytesIO(data), len(data))
+        return len(data)
+
+    def write_text(self, data: str, *_: Any, **__: Any) -> int:
+        return self.write_bytes(data.encode())
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: the files of a folder make it."""
+
+    def rmdir(self) -> None:
+        """Do nothing: a folder goes with its last file."""
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        from rayrec.store.objects import delete
+
+        delete(self)
+
+
+def to_path(given: str | Path) -> Path:
+    """Return the path of a file or folder given as a path or a URI; one of file:// is local.
+
+    Touches no file, except that a model of MLflow's registry (`models:/`) is looked up, and fetched if only MLflow's
+    server can. Raises ConfigError on a URI that does not name a folder, or contains a password.
+    """
+    if isinstance(given, RemotePath):
+        return given
+    text = str(given)
+    if text.startswith(REGISTRY_SCHEME):
+        from rayrec.store.mlflow_server import registered_folder
+
+        return to_path(registered_folder(text, cache_root() / "mlflow"))
+    if _COLLAPSED.match(text):
+        raise ConfigError(f"{text}: a URI that was made a Path loses a slash; give it as text")
+    if not is_uri(text):
+        return Path(text)
+    if text.startswith("file://"):
+        return Path(unquote(urlsplit(text).path))
+    path = RemotePath.of(text)
+    if any(name.startswith(".") for name in path.parts[2:]):
+        raise ConfigError(f"{text}: names no folder; write it as s3://BUCKET/FOLDER, without names in dots")
+    return path
+
+
+def path_of(text: str) -> Path:
+    """Return the path whose text this is, of whatever file."""
+    return RemotePath.of(text) if is_uri(text) else Path(text)
+
+
+def cache_root() -> Path:
+    """Return the folder of this node for copies of remote files: RAYREC_CACHE, if set; in a task of Spark one that goes
+    with its executor.
+    """
+    of_spark = os.environ.get(_SPARK_FOLDERS)
+    if of_spark:
+        return Path(of_spark.partition(",")[0]) / "rayrec"
+    return Path(os.environ.get(CACHE_VARIABLE) or _DEFAULT_CACHE).expanduser().absolute()
+
+
+def copies_folder() -> Path:
+    """Return the folder of this node in which copies of remote files lie (`rayrec.store.node_copy`)."""
+    return cache_root() / "copies"
+
+
+def copy_of(path: RemotePath) -> Path:
+    """Return where the copy of a remote file or folder lies on this node, if there is one."""
+    return Path(copies_folder(), *path.parts[1:])
 
 
 def is_uri(path: str) -> bool:
@@ -59,156 +281,22 @@ def confined(name: str, where: object) -> str:
     return name
 
 
-def local_path(given: str | Path) -> Path:
-    """Return the local path of a folder given as a path or a URI: where a URI is staged, unless it begins with file://.
-
-    Touches no file, except that a model of MLflow's registry (`models:/`) is looked up, and fetched if only MLflow's
-    server can. Raises ConfigError on a URI that does not name a folder, or contains a password.
-    """
-    text = str(given)
-    if text.startswith(REGISTRY_SCHEME):
-        from rayrec.store.mlflow_server import registered_folder
-
-        return local_path(registered_folder(text, staging_root() / "mlflow"))
-    if _COLLAPSED.match(text):
-        raise ConfigError(f"{text}: a URI that was made a Path loses a slash; give it as text")
-    if not is_uri(text):
-        return Path(text)
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if parts.password is not None:
-        raise ConfigError(
-            "leave the password out, because URIs are stored with the results; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or the variables of your file system, instead"
-        )
-    segments = [segment for segment in parts.path.split("/") if segment]
-    if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
-        form = f"{parts.scheme}://BUCKET/FOLDER, without names in dots{', and # as %23' if parts.fragment else ''}"
-        raise ConfigError(f"{text}: names no folder; write it as {form}")
-    name = _encode(_joined(parts, segments))
-    if len(name) > _LONGEST_STAGED:
-        raise ConfigError(f"{text}: longer than a file's name may be; give a shorter one")
-    return staging_root() / name / (segments[-1] if segments else parts.netloc)
-
-
-def staging_root() -> Path:
-    """Return the folder in which all URIs are staged: RAYREC_STAGING, if set."""
-    return Path(os.environ.get(STAGING_VARIABLE) or _DEFAULT_STAGING).expanduser().absolute()
-
-
-def staged_root(path: Path) -> Path | None:
-    """Return the staged folder that `path` is or lies in; None if there is none."""
-    for index, part in enumerate(path.parts[:-1]):
-        if re.fullmatch(_STAGED_NAME, part):
-            return Path(*path.parts[: index + 2])
-    return None
-
-
-def here(path: Path) -> Path:
-    """Return the path on this node of a path in a staged folder of any node, whose staging may be elsewhere; or
-    `path`.
-    """
-    root = staged_root(path)
-    if root is None:
-        return path
-    return staging_root() / root.parent.name / root.name / path.relative_to(root)
-
-
-def in_folder_around(path: Path) -> Path:
-    """Return, for a staged folder, its path in the staged copy of the folder around it, where its siblings are;
-    or `path`.
-    """
-    parts = urlsplit(location(path))
-    segments = [segment for segment in parts.path.split("/") if segment]
-    if staged_root(path) != path or not segments:
-        return path
-    return local_path(_joined(parts, segments[:-1])) / segments[-1]
-
-
-def name_at_uri(path: Path) -> str:
-    """Return the name of a path in its staged folder; "" for that folder itself."""
-    root = staged_root(path)
-    assert root is not None, path
-    return "" if path == root else path.relative_to(root).as_posix()
-
-
-def uri_of(path: Path) -> str | None:
-    """Return the URI of a staged folder, or of a path in one; None for any other path."""
-    root = staged_root(path)
-    if root is None:
-        return None
-    parts = urlsplit(_decode(root.parent.name))
-    return _joined(parts, [s for s in parts.path.split("/") if s] + list(path.relative_to(root).parts))
-
-
-def unfinished_at_uri(path: Path, fingerprint: str = "") -> Path:
-    """Return the folder that becomes the staged folder `path`, or one in it, while nodes that share no disk write it.
-
-    Its files are at its URI alone. With no fingerprint, what the names of all such folders begin with.
-    """
-    around = path if path == staged_root(path) else path.parent
-    return around / f".{path.name}{_AT_URI}{fingerprint}"
-
-
-def is_at_uri(path: Path) -> bool:
-    """Return whether a path is in such a folder."""
-    return any(part.startswith(".") and _AT_URI in part for part in path.parts) and staged_root(path) is not None
-
-
-def location(path: Path) -> str:
-    """Return a path as a person gave it: the URI if it is staged."""
-    return uri_of(path) or str(path)
-
-
-def resolve(given: str, beside: Path) -> Path:
-    """Return the local path of a folder that a file in `beside` names: in the staged folder of `beside`, if it lies
-    there.
-    """
-    root = staged_root(beside)
-    if root is not None and is_uri(given):
-        around, inner = urlsplit(location(root)), urlsplit(given)
-        same_store = (around.scheme, around.netloc, around.query) == (inner.scheme, inner.netloc, inner.query)
-        if same_store and inner.path.startswith(f"{around.path}/"):
-            return root / confined(inner.path.removeprefix(f"{around.path}/"), given)
-    return local_path(given)
-
-
-def shown(text: str) -> str:
-    """Return a text for a person, with URIs, without their queries, in place of staged folders."""
-    pattern = rf"{re.escape(str(staging_root()))}/({_STAGED_NAME})/[^\s/'\":,;)]+"
-    return re.sub(pattern, lambda match: _decode(match[1]).partition("?")[0], text)
-
-
-def _joined(parts: SplitResult, segments: list[str]) -> str:
-    query = f"?{parts.query}" if parts.query else ""
-    return "/".join([f"{parts.scheme}://{parts.netloc}", *segments]) + query
-
-
-def _encode(uri: str) -> str:
-    return quote(uri, safe="/").replace("_", "%5F").replace("~", "%7E").replace("%", "=").replace("/", "_")
-
-
-def _decode(name: str) -> str:
-    return unquote(name.replace("_", "/").replace("%", "%25").replace("=", "%"))
-
-
-def _as_local(given: object) -> object:
+def _as_path(given: object) -> Path:
     if not isinstance(given, str | Path):
-        return given
+        raise ValueError("give a path or a URI")
     try:
-        return str(local_path(given))
+        return to_path(given)
     except ConfigError as error:  # pydantic's message shows what was given too
         raise ValueError(str(error).removeprefix(f"{given}: ")) from None
 
 
 def _refuse_uri(given: object) -> object:
-    if is_uri(str(given)) or _COLLAPSED.match(str(given)):
+    if isinstance(given, RemotePath) or is_uri(str(given)) or _COLLAPSED.match(str(given)):
         raise ConfigError("takes a local path, not a URI")
     return given
 
 
-Folder = Annotated[Path, BeforeValidator(_as_local), PlainSerializer(location, when_used="json")]
-"""The type of a field that takes a folder or a URI: a Path, which is the URI again in JSON."""
+Folder = Annotated[Path, PlainValidator(_as_path, json_schema_input_type=Path), PlainSerializer(str, when_used="json")]
+"""The type of a field that takes a folder or a URI."""
 LocalPath = Annotated[Path, BeforeValidator(_refuse_uri)]
 """The type of a field that takes a path but not a URI."""

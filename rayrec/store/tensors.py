@@ -10,8 +10,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.common.errors import UserError, first_failure
-from rayrec.internals.torch_checkpoint import load, read_metadata
-from rayrec.store.files import checkpoint_streams, on_this_node
+from rayrec.internals.torch_checkpoint import Streams, load, read_metadata
+from rayrec.store.files import new_remote_file
+from rayrec.store.paths import RemotePath
+
+_REMOTE = Streams(lambda path: path.open("rb"), new_remote_file)
+
+
+def streams_of(checkpoint: Path) -> Streams | None:
+    """Return how torch reads and writes a checkpoint that is at a URI; None if it is on a disk."""
+    return _REMOTE if isinstance(checkpoint, RemotePath) else None
 
 
 class StoredTensors:
@@ -24,7 +32,7 @@ class StoredTensors:
         """Read the checkpoint's metadata. Raises UserError where it is not whole, or damaged."""
         # It is meant to be. Settings of warnings belong to the process, so threads cannot set them for a block.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        self.folder, self._streams = on_this_node(folder), checkpoint_streams(folder)
+        self.folder, self._streams = folder, streams_of(folder)
         try:
             metadata = read_metadata(self.folder, self._streams)
         except OSError as error:

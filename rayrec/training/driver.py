@@ -2,43 +2,29 @@
 
 import json
 import logging
-import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_train import preempted_nodes
 from rayrec.recipes import Recipe
-from rayrec.store.paths import here
-from rayrec.store.staged import borrowed, lent
 from rayrec.training.ray_workers import run_workers
 from rayrec.training.run.display import HistoryDisplay, show_history
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
-from rayrec.training.run.preflight import require_evaluable, require_parts, require_trainable
+from rayrec.training.run.preflight import require_parts, require_trainable
 
 if TYPE_CHECKING:
     from rayrec.training.loop.worker import InitialWeights
-    from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+    from rayrec.training.parallel.ranks import RankContext
 
 Metrics = dict[str, dict[str, float | None]]
-
-
-class Measured(NamedTuple):
-    """The outcome of an evaluation."""
-
-    metrics: dict[str, float | None]
-    rows: int
-    seconds: float
-    """From the first row to the metrics, the start of workers and the loading of weights left out."""
 
 
 def train(
@@ -82,62 +68,23 @@ def train(
         progress.message(f"train.rows: training on the first {recipe.train.rows:,} of {rows:,} rows of 'train'")
     is_here = execution.on == "process"
     progress.stage("start training" if is_here else f"start {recipe.train.workers} workers")
-    with nullcontext(False) if is_here else lent(run.path, progress) as is_lent:
-        # Rank 0 writes the history, wherever it is; a thread of this process reads and shows it.
-        show = partial(show_history, run, recipe.name, HistoryDisplay(recipe, rows, progress), is_lent)
-        with in_background(show, "rayrec-history"):
-            if is_here:
-                from rayrec.training.loop.worker import train_worker
+    # Rank 0 writes the history, wherever it is; a thread of this process reads and shows it.
+    show = partial(show_history, run, recipe.name, HistoryDisplay(recipe, rows, progress))
+    with in_background(show, "rayrec-history"):
+        if is_here:
+            from rayrec.training.loop.worker import train_worker
 
-                with only_rank() as context:
-                    train_worker(recipe, dataset, run, context, initial_weights)
-            else:
-                work = partial(_train, run.path, is_lent, initial_weights)
-                run_workers(work, recipe, dataset, run.path, execution)
+            with only_rank() as context:
+                train_worker(recipe, dataset, run, context, initial_weights)
+        else:
+            work = partial(_train, run.path, initial_weights)
+            run_workers(work, recipe, dataset, run.path, execution)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
 
-def evaluate(
-    recipe: Recipe,
-    dataset: Dataset,
-    split: str,
-    fill: Callable[["ParallelModel"], None],
-    execution: Execution,
-    *,
-    rows: int | None = None,
-    precision: InferencePrecision = "fp32",
-    progress: Progress | None = None,
-) -> Measured:
-    """Return the metrics of a model over every row of a split, or over its first `rows` ones, each counted once.
-
-    `execution` says who computes them (see `train`). `precision`: arithmetic of the dense network; of mixed precision
-    the metrics say the error. `fill` puts the weights into each worker's part of the model, in place; it travels to the
-    workers by pickle.
-    """
-    require_evaluable(recipe, dataset)
-    progress = progress or SilentProgress()
-    progress.stage(f"evaluating on {split}", dataset.head(split, rows).split(split).rows)
-    if execution.on == "process":
-        with only_rank() as context:
-            return _evaluate(split, fill, rows, precision, recipe, dataset, context, progress)
-    with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
-        work = partial(_evaluate, split, fill, rows, precision)
-        measured: Measured = run_workers(work, recipe, dataset, Path(folder), execution)
-    progress.advance(measured.rows)
-    return measured
-
-
-def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
-    """Load the weights of a run's checkpoint; `functools.partial(fill_from_checkpoint, path)` suits `evaluate`."""
-    from rayrec.training.loop.checkpoint import load_state
-
-    load_state({"model": model.state_dict()}, checkpoint)
-
-
 def _train(
     folder: Path,
-    is_lent: bool,
     initial_weights: "InitialWeights | None",
     recipe: Recipe,
     dataset: Dataset,
@@ -145,36 +92,7 @@ def _train(
 ) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    with borrowed(folder) if is_lent and context.rank == 0 else nullcontext():
-        run = RunFolder(here(folder) if is_lent else folder, is_lent)
-        train_worker(recipe, dataset, run, context, initial_weights, preempted_nodes)
-
-
-def _evaluate(
-    split: str,
-    fill: Callable[["ParallelModel"], None],
-    rows: int | None,
-    precision: InferencePrecision,
-    recipe: Recipe,
-    dataset: Dataset,
-    context: "RankContext",
-    progress: Progress | None = None,
-) -> Measured:
-    from rayrec.models.common.precision import resolve_precision
-    from rayrec.training.loop.splits import SplitReader, evaluate_split
-    from rayrec.training.placement.parallel_model import ParallelModel
-
-    model = ParallelModel(recipe, dataset.schema, context)
-    fill(model)
-    dataset = dataset.head(split, rows)
-    reader = SplitReader(dataset, recipe.train.ingest, context)
-    resolved = resolve_precision(precision, "cuda" if context.device.type == "cuda" else "cpu", "--precision")
-    progress = progress or SilentProgress()
-    if resolved.name != "fp32":
-        progress.message(f"precision {resolved.name} ({resolved.reason})")
-    began = time.perf_counter()
-    metrics = evaluate_split(model, reader, split, recipe.evaluate, progress, resolved)
-    return Measured(metrics, dataset.split(split).rows, time.perf_counter() - began)
+    train_worker(recipe, dataset, RunFolder(folder), context, initial_weights, preempted_nodes)
 
 
 @contextmanager
@@ -183,7 +101,7 @@ def only_rank() -> Iterator["RankContext"]:
     import torch
     import torch.distributed as dist
 
-    from rayrec.training.placement.parallel_model import RankContext
+    from rayrec.training.parallel.ranks import RankContext
 
     context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
     threads = torch.get_num_threads()

@@ -17,10 +17,11 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import note, read_note, remove_note
 from rayrec.internals.ray_train import START_TIMEOUT, lean_trainer
 from rayrec.recipes import Recipe
-from rayrec.store.paths import shown
+from rayrec.store.node_copy import shown
+from rayrec.store.paths import RemotePath, cache_root
 
 if TYPE_CHECKING:
-    from rayrec.training.placement.parallel_model import RankContext
+    from rayrec.training.parallel.ranks import RankContext
 
 Work = Callable[[Recipe, Dataset, "RankContext"], Any]
 """What each worker calls; it travels by pickle."""
@@ -64,7 +65,7 @@ def run_workers(work: Work, recipe: Recipe, dataset: Dataset, folder: Path, exec
                 # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that. The name is a tag
                 # of Ray's metrics and names a folder.
                 name=f"{ascii_name(folder.name)[-_NAME_LENGTH:]}-{uuid.uuid4().hex[:8]}",
-                storage_path=str(folder / ".ray_train"),
+                storage_path=str((cache_root() if isinstance(folder, RemotePath) else folder) / ".ray_train"),
                 failure_config=FailureConfig(max_failures=train.max_failures),
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
@@ -82,7 +83,7 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         import ray.train.torch
 
         import rayrec.training.loop.worker  # noqa: F401 -- so that all of it is imported here
-        from rayrec.training.placement.parallel_model import RankContext
+        from rayrec.training.parallel.ranks import RankContext
 
     note_key: str = arguments["note_key"]
     if read_note(note_key) is not None:

@@ -19,11 +19,10 @@ from rayrec.features.id_meanings import RowOrigins, row_origins
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import local_shards, whole_shape
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import draw_rows
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
-from rayrec.store.paths import resolve
-from rayrec.store.staged import fetch
+from rayrec.store.paths import to_path
 from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.compatibility import require_compatible
@@ -57,13 +56,12 @@ class WarmStart:
         Raises ConfigError, which names the feature or field and the fix, where it cannot go on from it, and UserError
         where the checkpoint is gone.
         """
-        run = RunFolder.open(fetch(resolve(origin.run, output)))
+        run = RunFolder.open(to_path(origin.run))
         checkpoint = run.checkpoints / origin.checkpoint
         if not (checkpoint / PROGRESS_FILE).exists():
             raise UserError(
                 f"{run.path}: checkpoint {origin.checkpoint} was removed; give another --output to start again"
             )
-        dataset.fetch_mapped()
         require_compatible(run, origin, recipe, dataset)
         return cls(
             checkpoint=checkpoint,
@@ -79,7 +77,6 @@ class WarmStart:
         """Fill this rank's part of a new model and its optimizers in place; memory holds one table beside them."""
         stored, state = StoredTensors(self.checkpoint), step.state_dict()
         new = Dataset.open(self.new_dataset)
-        new.fetch_mapped()
         for table in step.model.stated_tables:
             if self.reset.isdisjoint(table.features):
                 self._take_table(table, stored, state, new)
@@ -98,7 +95,7 @@ class WarmStart:
         if not local_shards(weight):
             return
         old, now = (_owner(schema, table.features[0]) for schema in (self.schema, new.schema))
-        origins = row_origins(old, now, new.folder, self._dataset_here)
+        origins = row_origins(old, now, new.folder, lambda: Dataset.open(self.dataset).folder)
         held = {f"model.embeddings.embedding_bags.{table.name}.weight": weight}
         for name, moment in state["table_optimizer"].items():
             if name.rpartition(".")[0] == table.name:
@@ -122,12 +119,6 @@ class WarmStart:
             rows = origins.new[start : min(start + _ROWS_AT_ONCE, int(last))]
             drawn = draw_rows(table, self.seed, origins.keys(rows))[:, column : column + shard.shape[1]]
             _set_rows(shard, torch.from_numpy(rows - row), drawn)
-
-    def _dataset_here(self) -> Path:
-        """Return the folder of the old dataset, whose vocabularies are on this node then."""
-        dataset = Dataset.open(self.dataset)
-        dataset.fetch_mapped()
-        return dataset.folder
 
 
 def _copy_rows(shard: Tensor, whole: Tensor, origins: NDArray[np.int64], column: int) -> None:

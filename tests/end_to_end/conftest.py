@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
-        "RAYREC_STAGING": staging.name,
+        "RAYREC_CACHE": staging.name,
     }
 
 

@@ -1,8 +1,8 @@
-"""`rayrec` that sends what it writes twice a second, so that a test need not wait long for it."""
+"""`rayrec` that puts what grows twice a second, so that a test need not wait long for it."""
 
 from rayrec.cli.main import main
-from rayrec.store import staged
+from rayrec.store import files
 
 if __name__ == "__main__":
-    staged._PASS_SECONDS = 0.5
+    files._PUT_SECONDS = 0.5
     main()

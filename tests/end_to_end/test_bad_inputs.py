@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     prepared = tmp_path_factory.mktemp("mistakes")
     prepare(prepared)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYREC_STAGING", str(tmp_path_factory.mktemp("staging")))
+        patch.setenv("RAYREC_CACHE", str(tmp_path_factory.mktemp("staging")))
         yield prepared
 
 

@@ -15,8 +15,8 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe
-from rayrec.store.paths import local_path
-from rayrec.store.staged import fetch
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
@@ -54,8 +54,8 @@ def bucket(server: fs.S3FileSystem) -> fs.SubTreeFileSystem:
 
 @pytest.fixture
 def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`new_machine(name)`: run commands as on another machine, where nothing is staged; the cluster's are others."""
-    return lambda name: monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / name))
+    """`new_machine(name)`: run commands as on another machine, without copies; the cluster's are others."""
+    return lambda name: monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / name))
 
 
 def has(bucket: fs.FileSystem, path: str) -> bool:
@@ -83,9 +83,7 @@ def test_a_model_and_its_scores_travel(
     assert has(bucket, "travels/scores/result.json")
 
     new_machine("three")
-    model, scores = local_path("s3://bucket/travels/model"), local_path("s3://bucket/travels/scores")
-    fetch(model, whole=True)
-    fetch(scores, whole=True)
+    model, scores = (on_this_node(to_path(f"s3://bucket/travels/{name}")) for name in ("model", "scores"))
     assert weights(model) == weights(pipeline.model)
     table = pq.read_table(scores / "scores")
     direct = rayrec.load_model(pipeline.model).predict(raw_features(raw, 200))
@@ -109,7 +107,7 @@ def test_the_whole_way(
     # Rank 0 waits as it has written the tenth checkpoint, but for what says that it is whole.
     command = ["run", RECIPE, "--input", "s3://bucket/raw/criteo.tsv", "--output", "s3://bucket/out", "--workers", "2",
                "--set", "train.checkpoint.every_steps=1"]  # fmt: skip
-    hold = Hold(tmp_path / "hold", rf"run/checkpoints/.*{checkpoint_name(10)}")
+    hold = Hold(tmp_path / "hold", rf"/{checkpoint_name(10)}-\.metadata")
     with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster)) as held:
         held.until(lambda: has(bucket, "out/run/checkpoints/index.json"))
         held.kill()
@@ -125,8 +123,7 @@ def test_the_whole_way(
     assert done.out.startswith("run: done") and "-> s3://bucket/out\n" in done.out
 
     new_machine("three")
-    model = local_path("s3://bucket/out/model")
-    fetch(model, whole=True)
+    model = on_this_node(to_path("s3://bucket/out/model"))
     assert weights(model) == weights(pipeline.model)
     evaluated = rayrec.evaluate("s3://bucket/out/run", "s3://bucket/out/dataset", progress=False)
     expected = pipeline.results["train"]["metrics"]["test"]
@@ -176,7 +173,7 @@ def test_a_sweep_goes_on_on_another_machine(
     command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
                "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
     # Each trial waits as it begins to write its first checkpoint; the first one is let go.
-    hold = Hold(tmp_path / "hold", r"trials/\w+/run/checkpoints/\.unfinished")
+    hold = Hold(tmp_path / "hold", r"/step-\d+-")
     with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster)) as held:
         (first,) = hold.waiting()
         hold.release(first)
@@ -196,8 +193,8 @@ def test_a_sweep_goes_on_on_another_machine(
 
 
 UNUSABLE: dict[str, tuple[str, str]] = {
-    "no such bucket": ("s3://missing/run", "no such bucket; make it, or correct the URI"),
-    "misspelt option": ("s3://bucket/run?endpont_override=x", "Unexpected query parameter in S3 URI"),
+    "no such bucket": ("s3://missing", "no such bucket; make it, or correct the URI"),
+    "misspelt option": ("s3://bucket?endpont_override=x", "Unexpected query parameter in S3 URI"),
 }
 
 
@@ -207,7 +204,7 @@ def test_an_unusable_uri_is_told(case: str, new_machine: Callable[[str], None]) 
     uri, message = UNUSABLE[case]
     new_machine("one")
     with pytest.raises(UserError, match=rf"^{re.escape(uri)}: cannot be (read|opened): {message}[^\n]*$"):
-        fetch(local_path(uri))
+        on_this_node(to_path(uri))
 
 
 @pytest.mark.usefixtures("bucket")
@@ -237,7 +234,7 @@ def test_days_go_on_on_other_machines(
             assert done.code == 0, done.err
     new_machine("reader")
     remote, local = (
-        Dataset.open(local_path(f"{output}/days/0001/dataset")) for output in ("s3://bucket/days", tmp_path / "local")
+        Dataset.open(to_path(f"{output}/days/0001/dataset")) for output in ("s3://bucket/days", tmp_path / "local")
     )
     assert [(f.path, f.sha256) for f in remote.manifest.files] == [(f.path, f.sha256) for f in local.manifest.files]
     rows = [{"I1": number, "C1": f"{number:08x}"} for number in range(20)]

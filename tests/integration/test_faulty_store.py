@@ -1,8 +1,7 @@
 """Reading and writing a bucket on a bad day: the same bytes, or one line that says what is wrong."""
 
-import io
 import os
-import shutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,18 +13,16 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.errors import UserError
-from rayrec.common.progress import SilentProgress
 from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.packed_rows import RowPacker
 from rayrec.store import objects
-from rayrec.store.files import delete_remote_files, write_json
-from rayrec.store.objects import Remote
-from rayrec.store.paths import here, local_path
-from rayrec.store.staged import borrowed, fetch, lent, mirrored
+from rayrec.store.files import copy, files_below, growing_files, remove
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 from rayrec.training.loop.checkpoint import Checkpoints, load_state
-from rayrec.training.run.folder import RunProgress, checkpoint_name, checkpoint_steps
-from rayrec.training.run.history import append_history
+from rayrec.training.run.folder import HISTORY_FILE, RunFolder, RunProgress, checkpoint_name, checkpoint_steps
+from rayrec.training.run.history import append_history, read_history
 from tests.builders import make_dataset
 from tests.faulty_store import Endpoint, Faults, faulty_store
 
@@ -47,34 +44,35 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
         monkeypatch.setenv(name, "testing")
     with faulty_store() as store, store.endpoint() as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
-        monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / "staging"))
+        monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / "staging"))
         yield endpoint
 
 
 @pytest.mark.parametrize("day", BAD_DAYS)
 def test_what_is_written_and_read_is_the_same_to_the_byte(endpoint: Endpoint, day: str) -> None:
     store, content = endpoint.store, os.urandom(700_000)
-    folder = Remote(URI)
+    folder = to_path(URI)
     store.faults = BAD_DAYS[day]
     for number in range(3):
-        name = f"file-{number}"
-        assert folder.write(name, io.BytesIO(content), len(content)).bytes == len(content)
-        with folder.open(name) as file:
+        path = folder / f"file-{number}"
+        path.write_bytes(content)
+        assert path.stat().st_size == len(content)
+        with path.open("rb") as file:
             file.seek(100_000)
             assert file.read(300_000) == content[100_000:400_000]
             assert file.read() == content[400_000:]
-        assert len(folder.files()) == number + 1
-    folder.delete("file-0")
-    assert "file-0" not in folder.files()
+        assert len(files_below(folder)) == number + 1
+    (folder / "file-0").unlink()
+    assert "file-0" not in files_below(folder)
     assert store.met
 
 
 def test_the_last_byte_may_be_any(endpoint: Endpoint) -> None:
     """It tells a short answer, and is told apart from the byte that the memory had before."""
     content = bytes(range(256)) * 4
-    folder = Remote(URI)
-    folder.write("bytes", io.BytesIO(content), len(content))
-    with folder.open("bytes") as file:
+    path = to_path(URI) / "bytes"
+    path.write_bytes(content)
+    with path.open("rb") as file:
         for start in range(64):
             file.seek(start)
             assert file.read(9) == content[start : start + 9]
@@ -82,28 +80,27 @@ def test_the_last_byte_may_be_any(endpoint: Endpoint) -> None:
 
 def test_a_folder_is_deleted_with_all_that_is_in_it(endpoint: Endpoint) -> None:
     """Also the one that a URI names, which has no name of its own in the bucket."""
-    folder, names = Remote(URI), ["a", "below/b", "below/c", "beside/d"]
-    for name in names:
-        folder.write(name, io.BytesIO(b"1"), 1)
-    delete_remote_files(local_path(URI) / "below")
-    assert sorted(folder.files()) == ["a", "beside/d"]
-    delete_remote_files(local_path(URI))
-    assert not folder.files()
+    folder = to_path(URI)
+    for name in ("a", "below/b", "below/c", "beside/d"):
+        (folder / name).write_bytes(b"1")
+    remove(folder / "below")
+    assert files_below(folder) == ["a", "beside/d"]
+    remove(folder)
+    assert not folder.exists()
 
 
 def test_a_dataset_is_read_where_it_lies(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, rows = endpoint.store, {"train": 80_000, "test": 8_000}
     expected = make_dataset(tmp_path / "data", rows, rows_per_part=40_000, rows_per_row_group=4_000)
     store.faults = BAD_DAYS["all"]
-    with mirrored(local_path(URI), continues=False, progress=SilentProgress()):
-        shutil.copytree(expected.folder, local_path(URI))
-    monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / "another"))
+    copy(expected.folder, to_path(URI))
+    monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / "another"))
 
     store.faults = Faults()
     endpoint.read.clear()
-    dataset = Dataset.open(local_path(URI))
+    dataset = Dataset.open(to_path(URI))
     assert dataset.manifest == expected.manifest
-    assert not list(dataset.folder.rglob("*.parquet"))
+    assert not list((tmp_path / "another").rglob("*.parquet"))
     assert endpoint.bytes_of(".parquet") == 0
     packer, part = RowPacker.of(dataset), dataset.split("train").parts[0]
     one = packer.read(part.path, 1)
@@ -119,7 +116,7 @@ def test_a_dataset_is_read_where_it_lies(endpoint: Endpoint, tmp_path: Path, mon
         for found, wanted in pairs:
             assert np.array_equal(found.one_hot, wanted.one_hot)
             assert np.array_equal(found.dense, wanted.dense)
-    fetched = fetch(dataset.folder / "test", whole=True)
+    fetched = on_this_node(dataset.folder / "test")
     assert [path.read_bytes() for path in sorted(fetched.iterdir())] == [
         path.read_bytes() for path in sorted((expected.folder / "test").iterdir())
     ]
@@ -136,61 +133,45 @@ def one_rank() -> Iterator[None]:
 def test_checkpoints_are_written_and_read_at_the_uri(
     endpoint: Endpoint, one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a process of another node, to which the command's process lends the folder; both have folders of their own."""
+    """And the history of the run is there before each of them, and read on other nodes, which have nothing."""
     store, names = endpoint.store, [checkpoint_name(step) for step in range(1, 5)]
     store.faults = BAD_DAYS["all"]
-    run = local_path(URI)
-
-    def at(node: str) -> None:
-        monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / node))
+    run = to_path(URI)
 
     def step(value: float) -> Any:
         return SimpleNamespace(state_dict=lambda: {"weight": torch.full((300_000,), value)})
 
-    with mirrored(run, continues=False, progress=SilentProgress()):
-        write_json(run / "run.json", {})
-        with lent(run, SilentProgress()) as is_lent:
-            assert is_lent
-            at("another")
-            with borrowed(run):
-                theirs = here(run)
-                assert theirs != run
-                assert (theirs / "run.json").exists()
-                append_history(theirs / "history.jsonl", {"step": 1})
-                config = CheckpointConfig(keep_last=2, keep_best=None)
-                checkpoints = Checkpoints(theirs / "checkpoints", config, at_uri=True)
-                for number in range(1, 5):
-                    checkpoints.save(step(number), RunProgress(step=number))
-                    there = store.names("data/checkpoints")
-                    kept = names[max(0, number - 2) : number]
-                    files = (".metadata", "__0_0.distcp", "progress.json")
-                    assert there == ["index.json", *(f"{name}/{file}" for name in kept for file in files)]
-                assert not list(theirs.rglob("*.distcp"))
-            at("staging")
-        assert (run / "history.jsonl").read_text() == (theirs / "history.jsonl").read_text()
-        assert checkpoint_steps(run / "checkpoints") == [3, 4]
+    checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_last=2, keep_best=None))
+    with growing_files(run, HISTORY_FILE) as growing:
+        folder = RunFolder(run, growing)
+        for number in range(1, 5):
+            append_history(folder.history, {"step": number})
+            folder.put_history()
+            checkpoints.save(step(number), RunProgress(step=number))
+            there = store.names("data/checkpoints")
+            kept = names[max(0, number - 2) : number]
+            files = (".metadata", "__0_0.distcp", "progress.json")
+            assert there == ["index.json", *(f"{name}/{file}" for name in kept for file in files)]
+            assert [record["step"] for record in read_history(run / HISTORY_FILE)] == list(range(1, number + 1))
+    assert checkpoint_steps(run / "checkpoints") == [3, 4]
+    assert not list(tmp_path.rglob("*.distcp"))
     store.faults = BAD_DAYS["truncates"]
-    for node, path in {"staging": run, "a third": run, "another": theirs}.items():
-        at(node)
+    for node in ("staging", "another"):
+        monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / node))
         state = {"weight": torch.zeros(300_000)}
-        load_state(state, path / "checkpoints" / names[3])
+        load_state(state, run / "checkpoints" / names[3])
         assert state["weight"].eq(4).all()
 
 
-def test_what_a_dead_borrower_left_is_not_taken_for_a_checkpoint(endpoint: Endpoint, one_rank: None) -> None:
-    run, store = local_path(URI), endpoint.store
-    config = CheckpointConfig(keep_last=2, keep_best=None)
+def test_what_a_dead_rank_left_is_not_taken_for_a_checkpoint(endpoint: Endpoint, one_rank: None) -> None:
+    run, store = to_path(URI), endpoint.store
     step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
-    with mirrored(run, continues=False, progress=SilentProgress()), lent(run, SilentProgress()):
-        with borrowed(run):
-            Checkpoints(run / "checkpoints", config, at_uri=True).save(step, RunProgress(step=1))
-        for name in (f"{checkpoint_name(2)}/__0_0.distcp", f"{checkpoint_name(3)}/__1_0.distcp"):
-            Remote(URI).write(f"checkpoints/{name}", io.BytesIO(b"part"), 4)
-        # It was told of by nobody else, so it counts for nothing.
-        write_json(run / "checkpoints" / checkpoint_name(2) / "progress.json", {})
-        with borrowed(run):
-            assert checkpoint_steps(run / "checkpoints") == [1]
-            Checkpoints(run / "checkpoints", config, at_uri=True).save(step, RunProgress(step=3))
+    checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_last=2, keep_best=None))
+    checkpoints.save(step, RunProgress(step=1))
+    for name in (f"{checkpoint_name(2)}/__0_0.distcp", f"{checkpoint_name(3)}/__1_0.distcp"):
+        (run / "checkpoints" / name).write_bytes(b"part")
+    assert checkpoint_steps(run / "checkpoints") == [1]
+    checkpoints.save(step, RunProgress(step=3))
     assert [name for name in store.names("data/checkpoints") if name.endswith(".distcp")] == [
         f"{checkpoint_name(step)}/__0_0.distcp" for step in (1, 3)
     ]
@@ -199,23 +180,16 @@ def test_what_a_dead_borrower_left_is_not_taken_for_a_checkpoint(endpoint: Endpo
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
     endpoint: Endpoint, one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, store = local_path(URI), endpoint.store
+    run, store = to_path(URI), endpoint.store
     step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
     monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
-    with (
-        pytest.raises(UserError) as raised,
-        mirrored(run, continues=False, progress=SilentProgress()),
-        lent(run, SilentProgress()),
-        borrowed(run),
-    ):
-        checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_best=None), at_uri=True)
-        checkpoints.save(step, RunProgress(step=1))
-        store.faults = Faults(fail=1.0)
-        try:
-            checkpoints.save(step, RunProgress(step=2))
-        finally:
-            store.faults = Faults()
-    assert f"{URI}: cannot be " in str(raised.value)
+    checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_best=None))
+    checkpoints.save(step, RunProgress(step=1))
+    store.faults = Faults(fail=1.0)
+    with pytest.raises(UserError) as raised:
+        checkpoints.save(step, RunProgress(step=2))
+    store.faults = Faults()
+    assert re.match(f"{URI}/checkpoints/[^ ]*: cannot be ", str(raised.value))
     assert str(raised.value).endswith(": the store keeps failing; try again later")
     assert store.names("data/checkpoints")[0] == "index.json"
     assert not [name for name in store.names("data/checkpoints") if checkpoint_name(2) in name]
@@ -224,12 +198,12 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
 def test_a_store_that_does_not_get_well_ends_the_work_with_a_line(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Remote(URI)
-    folder.write("file", io.BytesIO(b"12345"), 5)
+    path = to_path(URI) / "file"
+    path.write_bytes(b"12345")
     monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
-    line = f"{URI}: cannot be read: the store keeps failing; try again later"
+    line = f"{path}: cannot be read: the store keeps failing; try again later"
     for faults in (Faults(fail=1.0), Faults(short=1.0)):
         endpoint.store.faults = faults
         with pytest.raises(UserError) as raised:
-            folder.read("file", io.BytesIO())
+            path.read_bytes()
         assert str(raised.value) == line

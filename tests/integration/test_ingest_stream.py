@@ -12,9 +12,10 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest import exchange, loader
-from rayrec.ingest.batch_order import BatchOrder, Units
-from rayrec.ingest.reads import InMemorySplit
+from rayrec.ingest import loader
+from rayrec.ingest.broker import SharedEpoch, start_broker
+from rayrec.ingest.memory import InMemorySplit
+from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
@@ -52,7 +53,7 @@ def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, ope
     store = InMemorySplit.read(dataset, "train")
     for rank in range(2):
         order = {"global_batch_size": 64, "rank": rank, "world_size": 2, "seed": 7, "epoch": 2, "drop_last": False}
-        plan = BatchOrder(units=Units.of(dataset.split("train").parts), read_streams=4, **order)
+        plan = BatchOrder(row_groups=row_groups_of(dataset.split("train").parts), read_streams=4, **order)
         with (
             open_batches(dataset, "train", STREAM, **order) as streamed,
             open_batches(dataset, "train", STREAM, store=store, **order) as stored,
@@ -81,23 +82,25 @@ def test_ranks_that_share_get_the_same_batches(tmp_path, open_batches, world_siz
     """More ranks than lanes, each a thread, and one more epoch that all leave early."""
     groups = {} if world_size == 3 else {"group_sizes": (3, 9, 1, 4)}
     dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, rows_per_row_group=50, **groups)
-    offices = [exchange.office(f"{tmp_path}", world_size) for _ in range(world_size)]
-    peers = [exchange.Exchange(office) for office in offices]
+    brokers = [start_broker(f"{tmp_path}", world_size) for _ in range(world_size)]
     store = InMemorySplit.read(dataset, "train")
     order = {"global_batch_size": 64, "world_size": world_size, "seed": 7, "drop_last": False}
     order |= {"whole_groups": bool(groups)}
 
-    def load(rank, most):
-        with open_batches(dataset, "train", STREAM, peers=peers[rank].open(), rank=rank, **order) as batches:
+    def load(rank, epoch, most):
+        shared = SharedEpoch(brokers[rank], epoch)
+        with open_batches(dataset, "train", STREAM, shared=shared, rank=rank, **order) as batches:
             return list(itertools.islice(batches, most))
 
     with ThreadPoolExecutor(world_size) as threads:
-        assert all(len(found) == 2 for found in threads.map(load, range(world_size), [2] * world_size))
-        for rank, found in enumerate(threads.map(load, range(world_size), [None] * world_size)):
+        assert all(
+            len(found) == 2 for found in threads.map(load, range(world_size), [0] * world_size, [2] * world_size)
+        )
+        for rank, found in enumerate(threads.map(load, range(world_size), [1] * world_size, [None] * world_size)):
             with open_batches(dataset, "train", STREAM, store=store, rank=rank, **order) as stored:
                 for one, other in zip(found, stored, strict=True):
                     assert_same(one, other)
-    assert ray.get(offices[0].held.remote()) == 0, "the exchange keeps nothing that all have left"
+    assert ray.get(brokers[0].held.remote()) == 0, "the broker keeps nothing that all have left"
 
 
 def test_resuming_streams_the_rest_of_the_epoch(tmp_path, open_batches):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.pairs import Positives
 from tests.builders import write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

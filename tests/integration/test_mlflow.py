@@ -20,7 +20,7 @@ from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.export.examples import Examples
 from rayrec.inference.predictor import load_model
-from rayrec.store.paths import STAGING_VARIABLE, local_path
+from rayrec.store.paths import CACHE_VARIABLE, to_path
 from rayrec.training.run.history import mlflow_run_of, read_history
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe, run_cases
@@ -68,7 +68,7 @@ def run(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MlflowClient:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    monkeypatch.setenv(STAGING_VARIABLE, str(tmp_path / "staging"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "staging"))
     return MlflowClient(server, server)
 
 
@@ -118,7 +118,7 @@ def test_a_registered_model_answers_http(run: Path, client: MlflowClient, tmp_pa
 )
 def test_mistakes(client: MlflowClient, uri: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}$"):
-        local_path(uri)
+        to_path(uri)
 
 
 def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +126,8 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"^MLFLOW_TRACKING_URI: is not set; give it the address of the MLflow server$"
     ):
-        local_path("models:/ctr@champion")
+        to_path("models:/ctr@champion")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match=r"^MLflow at http.*Connection refused") as error:
-        local_path("models:/ctr@champion")
+        to_path("models:/ctr@champion")
     assert "\n" not in str(error.value)

@@ -11,8 +11,8 @@ import pytest
 
 import rayrec
 from rayrec.common.errors import UserError
-from rayrec.store.paths import local_path
-from rayrec.store.staged import fetch
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 from tests.faulty_store import BUCKET, Endpoint, faulty_store
 
 FOLDER = "tägliche 90% +#1;&=x"
@@ -24,7 +24,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
     """A real S3 server with an empty bucket."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / "staging"))
+    monkeypatch.setenv("RAYREC_CACHE", str(tmp_path / "staging"))
     with faulty_store() as store, store.endpoint() as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
         yield endpoint
@@ -50,7 +50,7 @@ def test_the_whole_way_with_such_names_on_a_disk_and_in_a_bucket(tmp_path: Path,
         rayrec.train(recipe, data, run, workers=1, set={"train.epochs": 1}, progress=False)
         rayrec.export(run, model, progress=False)
         rayrec.predict(model, out, input=raw, raw=True, progress=False)
-        folder = fetch(local_path(out), whole=True)
+        folder = on_this_node(to_path(out))
         scores.append(pq.read_table(folder / "scores")["score"].to_pylist())
         row = dict.fromkeys(COLUMNS, "value 3")
         assert 0 < rayrec.load_model(model).predict([row])[0] < 1
@@ -73,7 +73,7 @@ def test_an_object_that_no_folder_could_hold_is_named(case: str, endpoint: Endpo
     keys, message = OBJECTS[case]
     _put(endpoint, [*keys, "data/manifest.json"])
     with pytest.raises(UserError, match=message):
-        fetch(local_path("s3://bucket/data"))
+        on_this_node(to_path("s3://bucket/data"))
     assert not [path for path in tmp_path.rglob("*") if "out" in path.name]
 
 
@@ -82,7 +82,7 @@ def test_other_objects_are_fetched_by_their_names(endpoint: Endpoint) -> None:
     names = ["a\\..\\b.json", "é +%2e%2e #?;.json", "..a/b...json", "folder/c.json"]
     _put(endpoint, [f"data/{name}" for name in names])
     _put(endpoint, ["data/folder/", "data/empty/"], b"")
-    folder = fetch(local_path("s3://bucket/data"))
+    folder = on_this_node(to_path("s3://bucket/data"))
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == {name for name in names if not name.startswith(".")}
 

@@ -16,15 +16,15 @@ import pytest
 from safetensors.torch import load_file
 
 from cluster.local_cluster import ray_head, ray_nodes
-from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
 from rayrec.sources.registry import preprocessing
-from rayrec.store.paths import local_path
-from rayrec.store.staged import fetch, mirrored
+from rayrec.store.files import copy
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 from rayrec.training.run.folder import checkpoint_steps
 from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster
@@ -81,7 +81,7 @@ class Cluster:
     def fetch(self, uri: str) -> Path:
         """The whole of a folder of the bucket, as another machine fetches it."""
         self.store.faults = Faults()
-        return fetch(local_path(uri), whole=True)
+        return on_this_node(to_path(uri))
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +94,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         return {
             **own,
             "AWS_ENDPOINT_URL": endpoints[number].url,
-            "RAYREC_STAGING": str(folder / "staging" / str(number)),
+            "RAYREC_CACHE": str(folder / "staging" / str(number)),
         }
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         store = stack.enter_context(faulty_store())
         endpoints = [stack.enter_context(store.endpoint()) for _ in range(NODES + 1)]
-        for name, value in {**of_node(NODES), "RAYREC_STAGING": str(folder / "test")}.items():
+        for name, value in {**of_node(NODES), "RAYREC_CACHE": str(folder / "test")}.items():
             patch.setenv(name, value)
         head = stack.enter_context(ray_head(of_node(0), num_cpus=1))
-        of_head = Path(of_node(0)["RAYREC_STAGING"])
+        of_head = Path(of_node(0)["RAYREC_CACHE"])
         of_head.mkdir(parents=True, exist_ok=True)
         for number in range(1, NODES):
             stack.enter_context(ray_nodes(head, of_node(number), 1, within=hiding(of_head)))
@@ -113,9 +113,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def trained(cluster: Cluster, local: Path) -> Cluster:
     """The cluster, with the dataset of `local` in the bucket and a run that it trained."""
-    with mirrored(local_path(DATA), continues=False, progress=SilentProgress()):
-        shutil.copytree(local / "data", local_path(DATA))
-    shutil.rmtree(cluster.folder / "test")
+    copy(local / "data", to_path(DATA))
     cluster.store.faults = FAULTS
     config = cluster.folder / "recipe.yaml"
     config.write_text(dump_recipe(_recipe(in_memory=False)))
@@ -204,7 +202,7 @@ def test_raw_files_to_a_model(cluster: Cluster, tmp_path: Path) -> None:
     options = [word for setting in settings for word in ("--set", setting)]
     away = ("--input", "s3://bucket/raw", "--output", "s3://bucket/out")
     run_module("jobs.run", "dlrm-criteo-debug", *options, *away, environment=cluster.environment)
-    assert all(node.bytes_of("/out/.dataset.at-uri-") for node in cluster.nodes), "a node had no part in it"
+    assert all(node.bytes_of("/out/dataset/.scratch") for node in cluster.nodes), "a node had no part in it"
     assert not [path for path in cluster.staged(".parquet") if path.name.startswith("part-")]
     assert not [name for name in cluster.store.names("out") if name.startswith(".")]
     # The same by threads and without Ray.

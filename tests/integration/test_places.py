@@ -33,8 +33,8 @@ def test_both_ways_give_the_same_bits(ray_cluster: str, no_spark: None, tmp_path
         assert json.loads((run / "result.json").read_text())["execution"]["on"] == on
         assert [execution.on for execution in recorded] == [on] * 3
         if on == "ray":
-            assert [execution.engine for execution in recorded] == ["Ray Train", "Ray Train", "Ray Data"]
-            assert [execution.reads for execution in recorded] == ["Ray Data", "Ray Data", None]
+            assert [execution.engine for execution in recorded] == ["Ray Train", "Ray Data", "Ray Data"]
+            assert [execution.reads for execution in recorded] == ["Ray Data", None, None]
         # The origin names the run, and the results how long it took.
         found[on] = _files(model, without={"origin.json", "result.json"})
         found[on]["scores"] = pq.read_table(scores / "scores")

@@ -46,10 +46,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
         store = stack.enter_context(faulty_store())
         endpoint = stack.enter_context(store.endpoint())
         own |= {"AWS_ENDPOINT_URL": endpoint.url}
-        head = stack.enter_context(ray_head({**own, "RAYREC_STAGING": str(staging)}))
-        of_other = {**own, "RAYREC_STAGING": str(folder / "other")}
+        head = stack.enter_context(ray_head({**own, "RAYREC_CACHE": str(staging)}))
+        of_other = {**own, "RAYREC_CACHE": str(folder / "other")}
         stack.enter_context(ray_nodes(head, of_other, 1, within=hiding(staging)))
-        yield store, {**own, "RAYREC_STAGING": str(staging), "RAY_ADDRESS": head.address}
+        yield store, {**own, "RAYREC_CACHE": str(staging), "RAY_ADDRESS": head.address}
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -96,7 +96,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     assert _files(copied) == _files(local)
     assert _described(copied) == _described(local)
     assert _rejected(copied) == _rejected(local)
-    staging = Path(environment["RAYREC_STAGING"])
+    staging = Path(environment["RAYREC_CACHE"])
     assert not [path for path in staging.rglob("*") if path.name.startswith("part-")]
 
 

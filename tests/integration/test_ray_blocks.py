@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.inference.batch.pool import run_in_pool
+from rayrec.inference.batch.pool import ScoringPool
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -96,20 +96,17 @@ class Worker:
         if fails == "start":
             raise UserError("worker at its start; do better")
 
-    def __call__(self, task: pa.Table) -> pa.Table:
-        (number,) = task["number"].to_pylist()
+    def __call__(self, number: int) -> int:
         if self.fails == "work" and number == 3:
             raise UserError("worker at task 3; do better")
-        return task
+        return number
 
 
-@pytest.mark.parametrize("in_threads", [False, True], ids=["actors", "threads"])
+@pytest.mark.parametrize("place", ["ray", "process"])
 @pytest.mark.parametrize(("fails", "message"), [("start", "worker at its start"), ("work", "worker at task 3")])
-def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message, in_threads):
-    tasks = [pa.table({"number": [number]}) for number in range(5)]
+def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message, place):
     numbers = []
     with pytest.raises(UserError) as caught:
-        for block in run_in_pool(tasks, Worker, {"fails": fails}, in_threads=in_threads):
-            numbers += block["number"].to_pylist()
+        numbers.extend(ScoringPool(place).run(range(5), Worker, {"fails": fails}))
     assert str(caught.value) == f"{message}; do better"
     assert numbers == ([] if fails == "start" else [0, 1, 2])

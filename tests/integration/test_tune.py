@@ -123,7 +123,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     own = environment_of_open_cluster()
     # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
     first, second = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2))
-    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second})")
+    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second})")
 
     def at(step: str) -> list[int]:
         """The processes of workers that wait at a step."""
@@ -207,7 +207,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
     arguments += ["--trials", "2", "--space", str(space), "--search", "pbt"]
     arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=2"]
     first, second, last = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2, 3))
-    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second}|{last})")
+    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second}|{last})")
     own = environment_of_open_cluster()
     with ray_head(own, num_cpus=2) as head:
         environment = {**own, "RAY_ADDRESS": head.address}

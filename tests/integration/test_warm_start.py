@@ -23,7 +23,7 @@ from rayrec.recipes import Recipe
 from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel
+from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.run.folder import RunFolder, checkpoint_name, read_progress
 from rayrec.training.run.history import read_history
 from rayrec.training.warm_start import WarmStart

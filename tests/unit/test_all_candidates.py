@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.interactions.pairs import AllCandidates
 from tests.builders import write_dataset
 
 SCHEMA = Schema(

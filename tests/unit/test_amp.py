@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import rayrec
 from jobs.predict import PredictRequest, run
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
@@ -72,6 +73,24 @@ def test_predict_says_how_far_it_moves_scores(tmp_path: Path, raw: bool) -> None
     assert "amp_error_max" not in details["fp32"] and differences.max() > 0
     assert details["bf16"]["amp_error_max"] == differences.max()
     assert details["bf16"]["amp_error_mean"] == pytest.approx(differences.mean())
+
+
+def test_an_evaluation_states_its_error(tmp_path: Path) -> None:
+    """Of the probabilities; what the metrics differ by is within it."""
+    make_model_folder(tmp_path / "model", numeric=13, categorical=26)
+    schema = load_model(tmp_path / "model").schema
+    write_dataset(tmp_path / "data", schema, {"test": make_rows(schema, 300, 4)})
+    exact, mixed = (
+        rayrec.evaluate(
+            tmp_path / "model", tmp_path / "data", precision=precision, on="process", progress=False
+        ).metrics["test"]
+        for precision in PRECISIONS
+    )
+    assert mixed.keys() - exact.keys() == {"amp_error_max", "amp_error_mean"}
+    largest, mean = mixed["amp_error_max"], mixed["amp_error_mean"]
+    assert largest is not None and mean is not None and 0 < mean < largest < 0.02
+    assert exact["log_loss"] is not None and mixed["log_loss"] != exact["log_loss"]
+    assert mixed["log_loss"] == pytest.approx(exact["log_loss"], abs=0.02)
 
 
 def test_lists_are_in_float32(tmp_path: Path) -> None:

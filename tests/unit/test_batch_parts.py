@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
-from rayrec.inference.batch.pool import ROWS_PER_PART, NumberLines, grouped, new_part, part_path, rows_of_parts
-from rayrec.inference.batch.prediction import row_group_tasks
+from rayrec.inference.batch.pool import ROWS_PER_PART, NumberLines, new_part, part_path
+from rayrec.inference.batch.scoring import ScoringTask, grouped, rows_of_parts, scoring_tasks
 from rayrec.ingest.dataset import PartInfo
 
 
@@ -35,11 +35,11 @@ def test_tasks_of_row_groups_know_where_their_rows_begin() -> None:
         PartInfo(path=f"test/{name}", rows=sum(groups), row_groups=groups, bytes=0, sha256="")
         for name, groups in (("a", (10, 10, 5)), ("b", (10, 3)))
     ]
-    tasks = row_group_tasks(Path("/data"), parts, 15)
-    assert [task.to_pylist() for task in tasks] == [
-        [{"part": 0, "first": 0, "path": "/data/test/a", "row_group": 0}],
-        [{"part": 1, "first": 10, "path": "/data/test/a", "row_group": group} for group in (1, 2)],
-        [{"part": 2, "first": 25, "path": "/data/test/b", "row_group": group} for group in (0, 1)],
+    a, b = Path("/data/test/a"), Path("/data/test/b")
+    assert scoring_tasks(Path("/data"), parts, 15) == [
+        ScoringTask(0, 0, ((a, 0),)),
+        ScoringTask(1, 10, ((a, 1), (a, 2))),
+        ScoringTask(2, 25, ((b, 0), (b, 1))),
     ]
 
 
@@ -50,8 +50,7 @@ def test_lines_of_pieces_are_numbered_through_their_file(tmp_path: Path) -> None
         pq.write_table(pa.table({"file": ["f"] * len(lines), "line": lines}), path)
         pieces.append({"source": str(path), "rows": len(lines), "before": before})
     target = part_path(tmp_path / "scores", 3)
-    report = NumberLines()(pa.Table.from_pylist([{**piece, "target": str(target)} for piece in pieces]))
-    assert report.to_pylist() == [{"rows": 5}]
+    assert NumberLines()([{**piece, "target": str(target)} for piece in pieces]) == 5
     assert pq.read_table(target)["line"].to_pylist() == [1, 3, 9, 1, 2]
     assert target.name == "part-00003.parquet"
 

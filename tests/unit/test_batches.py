@@ -11,11 +11,11 @@ import torch
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
 from rayrec.features.lists import with_weights
-from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.reader import RowPacker, from_table, to_table
-from rayrec.ingest.reads import InMemorySplit
+from rayrec.ingest.memory import InMemorySplit
+from rayrec.ingest.order import BatchOrder, row_groups_of
+from rayrec.ingest.packed_rows import RowPacker, from_table, to_table
 from tests.builders import make_dataset, make_schema, write_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
@@ -45,7 +45,9 @@ def test_batches_hold_the_rows_of_the_plan(written, world_size, drop_last):
     size = 64 if dataset.split("train").rows > 64 else 1
     for rank in range(world_size):
         order = {"global_batch_size": size, "rank": rank, "world_size": world_size, "seed": 3, "epoch": 1}
-        plan = BatchOrder(units=Units.of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order)
+        plan = BatchOrder(
+            row_groups=row_groups_of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order
+        )
         with open_batches(dataset, "train", IN_MEMORY, drop_last=drop_last, **order) as loader:
             batches = list(loader)
         assert len(batches) == loader.num_batches == plan.num_batches

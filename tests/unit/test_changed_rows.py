@@ -16,7 +16,7 @@ from rayrec.inference.folder.table_files import (
     stored_blocks,
 )
 from rayrec.inference.folder.tensor_files import MappedTensors
-from rayrec.models.common.tables import EmbeddingTable, Zeros
+from rayrec.models.common.embedding_tables import EmbeddingTable, Zeros
 
 COLUMNS, DIM = 4, 3
 PRECISIONS: tuple[TablePrecision, ...] = ("fp32", "fp16", "int8")

@@ -46,14 +46,18 @@ def test_a_checkpoint_that_is_there_is_never_away(tmp_path: Path, monkeypatch: p
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best=None))
     checkpoints.save(_step(1), RunProgress(step=5))
     removed: list[Path] = []
-    monkeypatch.setattr(shutil, "rmtree", removed.append)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append(path))
     checkpoints.save(_step(1), RunProgress(step=5))
-    assert [path.name for path in removed] == [f".unfinished-{checkpoint_name(5)}"]
+    assert not removed
     assert checkpoint_steps(tmp_path) == [5]
     assert _saved(tmp_path / checkpoint_name(5)) == [1.0] * 3
 
 
 def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / f".unfinished-{checkpoint_name(7)}").mkdir()
+    for step in (7, 8):
+        (tmp_path / checkpoint_name(step)).mkdir()
+        (tmp_path / checkpoint_name(step) / "__3_0.distcp").touch()
+    assert checkpoint_steps(tmp_path) == []
     Checkpoints(tmp_path, CheckpointConfig(keep_best=None)).save(_step(1), RunProgress(step=8))
+    assert not (tmp_path / checkpoint_name(8) / "__3_0.distcp").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.json", checkpoint_name(8)]

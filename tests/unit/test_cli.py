@@ -18,7 +18,7 @@ from jobs.command.fields import fields_of
 from jobs.command.request import TrainingRecipeRequest
 from jobs.command.runner import Command, build_request, load_command
 from rayrec.cli import main as cli
-from rayrec.store.paths import local_path
+from rayrec.store.paths import to_path
 from tests import command_reference
 
 # Command, arguments, and the fields of the request that they make.
@@ -31,14 +31,14 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         ["a", "b", "--label", "rating>=4", "--rows", "9", "--output", "r.yaml"],
         {"path": ("a", "b"), "label": "rating>=4", "rows": 9, "output": Path("r.yaml"), "model": None},
     ),
-    ("inspect", ["a", "--against", "s3://b/d"], {"path": ("a",), "against": local_path("s3://b/d"), "output": None}),
+    ("inspect", ["a", "--against", "s3://b/d"], {"path": ("a",), "against": to_path("s3://b/d"), "output": None}),
     ("generate", ["criteo", "--rows", "5", "--output", "o"], {"source": "criteo", "rows": 5, "output": Path("o")}),
     (
         "preprocess",
         ["r", "--input", "train=a", "--input", "test=b", "--output", "o", "--set", "preprocess.seed=1"],
         {"recipe": "r", "input": ("train=a", "test=b"), "output": Path("o"), "set": ("preprocess.seed=1",)},
     ),
-    ("verify", ["s3://b/d"], {"folder": local_path("s3://b/d")}),
+    ("verify", ["s3://b/d"], {"folder": to_path("s3://b/d")}),
     (
         "train",
         ["r", "--data", "d", "--output", "o", "--workers", "2", "--device", "cpu", "--precision", "bf16", "--resume"],
@@ -73,10 +73,10 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
     ("serve", ["a", "b=s3://c/d", "--port", "81"], {"model": ("a", "b=s3://c/d"), "port": 81}),
     ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
-     {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
+     {"source": to_path("s3://b/run"), "data": to_path("s3://b/d")}),
     ("report", ["s3://b/run", "--output", "o", "--expect", "auc > 0.7", "--expect", "log_loss<1"],
-     {"source": local_path("s3://b/run"), "output": Path("o"), "expect": ("auc > 0.7", "log_loss<1"), "data": None}),
-    ("runs", ["s3://b/runs"], {"folder": local_path("s3://b/runs")}),
+     {"source": to_path("s3://b/run"), "output": Path("o"), "expect": ("auc > 0.7", "log_loss<1"), "data": None}),
+    ("runs", ["s3://b/runs"], {"folder": to_path("s3://b/runs")}),
     ("compare", ["a", "s3://b/run", "--output", "o"], {"run": ("a", "s3://b/run"), "output": Path("o")}),
     ("benchmark", ["train", "r", "--data", "d"], {"what": "train", "recipe": "r", "data": Path("d")}),
     ("benchmark serve", ["m", "--rows", "1", "--rows", "64", "--protocol", "arrow"],
@@ -197,6 +197,8 @@ def test_heavy_imports_wait() -> None:
     statements: list[tuple[str, set[str]]] = [
         ("import rayrec.cli.main", {"pydantic", "yaml", "rich", "numpy", "torch", "ray", "pyspark"}),
         ("import rayrec; rayrec.load_recipe('dlrm-criteo')", {"numpy", "torch", "torchrec", "ray", "pyspark"}),
+        # Ray Serve's proxies import these.
+        ("import serve.http, serve.grpc_server", {"numpy", "pyarrow", "torch", "torchrec", "ray", "pyspark"}),
         (
             "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor, jobs.run, jobs.tune",
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
@@ -246,7 +248,7 @@ def test_python_functions_take_the_fields(values: tuple[Any, Any], monkeypatch: 
     rayrec.train("r", *values, workers="1:4", set={"train.epochs": 2}, progress=False)
     rayrec.preprocess(recipe="r", input=values[0], output="o", progress=False)
     train, preprocess = requests
-    assert (train.data, train.output, train.workers) == (Path("a"), local_path("s3://b/c"), "1:4")
+    assert (train.data, train.output, train.workers) == (Path("a"), to_path("s3://b/c"), "1:4")
     assert train.set == ("train.epochs=2",)
     assert preprocess.input == ("a",)
     with pytest.raises(TypeError, match="output"):

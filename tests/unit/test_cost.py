@@ -5,13 +5,14 @@ import pytest
 from benchmarks.scaling import OWN, PUBLISHED, check
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
-from rayrec.training.placement.cost import DenseCost, dense_cost, estimate_step, memory_by_rank, step_time, step_traffic
-from rayrec.training.placement.hardware import ACCELERATORS, AcceleratorName, ArithmeticName
-from rayrec.training.placement.sharding import ShardingPlan, ShardPlacement
+from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName, ArithmeticName
+from rayrec.training.parallel.sharding_plan import ShardingPlan, ShardPlacement
+from rayrec.training.parallel.step_cost import DenseCost, StepCost
 from tests.builders import make_schema
 
 BATCH = 100
 DENSE = DenseCost(parameters=50, operations=1_000.0, activations=30.0)
+NO_DENSE = DenseCost(parameters=0, operations=0.0, activations=0.0)
 
 
 def _shard(table: str, sharding: str, rank: int, row: int, rows: int, columns: int) -> ShardPlacement:
@@ -35,7 +36,7 @@ PLAN = ShardingPlan(
 
 
 def test_bytes_are_counted_from_the_plan() -> None:
-    sent = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters, workers_per_node=2)
+    sent = StepCost(PLAN, BATCH, DENSE, {"whole": [3.0]}, workers_per_node=2).sent
     # A rank has 50 rows, and half of what it sends stays with it. Ids are 4 bytes, and so is each list's length.
     assert sent.ids == 25 * ((3 * 4 + 4) + (0.6 * 4 + 4) + (0.4 * 4 + 4))
     # Rank 0 holds both tables: 8 and 4 columns of all rows, half of them the other rank's.
@@ -44,16 +45,16 @@ def test_bytes_are_counted_from_the_plan() -> None:
     assert sent.all_reduce == 2 * 0.5 * 4 * (DENSE.parameters + 10 * 4)
     assert sent.total == sent.ids + sent.pooled + sent.gradients + sent.all_reduce
     assert sent.to_other_machines == 0
-    apart = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters, workers_per_node=1)
+    apart = StepCost(PLAN, BATCH, DENSE, {"whole": [3.0]}, workers_per_node=1).sent
     assert apart.total == apart.to_other_machines == sent.total
     alone = ShardingPlan(world_size=1, shards=(_shard("whole", "table_wise", 0, 0, 1_000, 8),))
-    assert step_traffic(alone, BATCH, {}, DENSE.parameters, workers_per_node=1).total == 0
+    assert StepCost(alone, BATCH, DENSE, {}, workers_per_node=1).sent.total == 0
 
 
 def test_rows_that_stay_on_a_machine_are_added_up_there() -> None:
     """Two machines of two ranks, a table of 8 columns on the first: its sums leave it once, in two parts."""
     shards = tuple(_shard("a", "table_row_wise", rank, 500 * rank, 500, 8) for rank in (0, 1))
-    sent = step_traffic(ShardingPlan(4, shards), BATCH, {}, 0, workers_per_node=2)
+    sent = StepCost(ShardingPlan(4, shards), BATCH, NO_DENSE, {}, workers_per_node=2).sent
     of_batch = BATCH * 8 * 4
     inside, leaving = of_batch / 2, of_batch / 2 / 2
     assert sent.pooled == inside + leaving
@@ -61,13 +62,14 @@ def test_rows_that_stay_on_a_machine_are_added_up_there() -> None:
     ids = sent.ids * 2 / 3  # two of the three other ranks are on the other machine
     assert sent.to_other_machines == pytest.approx(ids + leaving * 3 / 2, abs=1)
     by_rows = tuple(_shard("a", "row_wise", rank, 250 * rank, 250, 8) for rank in range(4))
-    everywhere = step_traffic(ShardingPlan(4, by_rows), BATCH, {}, 0, workers_per_node=2)
+    everywhere = StepCost(ShardingPlan(4, by_rows), BATCH, NO_DENSE, {}, workers_per_node=2).sent
     assert everywhere.to_other_machines > 1.5 * sent.to_other_machines
 
 
 def test_memory_is_tables_network_and_activations() -> None:
     tables = PLAN.bytes_by_rank()
-    assert memory_by_rank(PLAN, BATCH, DENSE) == [size + 4 * 4 * 50 + 2 * 4 * 30 * 50 for size in tables]
+    found = StepCost(PLAN, BATCH, DENSE, {}, workers_per_node=2).memory_by_rank
+    assert found == [size + 4 * 4 * 50 + 2 * 4 * 30 * 50 for size in tables]
 
 
 def test_operations_and_activations_are_those_of_the_network() -> None:
@@ -75,7 +77,7 @@ def test_operations_and_activations_are_those_of_the_network() -> None:
     config = DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32,), interaction="cat")
     model = build_model(config, make_schema(numeric=3, categorical=4), "meta")
     width = sum(table.dim for table in model.tables)
-    cost = dense_cost(model.dense_network, 3, width)
+    cost = DenseCost.of(model.dense_network, 3, width)
     first, others = 3 * 16, 16 * 8 + (8 + width) * 32 + 32 * 1
     assert cost.operations == 2 * (2 * first + 3 * others)
     assert cost.parameters == sum(p.numel() for p in model.dense_network.parameters())
@@ -84,10 +86,8 @@ def test_operations_and_activations_are_those_of_the_network() -> None:
 
 
 def _seconds(precision: ArithmeticName, workers_per_node: int) -> float:
-    return step_time(
-        ACCELERATORS["h100"], precision, plan=PLAN, batch=BATCH * 1000, ids_per_row={}, dense=DENSE,
-        workers_per_node=workers_per_node,
-    ).total  # fmt: skip
+    cost = StepCost(PLAN, BATCH * 1000, DENSE, {}, workers_per_node=workers_per_node)
+    return sum(cost.seconds(ACCELERATORS["h100"], precision).values())
 
 
 def test_half_precision_and_one_machine_are_faster() -> None:
@@ -97,12 +97,12 @@ def test_half_precision_and_one_machine_are_faster() -> None:
 def test_a_whole_model_is_estimated() -> None:
     model = build_model(DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32,)), make_schema(), "meta")
     shards = tuple(_shard(t.name, "table_wise", i % 2, 0, t.rows, t.columns) for i, t in enumerate(model.tables))
-    estimate = estimate_step(
-        ACCELERATORS["h200"], "bf16", model=model, plan=ShardingPlan(2, shards), batch=BATCH, workers_per_node=2
+    estimate = StepCost.of(model, ShardingPlan(2, shards), BATCH, workers_per_node=2).estimate(
+        ACCELERATORS["h200"], "bf16"
     )
-    assert estimate.samples_per_second == BATCH / estimate.time.total
-    assert len(estimate.memory_by_rank) == 2
-    assert set(estimate.as_json()) == {"samples_per_second", "seconds", "sent_bytes", "memory_by_rank"}
+    assert estimate["samples_per_second"] == BATCH / sum(estimate["seconds"].values())
+    assert len(estimate["memory_by_rank"]) == 2
+    assert set(estimate) == {"samples_per_second", "seconds", "sent_bytes", "memory_by_rank"}
 
 
 @pytest.mark.parametrize(

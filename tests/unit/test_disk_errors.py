@@ -26,8 +26,6 @@ from rayrec.inference.folder.model_folder import copy
 from rayrec.inference.folder.tensor_files import save_tensors
 from rayrec.internals.torch_checkpoint import save
 from rayrec.store.files import new_file, new_folder, owned, write_atomically
-from rayrec.store.journal import Journal, LocalFile
-from rayrec.store.objects import RemoteFile
 from rayrec.store.parquet import new_parquet
 from rayrec.store.paths import Folder
 
@@ -163,12 +161,6 @@ def _checkpoint(path: Path) -> None:
         raise disk_error(first_failure(error.failures, ""), [path]) or error from None
 
 
-def _journal(path: Path) -> None:
-    journal = Journal(path)
-    for number in range(999):
-        journal.add(f"part-{number:050}", RemoteFile(1, 1), LocalFile(1, 1))
-
-
 def _copies(path: Path) -> None:
     source = path.with_name("source")
     source.mkdir()
@@ -182,7 +174,6 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "gzip": (_gzip, ""),
     "a mapped table": (lambda path: save_tensors(path, {"x": np.zeros(9_000)}), ""),
     "checkpoint": (_checkpoint, ""),
-    "journal": (_journal, ""),
     "a copy": (lambda path: copy(path.with_name("large"), path), ""),
     "copies": (_copies, "/a"),
 }

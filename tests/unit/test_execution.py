@@ -37,8 +37,8 @@ def raw_files(*, needs_spark: bool = False, suits_threads: bool = True) -> Any:
     return SimpleNamespace(needs_spark=needs_spark, suits_threads=suits_threads, bytes=3 * 2**20)
 
 
-def preprocessing(job: Any, spark: SparkConfig = NO_SPARK, *, was_at_uri: bool = False) -> Any:
-    return lambda request, to: place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=to)
+def preprocessing(job: Any, spark: SparkConfig = NO_SPARK) -> Any:
+    return lambda request, to: place_preprocessing(request, job, spark, to)
 
 
 def training(**config: Any) -> Any:
@@ -81,7 +81,6 @@ LARGE = {
 ONLY_RAY = {
     "joins": preprocessing(raw_files(needs_spark=True)),
     "spark is set": preprocessing(raw_files(), SPARK),
-    "at a URI": preprocessing(raw_files(), was_at_uri=True),
     "train, 3 workers": training(workers=3),
     "train, elastic": training(workers=2, min_workers=1),
     "evaluate, 2 workers": evaluation(2, "cpu"),
@@ -110,7 +109,7 @@ def test_what_only_ray_can_do_is_refused_here(place: Any) -> None:
     said = Messages()
     assert place(PlacedRequest(), said) == place(PlacedRequest(on="ray"), said) == "ray"
     assert len(said.texts) == 2 and not any("--on process" in text for text in said.texts)
-    with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train)"):
+    with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train|Ray Data)"):
         place(PlacedRequest(on="process"), said)
 
 

@@ -16,7 +16,6 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
@@ -143,7 +142,7 @@ def test_rows_are_encoded_as_before_and_in_the_order_of_the_input(days: list[Dat
     for day, dataset in enumerate(days[1:], 1):
         rows = rows_of_day(day)
         names = [feature.name for feature in dataset.schema.features]
-        (stored,) = list(first_rows(dataset, "train", [*names, "click"], 1_000))
+        (stored,) = list(dataset.rows("train", [*names, "click"], 1_000))
         assert stored["click"].to_pylist() == [row["click"] for row in rows]
         raw = raw_of(rows)
         encoded = FeatureEncoder(dataset.schema, dataset.folder).encode(raw)
@@ -304,7 +303,7 @@ def interactions(output: Path, file: Path, parent: Dataset | None = None) -> Dat
 
 def pairs_of(dataset: Dataset, split: str, label: float = 1.0) -> set[tuple[str, str]]:
     users, items = (["", *values(dataset, name)] for name in ("user", "item"))
-    rows = [row for batch in first_rows(dataset, split, ["user", "item", "label"], 10_000) for row in batch.to_pylist()]
+    rows = [row for batch in dataset.rows(split, ["user", "item", "label"], 10_000) for row in batch.to_pylist()]
     return {(users[row["user"]], items[row["item"]]) for row in rows if row["label"] == label}
 
 

@@ -17,10 +17,11 @@ from tritonclient.grpc import InferInput, service_pb2
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from serve import grpc_messages
+from serve import grpc_server
 from serve.admission import Admission
 from serve.grpc_app import GrpcMethods
-from serve.grpc_messages import METHODS, PATHS, infer_request, infer_response, proto
+from serve.grpc_messages import infer_request, infer_response
+from serve.grpc_server import METHODS, PATHS, proto
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError
 from serve.served_models import ServedModel, ServedModels
@@ -104,9 +105,9 @@ def _compiled(messages: Any, prefix: str = "") -> dict[str, dict[str, tuple[str,
 
 
 def test_the_descriptor_is_that_of_the_proto_file() -> None:
-    """Fails if only one of the two is changed; the docstring of `serve.grpc_messages` has the command that compiles."""
-    text = Path(grpc_messages.__file__).with_name("open_inference.proto").read_text()
-    compiled = Path(grpc_messages.__file__).with_name("open_inference.binpb").read_bytes()
+    """Fails if only one of the two is changed; the docstring of `serve.grpc_server` has the command that compiles."""
+    text = Path(grpc_server.__file__).with_name("open_inference.proto").read_text()
+    compiled = Path(grpc_server.__file__).with_name("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     assert _declared(text) == _compiled(file.message_type)
     assert len(_declared(text)) == 26

@@ -7,8 +7,15 @@ import torch
 from scipy import stats
 from torch import nn
 
+from rayrec.models.common.embedding_tables import (
+    EmbeddingTable,
+    Normal,
+    TableValues,
+    TruncatedNormal,
+    UniformByRows,
+    Zeros,
+)
 from rayrec.models.common.initialization import ROWS_PER_BLOCK, draw_rows, initialize_dense, initialize_shard
-from rayrec.models.common.tables import EmbeddingTable, Normal, TableValues, TruncatedNormal, UniformByRows, Zeros
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model

@@ -11,7 +11,6 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.inspection.inspected_table import InspectedTable, inspect_table
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe, load_recipe
@@ -154,7 +153,7 @@ def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
     ]
     found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for split in dataset.manifest.splits:
-        for batch in first_rows(dataset, split, ["user", "item", "label"], 100_000):
+        for batch in dataset.rows(split, ["user", "item", "label"], 100_000):
             for row in batch.to_pylist():
                 pair = (names[0][row["user"] - 1], names[1][row["item"] - 1])
                 found.setdefault((split, int(row["label"])), set()).add(pair)

@@ -24,8 +24,7 @@ from rayrec.config import ServeConfig
 from serve import admission as admission_module
 from serve import memory as memory_module
 from serve.admission import Admission, set_of_this_replica
-from serve.grpc_app import add_to_server
-from serve.grpc_messages import SERVICE, proto
+from serve.grpc_server import SERVICE, add_to_server, proto
 from serve.http import Intake, error_response, middlewares, read_body
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError, inflated, parse_json

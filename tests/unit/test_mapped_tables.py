@@ -21,7 +21,7 @@ from rayrec.inference.folder.table_files import (
 )
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.tables import EmbeddingTable, Zeros
+from rayrec.models.common.embedding_tables import EmbeddingTable, Zeros
 from tests.model_folders import make_model_folder, make_raw_rows
 
 

@@ -18,7 +18,7 @@ from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder, table_file
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.tables import EmbeddingTable, UniformByRows
+from rayrec.models.common.embedding_tables import EmbeddingTable, UniformByRows
 from rayrec.models.dlrm.config import DLRMConfig
 from tests.builders import make_recipe
 from tests.model_folders import make_model_folder, tables_of

@@ -18,9 +18,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
-from serve import grpc_app as service
 from serve.admission import Admission
-from serve.grpc_app import GrpcMethods, add_to_server
+from serve.grpc_app import GrpcMethods
+from serve.grpc_server import add_to_server
 from serve.http_app import create_app
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
@@ -185,7 +185,7 @@ def test_models_are_unloaded_and_loaded_over_grpc(replica: Replica) -> None:
 
 
 def test_health(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("serve.grpc_server._SECONDS_BETWEEN_LOOKS", 0.01)
 
     async def test() -> None:
         async with grpc_server(replica) as address, grpc.aio.insecure_channel(address) as channel:

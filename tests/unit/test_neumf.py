@@ -10,8 +10,8 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel, ScoresPairs
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.neumf import model as neumf
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose

@@ -33,8 +33,8 @@ RUNS_CODE = re.compile(
 ALLOWED = {
     "rayrec/config/validation.py": 1,  # a SafeLoader
     # Between processes of one session, never in a file.
-    "rayrec/inference/batch/prediction.py": 2,
-    "rayrec/ingest/reader.py": 1,
+    "rayrec/inference/batch/pool.py": 2,
+    "rayrec/ingest/packed_rows.py": 1,
     "rayrec/preprocessing/scratch_rows.py": 1,
     "rayrec/preprocessing/runners/spark_runner.py": 2,
     # Which knows the classes of torch's metadata alone.

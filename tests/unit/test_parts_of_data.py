@@ -22,11 +22,10 @@ from rayrec.inference.batch import prediction
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.reads import InMemorySplit
-from rayrec.ingest.resident import ResidentSplit
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.recipes import dump_recipe
 from rayrec.training.loop.splits import SplitReader
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.parallel.ranks import RankContext
 from tests.builders import make_dataset, make_rows, make_schema, write_dataset
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.training_runs import recipe, weights_of

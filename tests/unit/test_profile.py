@@ -16,7 +16,6 @@ from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.schema import CategoricalFeature
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import dataset_profile
 from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
@@ -196,7 +195,7 @@ def test_times_buckets_lists_and_vectors(found: DatasetProfile, train: pd.DataFr
 
 def test_every_row_is_in_one_cell(dataset: Dataset, train: pd.DataFrame) -> None:
     names = [one.name for one in dataset.schema.features]
-    rows = pa.concat_batches(list(first_rows(dataset, "train", names, 10_000)))
+    rows = pa.concat_batches(list(dataset.rows("train", names, 10_000)))
     for one in dataset.schema.features:
         values = values_of_rows(one, rows.column(one.name))
         cells = cells_of_rows(one, values, dataset.folder)
@@ -215,7 +214,7 @@ def test_rows_by_how_often_their_value_occurs(dataset: Dataset, train: pd.DataFr
     cells = cells_by_frequency(shop, dataset.folder)
     assert cells is not None
     counts = train["shop"].map(Counter(train["shop"]))
-    ids = pa.concat_batches(list(first_rows(dataset, "train", ["shop"], 10_000)))["shop"].to_numpy()
+    ids = pa.concat_batches(list(dataset.rows("train", ["shop"], 10_000)))["shop"].to_numpy()
     shown = dict(zip(cells.names, cells.count(ids).tolist(), strict=True))
     assert shown == {
         "missing or not listed": (counts < LEAST).sum(),
@@ -263,7 +262,7 @@ def test_a_large_split_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     dataset = make_dataset(tmp_path / "data", 4_000, rows_per_row_group=100)
     with SplitColumns(dataset, "train", 1_000) as columns:
         read = columns.read("I1").to_numpy()
-    whole = np.concatenate([batch["I1"].to_numpy() for batch in first_rows(dataset, "train", ["I1"], 10_000)])
+    whole = np.concatenate([batch["I1"].to_numpy() for batch in dataset.rows("train", ["I1"], 10_000)])
     places = [int(np.flatnonzero(whole == value)[0]) for value in read[::100]]
     assert len(read) == 1_000 and places[0] == 0 and places[-1] == 3_900
     assert max(np.diff(places)) <= 500

@@ -7,8 +7,8 @@ import torch
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.interactions.positives import Positives
-from rayrec.ingest.interactions.samples import RecencyDraws, SampledSplit
+from rayrec.ingest.interactions.pairs import Positives
+from rayrec.ingest.interactions.sampled_epochs import RecencyDraws, SampledSplit
 from rayrec.recipes import load_recipe
 
 # User 7 has one positive, user 2 four, user 5 two hundred.

@@ -25,7 +25,7 @@ from rayrec.features.schema import (
 from rayrec.inference.export.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
-from rayrec.store.paths import local_path
+from rayrec.store.paths import to_path
 from serve.arguments import ServeArguments, named_folders
 from serve.requests import RequestError
 from serve.served_models import ServedModel, ServedModels
@@ -298,7 +298,7 @@ NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
     "by name": (["a=/models/dlrm", "b=/models/dlrm"], {"a": "/models/dlrm", "b": "/models/dlrm"}),
     "of a bucket": (
         ["s3://b/models/dlrm?region=x", "a=s3://b/m"],
-        {"dlrm": str(local_path("s3://b/models/dlrm?region=x")), "a": str(local_path("s3://b/m"))},
+        {"dlrm": str(to_path("s3://b/models/dlrm?region=x")), "a": str(to_path("s3://b/m"))},
     ),
     "what a URL encodes": (
         ["20% off; #1?=/models/m", "/models/ä 'b'"],
@@ -308,8 +308,8 @@ NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
         ["/days/ctr/models", "s3://b/ads/models", "s3://clicks/models"],
         {
             "ctr": "/days/ctr/models",
-            "ads": str(local_path("s3://b/ads/models")),
-            "clicks": str(local_path("s3://clicks/models")),
+            "ads": str(to_path("s3://b/ads/models")),
+            "clicks": str(to_path("s3://clicks/models")),
         },
     ),
     "several models": (["/models", "of=/days/ctr/models"], {"models": "/models", "of": "/days/ctr/models"}),

@@ -10,8 +10,7 @@ from torch import Tensor
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.reads import InMemorySplit
-from rayrec.ingest.resident import ResidentSplit
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 

@@ -10,9 +10,9 @@ import torch
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.interactions import sampled_loader as loader_module
+from rayrec.ingest.interactions import sampled_epochs as loader_module
 from rayrec.training.loop.splits import SplitReader
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.preflight import require_trainable
 from tests.builders import make_dataset, write_dataset
 from tests.training_runs import recipe

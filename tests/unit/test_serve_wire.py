@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve import grpc_messages
-from serve.grpc_messages import proto, require_few_values
+from serve.grpc_messages import require_few_values
+from serve.grpc_server import proto
 from serve.requests import RequestError
 
 

@@ -8,8 +8,8 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.text import format_bytes, parse_bytes
 from rayrec.config import TrainConfig
-from rayrec.models.common.tables import EmbeddingTable, UniformByRows
-from rayrec.training.placement.sharding import ShardingPlan, plan_sharding
+from rayrec.models.common.embedding_tables import EmbeddingTable, UniformByRows
+from rayrec.training.parallel.sharding_plan import ShardingPlan, plan_sharding
 
 # The cardinalities of Criteo Terabyte at frequency limit 15.
 CRITEO = [

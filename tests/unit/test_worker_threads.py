@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.training.placement.worker_threads import WorkerThreads
+from rayrec.training.parallel.ranks import WorkerThreads
 
 
 def test_parts_are_computed_beside_each_other_and_come_in_order() -> None:

@@ -1,133 +1,140 @@
 """Pool of batch jobs: workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
-import shutil
-import threading
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from itertools import pairwise
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import torch
 
 from rayrec.common.errors import UserError
-from rayrec.common.machine import available_cpus
-from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
-from rayrec.store.files import delete_remote_files, new_folder, new_remote_file
+from rayrec.common.machine import available_cpus, keep_freed_memory
+from rayrec.common.ray_blocks import ReportingWorker, stream_blocks
+from rayrec.config.evaluate import InferencePrecision
+from rayrec.config.execution import Place
+from rayrec.config.train import DeviceName
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.predictor import Predictor
+from rayrec.inference.scorer import Scorer, StoredModel
+from rayrec.models.common.precision import resolve_precision
+from rayrec.store.node_copy import original
 from rayrec.store.parquet import new_parquet, open_parquet
-from rayrec.store.paths import staged_root
+from rayrec.store.paths import RemotePath, path_of
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
-_Worker = Callable[..., Callable[[pa.Table], pa.Table]]
+ScorerT = TypeVar("ScorerT", bound=Scorer)
 
 ROWS_PER_PART = 1_048_576
-_PARTS_AIMED_AT = 64
 
 
-def run_in_pool(
-    tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any], *, in_threads: bool
-) -> Iterator[pa.Table]:
-    """Yield the reports, small tables, of workers `worker(**arguments)` on tasks, in the order of the tasks.
+@dataclass(frozen=True)
+class ScoringPool:
+    """Workers that score beside each other: threads of this process, or actors of the Ray session."""
 
-    The workers are threads of this process, or actors of the Ray session. Raises the UserError that a worker raises.
-    """
-    if tasks:
-        yield from (_run_in_threads if in_threads else _run_in_actors)(tasks, worker, arguments)
+    on: Place = "process"
+    workers: int | None = None
+    """Number of workers at most; by default one for each CPU of this machine."""
+    device: DeviceName = "cpu"
+    """Device of dense networks; each worker has a GPU of its own."""
+    precision: InferencePrecision = "fp32"
+    """Arithmetic of dense networks."""
+
+    def size(self, tasks: int) -> int:
+        """Return the number of workers for so many tasks."""
+        return max(1, min(tasks, self.workers or available_cpus()))
+
+    def run(self, tasks: Sequence[Any], worker: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[Any]:
+        """Yield `worker(**arguments)(task)` for each task, in the order of the tasks.
+
+        Threads share a worker, and each actor has its own. Tasks, arguments and what a worker returns travel by pickle.
+        Raises the UserError that a worker raises.
+        """
+        if not tasks:
+            return
+        yield from (self._run_in_threads if self.on == "process" else self._run_in_actors)(tasks, worker, arguments)
+
+    def scorer(self, model: StoredModel | Path) -> Scorer:
+        """Return the scorer of a worker, beside which others run."""
+        return self._set_up(Scorer(_opened(model), device=self.device))
+
+    def predictor(self, model: StoredModel | Path) -> Predictor:
+        """Return the predictor of a worker, beside which others run; on the CPU."""
+        return self._set_up(Predictor(_opened(model)))
+
+    def _set_up(self, scorer: ScorerT) -> ScorerT:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        scorer.precision = resolve_precision(self.precision, self.device, "--precision")
+        return scorer
+
+    def _run_in_threads(
+        self, tasks: Sequence[Any], worker: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Iterator[Any]:
+        threads = torch.get_num_threads()
+        try:
+            work = worker(**arguments)
+            with ThreadPoolExecutor(self.size(len(tasks)), "rayrec-score") as pool:
+                try:
+                    yield from pool.map(work, tasks)
+                finally:
+                    pool.shutdown(cancel_futures=True)
+        finally:
+            torch.set_num_threads(threads)  # workers beside each other take one each
+
+    def _run_in_actors(
+        self, tasks: Sequence[Any], worker: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Iterator[Any]:
+        import ray
+        from ray.data import ActorPoolStrategy, DataContext
+
+        # Ray Data logs what it does; the job shows progress by itself.
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        context = DataContext.get_current().copy()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        # Other nodes open a model folder for themselves.
+        arguments = {n: original(a.folder) if isinstance(a, ModelFolder) else a for n, a in arguments.items()}
+        blocks = [pa.table({"task": [pickle.dumps(task)]}) for task in tasks]
+        with DataContext.current(context):
+            data: RayDataset = ray.data.from_arrow(blocks).map_batches(
+                ReportingWorker,
+                fn_constructor_kwargs={"worker": _OfPickles, "arguments": {"worker": worker, "arguments": arguments}},
+                batch_size=None,
+                batch_format="pyarrow",
+                num_gpus=1 if self.device == "cuda" else None,
+                compute=ActorPoolStrategy(min_size=1, max_size=self.size(len(tasks))),
+            )
+        with closing(stream_blocks(data)) as reports:
+            for block in reports:
+                yield from map(pickle.loads, block["report"].to_pylist())
 
 
-def _run_in_threads(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any]) -> Iterator[pa.Table]:
-    import torch
-
-    own = threading.local()
-
-    def run(task: pa.Table) -> pa.Table:
-        if not hasattr(own, "worker"):
-            own.worker = worker(**arguments)
-        return own.worker(task)
-
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(min(len(tasks), available_cpus()), "rayrec-predict") as pool:
-            yield from pool.map(run, tasks)
-    finally:
-        torch.set_num_threads(threads)  # workers beside each other take one each
+def _opened(model: StoredModel | Path) -> StoredModel:
+    return model if isinstance(model, StoredModel) else ModelFolder.open(model)
 
 
-def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any]) -> Iterator[pa.Table]:
-    import ray
-    from ray.data import ActorPoolStrategy, DataContext
+class _OfPickles:
+    """A worker for the blocks of Ray Data, whose rows are pickled tasks and reports."""
 
-    # Ray Data logs what it does; the job shows progress by itself.
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = DataContext.get_current().copy()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    actors = min(len(tasks), session_size()[1])
-    with DataContext.current(context):
-        data: RayDataset = ray.data.from_arrow(list(tasks)).map_batches(
-            ReportingWorker,
-            fn_constructor_kwargs={"worker": worker, "arguments": arguments},
-            batch_size=None,
-            batch_format="pyarrow",
-            compute=ActorPoolStrategy(min_size=1, max_size=actors),
-        )
-    with closing(stream_blocks(data)) as blocks:
-        yield from blocks
+    def __init__(self, worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self._work = worker(**arguments)
 
-
-def rows_of_parts(rows: int) -> int:
-    """Return about how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
-    return max(1, min(-(-rows // _PARTS_AIMED_AT), ROWS_PER_PART))
+    def __call__(self, block: pa.Table) -> pa.Table:
+        reports = [pickle.dumps(self._work(pickle.loads(task))) for task in block["task"].to_pylist()]
+        return pa.table({"report": reports})
 
 
 def part_path(folder: Path, number: int) -> Path:
     """Return the path of a part."""
     return folder / f"part-{number:05d}.parquet"
-
-
-@contextmanager
-def new_output(output: Path) -> Iterator[Path]:
-    """Yield the folder for workers to write parts to, which is `output`, whole, when the block ends without an error.
-
-    Parts of a staged output are written to its URI, and deleted there after an error.
-    """
-    if staged_root(output) is None:
-        with new_folder(output) as folder:
-            yield folder
-        return
-    try:
-        yield output
-    except BaseException:
-        with suppress(UserError):  # it would hide the error
-            delete_remote_files(output)
-        raise
-    output.mkdir(parents=True, exist_ok=True)
-
-
-def remove_output_folder(folder: Path) -> None:
-    """Remove a folder of the output."""
-    if staged_root(folder) is None:
-        shutil.rmtree(folder)
-    else:
-        delete_remote_files(folder)
-
-
-@contextmanager
-def new_output_file(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """Yield a writer of a file of the output, as `new_parquet`, or of its URI if it is staged."""
-    if staged_root(path) is None:
-        with new_parquet(path, schema, **options) as writer:
-            yield writer
-    else:
-        with new_remote_file(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
-            yield writer
 
 
 @contextmanager
@@ -137,13 +144,13 @@ def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Non
     Raises UserError if the node of the actor does not see the output folder.
     """
     require_output(path.parent.parent)
-    with new_output_file(path, schema, compression="zstd") as writer:
+    with new_parquet(path, schema, compression="zstd") as writer:
         yield writer.write_table
 
 
 def require_output(folder: Path) -> None:
-    """Raise UserError if the node of this actor neither sees the driver's unfinished output folder nor has its URI."""
-    if staged_root(folder) is None and not folder.is_dir():
+    """Raise UserError if the node of this actor does not see the driver's unfinished output folder."""
+    if not isinstance(folder, RemotePath) and not folder.is_dir():
         raise UserError(
             f"{folder.parent}: not the same folder on all nodes of the cluster; give an --output that all nodes share"
         )
@@ -152,28 +159,18 @@ def require_output(folder: Path) -> None:
 class NumberLines:
     """A worker of the pool: writes rows again whose column `line` counts from the beginning of a piece of a file."""
 
-    def __call__(self, task: pa.Table) -> pa.Table:
-        """Write the files `source`, one after the other, to `target` with `before` added to the lines of each."""
-        pieces = task.to_pylist()
-        with open_parquet(Path(pieces[0]["source"])) as file:
+    def __call__(self, pieces: Sequence[dict[str, Any]]) -> int:
+        """Write the files `source`, one after the other, to `target` with `before` added to the lines of each.
+
+        Return the number of rows.
+        """
+        with open_parquet(path_of(pieces[0]["source"])) as file:
             schema = file.schema_arrow
         column = schema.get_field_index("line")
-        with new_part(Path(pieces[0]["target"]), schema) as write:
+        with new_part(path_of(pieces[0]["target"]), schema) as write:
             for piece in pieces:
-                with open_parquet(Path(piece["source"])) as file:
+                with open_parquet(path_of(piece["source"])) as file:
                     for batch in file.iter_batches():
                         lines = pa.array(batch["line"].to_numpy() + piece["before"])
                         write(pa.Table.from_batches([batch.set_column(column, schema.field(column), lines)]))
-        return pa.table({"rows": [sum(piece["rows"] for piece in pieces)]})
-
-
-def grouped(rows: Sequence[int], most: int) -> Iterator[range]:
-    """Yield the numbers of items that follow each other, in groups that have `most` rows or a few less; `rows` are the
-    items'.
-    """
-    ends = np.cumsum(rows)
-    starts = [0]
-    while starts[-1] < len(rows):
-        before = ends[starts[-1] - 1] if starts[-1] else 0
-        starts.append(max(starts[-1] + 1, int(np.searchsorted(ends, before + most, side="right"))))
-    yield from (range(first, end) for first, end in pairwise(starts))
+        return sum(piece["rows"] for piece in pieces)

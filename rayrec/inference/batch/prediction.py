@@ -3,10 +3,9 @@
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
 """
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,34 +17,28 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.machine import keep_freed_memory
 from rayrec.common.progress import Progress
-from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
-    grouped,
-    new_output,
-    new_output_file,
+    ScoringPool,
     new_part,
     part_path,
-    remove_output_folder,
     require_output,
-    rows_of_parts,
-    run_in_pool,
 )
-from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.batch.scoring import ScoredBatches, grouped, score_split
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.scorer import StoredModel
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
-from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
-from rayrec.models.common.precision import AmpError, resolve_precision
+from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
+from rayrec.models.common.precision import AmpError
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
-from rayrec.store.parquet import WrittenFile, new_parquet_files, open_parquet
-from rayrec.store.staged import fetch
+from rayrec.store.files import new_folder, remove
+from rayrec.store.parquet import WrittenFile, new_parquet_files
 
 SCORES_FOLDER = "scores"
+_Pieces = list[dict[str, Any]]
 _CHUNK_BYTES = 2**26
 _CHUNKS_FOLDER = ".chunks"
 """Holds the rows of each chunk, until it is known in which lines of its file the chunk lies."""
@@ -72,66 +65,66 @@ class PredictionCounts:
     """Columns of the files that the recipe does not know."""
 
 
+@dataclass(frozen=True)
+class WriteScores:
+    """A sink that writes the rows of a task as a part of the scores."""
+
+    folder: Path
+    """The output, unfinished."""
+    ids: tuple[str, ...]
+    """Columns (int64) that stand after the row's position."""
+    label: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the rows that are written."""
+        return (*self.ids, self.label)
+
+    def __call__(self, number: int, first: int, batches: ScoredBatches) -> None:
+        ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *self.ids)]
+        schema = pa.schema([*ids, *_LABEL_AND_SCORE])
+        row = first
+        with new_part(part_path(self.folder / SCORES_FOLDER, number), schema) as write:
+            for rows, logits in batches:
+                scores = torch.from_numpy(logits).sigmoid().numpy()
+                columns = [np.arange(row, row + len(rows)), *(rows.column(name) for name in self.columns), scores]
+                write(pa.table(columns, schema=schema))
+                row += len(rows)
+
+
 def predict_dataset(
-    model: ModelFolder,
-    dataset: Dataset,
-    split: str,
-    output: Path,
-    progress: Progress,
-    precision: InferencePrecision = "fp32",
-    *,
-    in_threads: bool,
+    model: StoredModel, dataset: Dataset, split: str, output: Path, pool: ScoringPool, progress: Progress
 ) -> PredictionCounts:
-    """Score a split of a dataset folder with a pool of workers (see `run_in_pool`).
+    """Score a split of a dataset folder that was encoded as the model's training data was.
 
     `output` is written whole or not at all. `scores/` has columns row (int64, position in the split), label (float32),
     score (float32), in the split's order. If the dataset's schema names candidates, the columns of its groups and
     candidates (int64) stand after row.
-    Raises UserError if the dataset was not encoded as the model's training data was.
     """
-    schema = dataset.schema
-    model.schema.require_same_features(schema, dataset.folder)
-    info = dataset.split(split)
-    tasks = row_group_tasks(dataset.folder, info.parts, rows_of_parts(info.rows))
-    kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
+    schema, rows = dataset.schema, dataset.split(split).rows
+    ids = (schema.group, schema.candidate) if schema.group and schema.candidate else ()
     errors = [AmpError()]
-    progress.stage(f"predict {split}", info.rows)
-    with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder, "precision": precision}
-        columns = {"label": schema.label, "kept": tuple(kept), "end": info.rows}
-        for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
-            for row in report.to_pylist():
-                progress.advance(row["rows"])
-                errors.append(AmpError(**row["amp_error"]))
-    return PredictionCounts(info.rows, {}, {}, AmpError.of_all(errors))
-
-
-def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
-    """Return the tasks that score the row groups of a split, each of about `rows` rows, in order."""
-    groups = [(part.path, index, count) for part in parts for index, count in enumerate(part.row_groups) if count]
-    tasks, first = [], 0
-    for number, places in enumerate(grouped([count for *_, count in groups], rows)):
-        of_task = [groups[place] for place in places]
-        paths, row_groups, counts = (list(column) for column in zip(*of_task, strict=True))
-        task = {"path": [str(folder / path) for path in paths], "row_group": row_groups}
-        tasks.append(pa.table({"part": [number] * len(of_task), "first": [first] * len(of_task), **task}))
-        first += sum(counts)
-    return tasks
+    progress.stage(f"predict {split}", rows)
+    with new_folder(output.absolute(), shared=True) as folder:
+        write = WriteScores(folder, ids, schema.label)
+        for task in score_split(model, dataset, split, write, pool, write.columns):
+            progress.advance(task.rows)
+            errors.append(task.amp_error)
+    return PredictionCounts(rows, {}, {}, AmpError.of_all(errors))
 
 
 def predict_raw(
-    model: ModelFolder,
+    model: StoredModel,
     open_reader: Callable[[Sequence[InputFile]], ExampleReader],
     paths: list[str],
     output: Path,
+    pool: ScoringPool,
     progress: Progress,
-    precision: InferencePrecision = "fp32",
     *,
     rows: int | None = None,
     max_rejected: float,
-    in_threads: bool,
 ) -> PredictionCounts:
-    """Score raw files, or their first `rows` rows, with or without labels, with a pool of workers (`run_in_pool`).
+    """Score raw files, or their first `rows` rows, with or without labels.
 
     `output` is written whole or not at all. `open_reader` opens the files with the reader of the model's source.
 
@@ -142,19 +135,19 @@ def predict_raw(
     """
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
-    tasks = [pa.table({"number": [number], "chunk": [pickle.dumps(chunk)]}) for number, chunk in enumerate(chunks)]
+    tasks = [[numbered] for numbered in enumerate(chunks)]
     if rows is not None:
         # Which rows of a chunk are among the first, only the chunks before it tell.
-        tasks = [pa.concat_tables(tasks)]
+        tasks = [[*enumerate(chunks)]]
     progress.stage("predict")
     reader = open_reader(files)
     reports: list[_ChunkReport] = []
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
-    with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": reader, "precision": precision, "rows": rows}
-        for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
-            for report in map(pickle.loads, done["report"].to_pylist()):
+    with new_folder(output.absolute(), shared=True) as folder:
+        arguments = {"model": model, "output": folder, "reader": reader, "pool": pool, "rows": rows}
+        for done in pool.run(tasks, _ScoreChunks, arguments):
+            for report in done:
                 reports.append(report)
                 rejected.update(report.rejected)
                 _add(unknown, report.unknown)
@@ -177,9 +170,9 @@ def predict_raw(
             )
         progress.stage("number lines", scored + rejected.total())
         numbering = _numbering(folder, before, [report.files for report in reports])
-        for done in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
-            progress.advance(sum(done["rows"].to_pylist()))
-        remove_output_folder(folder / _CHUNKS_FOLDER)
+        for numbered in pool.run(numbering, NumberLines, {}):
+            progress.advance(numbered)
+        remove(folder / _CHUNKS_FOLDER)
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
@@ -203,7 +196,7 @@ def _lines_before(chunks: Sequence[Chunk], lines: Sequence[int]) -> list[int]:
     return result
 
 
-def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, list[WrittenFile]]]) -> list[pa.Table]:
+def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, list[WrittenFile]]]) -> list[_Pieces]:
     """Return the tasks of `NumberLines` that make the parts, from what was written for each chunk."""
     tasks = []
     for name in _FOLDERS:
@@ -212,46 +205,8 @@ def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, 
             target = str(part_path(folder / name, number))
             pieces = [files[place] for place in places]
             rows = [{"source": str(f.path), "rows": f.rows, "before": lines, "target": target} for f, lines in pieces]
-            tasks.append(pa.Table.from_pylist(rows))
+            tasks.append(rows)
     return tasks
-
-
-class _ScoreRowGroups:
-    """A worker of the pool: scores row groups of a dataset and writes a part of the scores."""
-
-    def __init__(
-        self,
-        model: Path,
-        dataset: Path,
-        output: Path,
-        end: int,
-        label: str,
-        kept: tuple[str, ...],
-        precision: InferencePrecision,
-    ) -> None:
-        """`end`: rows of the split, or of its part. `kept`: columns (int64) written beside the score and the label."""
-        fetch(dataset)  # what this node may have of it is not old then
-        self._predictor = _load(model, precision)
-        self._output, self._end, self._label, self._kept = output, end, label, kept
-        self._features = [feature.name for feature in self._predictor.schema.features]
-        ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
-        self._columns = pa.schema([*ids, *_LABEL_AND_SCORE])
-
-    def __call__(self, task: pa.Table) -> pa.Table:
-        groups = task.to_pylist()
-        row, errors = groups[0]["first"], []
-        with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
-            for group in groups:
-                with open_parquet(Path(group["path"])) as part:
-                    names = [*self._features, self._label, *self._kept]
-                    rows = part.read_row_group(group["row_group"], columns=names).slice(0, self._end - row)
-                (batch,) = rows.select(self._features).combine_chunks().to_batches()
-                shown = [rows[name] for name in (*self._kept, self._label)]
-                scores = pa.array(self._predictor.predict_encoded(batch))
-                errors.append(self._predictor.amp_error(batch))
-                write(pa.table([pa.array(np.arange(row, row + len(rows))), *shown, scores], schema=self._columns))
-                row += len(rows)
-        return pa.table({"rows": [row - groups[0]["first"]], "amp_error": [asdict(AmpError.of_all(errors))]})
 
 
 @dataclass(frozen=True)
@@ -273,23 +228,20 @@ class _ScoreChunks:
     """A worker of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
     def __init__(
-        self, model: Path, output: Path, reader: ExampleReader, precision: InferencePrecision, rows: int | None
+        self, model: StoredModel, output: Path, reader: ExampleReader, pool: ScoringPool, rows: int | None
     ) -> None:
         """`rows`: how many are to be scored or set aside, by all calls together; None for all."""
-        self._predictor, self._left = _load(model, precision), rows
+        self._predictor, self._left = pool.predictor(model), rows
         self._output, self._reader = output, reader
         self._features = frozenset(self._predictor.raw_rows.columns.names)
 
-    def __call__(self, task: pa.Table) -> pa.Table:
-        reports = [
-            self._score(row["number"], pickle.loads(row["chunk"])) for row in task.to_pylist() if self._left != 0
-        ]
-        return pa.table({"report": [pickle.dumps(report) for report in reports]})
+    def __call__(self, chunks: Sequence[tuple[int, Chunk]]) -> list[_ChunkReport]:
+        return [self._score(number, chunk) for number, chunk in chunks if self._left != 0]
 
     def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
         require_output(self._output)
         folder = self._output / _CHUNKS_FOLDER
-        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART, new=new_output_file)
+        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART)
         lines, rejected = 0, Counter[str]()
         first: dict[str, Any] | None = None
         unknown: dict[str, UnknownValues] = {}
@@ -346,12 +298,3 @@ def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.Boolea
     places = scores.filter(lost)
     columns = [places["file"], places["line"], pa.array([str(Reason.SCORE)] * len(texts)), nothing, nothing, texts]
     return pa.table(columns, schema=REJECTED_SCHEMA)
-
-
-def _load(model: Path, precision: InferencePrecision) -> Predictor:
-    """Return the predictor of a worker, beside which others run."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    predictor = load_model(model)
-    predictor.precision = resolve_precision(precision, "cpu", "--precision")
-    return predictor

@@ -11,8 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import new_output, new_part, part_path, rows_of_parts, run_in_pool
+from rayrec.inference.batch.pool import ScoringPool, new_part, part_path
+from rayrec.inference.batch.scoring import rows_of_parts
 from rayrec.inference.recommender import Recommender, load_recommender
+from rayrec.store.files import new_folder
+from rayrec.store.node_copy import original
 
 RECOMMENDATIONS_FOLDER = "recommendations"
 _SCORES_AT_ONCE = 4_194_304
@@ -26,8 +29,8 @@ _COLUMNS = pa.schema(
 )
 
 
-def recommend_to_all(recommender: Recommender, k: int, output: Path, progress: Progress, *, in_threads: bool) -> None:
-    """Write the `k` best items of each user: a pool of workers (see `run_in_pool`) opens the recommender's folder.
+def recommend_to_all(recommender: Recommender, k: int, output: Path, pool: ScoringPool, progress: Progress) -> None:
+    """Write the `k` best items of each user; the workers open the recommender's folder.
 
     The columns are user, rank (int32, from 1), item and score (float32): k rows a user, fewer if no more items are new
     to the user. `output` is written whole or not at all.
@@ -37,15 +40,12 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, progress: P
     users_per_part = max(1, rows_of_parts(users * rows_a_user) // rows_a_user)
     starts = range(0, users, users_per_part)
     ends = [min(start + users_per_part, users) for start in starts]
-    tasks = [
-        pa.table({"part": [part], "first": [start], "end": [end]})
-        for part, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
+    tasks = [(part, start, end) for part, (start, end) in enumerate(zip(starts, ends, strict=True))]
     progress.stage("recommend", users)
-    with new_output(output.absolute()) as temporary:
-        arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
-        for report in run_in_pool(tasks, _RecommendBlocks, arguments, in_threads=in_threads):
-            progress.advance(sum(report["users"].to_pylist()))
+    with new_folder(output.absolute(), shared=True) as temporary:
+        arguments = {"folder": original(recommender.predictor.folder), "k": k, "output": temporary}
+        for ranked in pool.run(tasks, _RecommendBlocks, arguments):
+            progress.advance(ranked)
 
 
 class _RecommendBlocks:
@@ -57,13 +57,13 @@ class _RecommendBlocks:
         self._users = self._recommender.user_ids
         self._k, self._output = k, output
 
-    def __call__(self, task: pa.Table) -> pa.Table:
-        part, first, end = (task[name][0].as_py() for name in ("part", "first", "end"))
+    def __call__(self, task: tuple[int, int, int]) -> int:
+        part, first, end = task
         users_at_once = max(1, _SCORES_AT_ONCE // max(1, self._recommender.num_items))
         with new_part(part_path(self._output / RECOMMENDATIONS_FOLDER, part), _COLUMNS) as write:
             for start in range(first, end, users_at_once):
                 write(self._best(self._users[start : min(start + users_at_once, end)]))
-        return pa.table({"users": [end - first]})
+        return end - first
 
     def _best(self, users: NDArray[np.int64]) -> pa.Table:
         """Return the rows of users, by their ids."""

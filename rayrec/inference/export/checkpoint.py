@@ -1,4 +1,4 @@
-"""A checkpoint of a run: its undistributed weights, and how it becomes a model folder, a few tables at a time."""
+"""Turns a checkpoint of a run into a model folder, in one process, a few tables at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.export.model_card import Baselines, model_card, tables_section
 from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
@@ -28,51 +28,13 @@ from rayrec.ingest.held_out_rows import (
     held_out_rows,
     read_held_out_rows,
 )
-from rayrec.ingest.reader import first_rows
 from rayrec.metrics.binary import BinaryMetrics
-from rayrec.models.common.tables import EmbeddingTable
-from rayrec.models.registry import build_model
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_atomically, write_json
-from rayrec.store.tensors import StoredTensors
 
 _MOST_COMPARED_ROWS = 1_000_000
 """Both precisions score the same rows, so that their difference is far more exact than each metric."""
-
-
-class CheckpointWeights:
-    """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
-
-    It holds the unsharded names `model.embeddings.embedding_bags.<table>.weight` and `model.dense_network.*`, whatever
-    number of workers and sharding plan wrote it. Every method raises UserError if a weight of the model is missing,
-    has another shape or cannot be read.
-    """
-
-    def __init__(self, folder: Path, recipe: Recipe, schema: Schema) -> None:
-        """`recipe` is the run's, `schema` its dataset's or its model's."""
-        self.recipe = recipe
-        self._model = build_model(recipe.model, schema, device="meta")
-        self.schema = self._model.schema
-        """The schema with every embedding_dim resolved."""
-        self.tables = self._model.tables
-        self._stored = StoredTensors(folder)
-
-    def dense(self) -> dict[str, Tensor]:
-        """Return the state dict of the model's `dense_network`."""
-        empty = self._model.dense_network.state_dict()
-        dense = {name: torch.empty_like(value, device="cpu") for name, value in empty.items()}
-        self._stored.fill({f"model.dense_network.{name}": value for name, value in dense.items()})
-        return dense
-
-    def table(self, table: EmbeddingTable) -> Tensor:
-        """Return the (rows, columns) float32 weights of a table."""
-        weights = torch.empty(table.shape)
-        self.fill_table(table, weights)
-        return weights
-
-    def fill_table(self, table: EmbeddingTable, weights: Tensor) -> None:
-        """Fill `weights` in place; each shard of the checkpoint is read on its own, so memory holds one of them."""
-        self._stored.fill({f"model.embeddings.embedding_bags.{table.name}.weight": weights})
 
 
 def export_checkpoint(
@@ -108,8 +70,7 @@ def export_checkpoint(
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """
-    dataset.fetch_mapped()
-    weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
+    weights = CheckpointModel(checkpoint, recipe, dataset.schema)
     loss: dict[str, Any] | None = None
     with new_model_folder(
         output,
@@ -162,7 +123,7 @@ def _held_out_pairs(dataset: Dataset, split: str, predictor: Predictor) -> HeldO
     """Return the first positive pairs of users and items, as the vocabularies have them."""
     schema = predictor.schema
     names = [feature.name for feature in schema.features]
-    rows = pa.Table.from_batches(first_rows(dataset, split, [*names, schema.label], MOST_LOOKED_AT))
+    rows = pa.Table.from_batches(dataset.rows(split, [*names, schema.label], MOST_LOOKED_AT))
     rows = rows.filter(pc.equal(rows[schema.label], 1))
     values = {}
     for feature in schema.categorical:
@@ -215,7 +176,7 @@ def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArra
     names = [feature.name for feature in predictor.schema.features]
     metrics = BinaryMetrics.from_config(EvaluateConfig())
     parts: list[NDArray[np.float32]] = []
-    for rows in first_rows(dataset, split, [*names, label], _MOST_COMPARED_ROWS):
+    for rows in dataset.rows(split, [*names, label], _MOST_COMPARED_ROWS):
         scores = predictor.predict_encoded(rows.select(names))
         # A probability that float32 rounds to 0 or 1 has no finite logit.
         logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)

@@ -9,7 +9,7 @@ from rayrec.config.table import LabelCondition
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import Metrics
 from rayrec.ingest.dataset import Dataset
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
 
 Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -12,7 +12,6 @@ from rayrec.features.schema import Schema
 from rayrec.inference.folder.facts import REFERENCE_FILE, REFERENCE_ROWS_FILE, ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows, spread_rows
 from rayrec.metrics.estimates import stability_index
 from rayrec.random.permutation import HashPermutation
 
@@ -39,7 +38,7 @@ class ReferenceTraffic(ModelFacts):
     def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
         """Score the first 20,000 rows of a split. Raises UserError if it has none."""
         names = [feature.name for feature in predictor.schema.features]
-        columns = pa.concat_batches(list(first_rows(dataset, split, names, _TRAFFIC_ROWS)))
+        columns = pa.concat_batches(list(dataset.rows(split, names, _TRAFFIC_ROWS)))
         scores = predictor.predict_encoded(columns)
         edges: NDArray[np.float64] = np.unique(np.quantile(scores.astype(np.float64), np.arange(1, 10) / 10))
         shares = score_counts(scores, edges) / len(scores)
@@ -77,7 +76,7 @@ def rows_of_split(dataset: Dataset, split: str, predictor: Predictor) -> pa.Reco
     """Return the encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such
     split.
     """
-    return pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
+    return pa.concat_batches(list(dataset.rows(split, predictor.encoded_columns.names, _DRAWN_FROM, spread=True)))
 
 
 def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:

@@ -23,7 +23,6 @@ from rayrec.inference.folder.model_folder import (
     EXAMPLES_FILE,
     METRICS_FILE,
     ModelFolder,
-    beside,
     copy,
 )
 from rayrec.inference.folder.table_files import (
@@ -38,11 +37,11 @@ from rayrec.inference.folder.table_files import (
 from rayrec.inference.folder.versions import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth
 from rayrec.ingest.dataset import StoredFile
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
 from rayrec.store.files import new_folder, sha256_of
-from rayrec.store.paths import location
+from rayrec.store.node_copy import original
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, ORIGIN_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""
@@ -183,10 +182,11 @@ def write_whole(model: ModelFolder, output: Path) -> None:
 
 def require_place(output: Path, base: Path) -> None:
     """Raise ConfigError unless `output` is to lie beside the model folder `base`, where a delta looks for it."""
-    if location(beside(output).parent) != location(beside(base).parent):
-        right = f"{location(beside(base).parent)}/NUMBER"
+    base = original(base)
+    if output.parent != base.parent:
+        right = f"{base.parent}/NUMBER"
         raise ConfigError(
-            f"--output {location(output)}: a delta must be beside its base {location(base)}; "
+            f"--output {output}: a delta must be beside its base {base}; "
             f"give --output {shlex.quote(right)}, or leave out --delta-of"
         )
 

@@ -15,7 +15,6 @@ file declares its length, and a Parquet or Arrow file ends in its index, so a fi
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,13 +45,14 @@ from rayrec.inference.folder.table_files import (
     table_file,
 )
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
-from rayrec.inference.folder.versions import ROWS_FILE, Delta, Version, sha256_once
-from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
+from rayrec.inference.folder.versions import ROWS_FILE, Delta, Version, folders_of, sha256_once
+from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
+from rayrec.store import files
 from rayrec.store.files import new_folder, write_atomically, write_json
-from rayrec.store.paths import in_folder_around
-from rayrec.store.staged import fetch
+from rayrec.store.node_copy import on_this_node, original
+from rayrec.store.paths import RemotePath, to_path
 
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
@@ -127,15 +127,15 @@ class ModelFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
-        """Open a model folder, which is fetched whole to this node if it is staged, or a delta with its base.
+        """Open a model folder, or a delta with its base; those at a URI are copied to this node.
 
         Raises UserError naming the file that is missing or does not fit, or the version that a delta lacks.
         """
-        folder = fetch(Path(folder).absolute())
+        folder = model_on_this_node(to_path(folder).absolute())
         if is_delta(folder):
             # A link to a version is that version.
-            return cls._open_delta(beside(folder.resolve() if folder.is_symlink() else folder))
-        opened = cls._read(fetch(folder, whole=True))
+            return cls._open_delta(folder.resolve() if folder.is_symlink() else folder)
+        opened = cls._read(folder)
         for table in opened.tables:
             opened._check_table(table)
         for file in _vocabulary_files(opened.schema):
@@ -146,7 +146,7 @@ class ModelFolder:
 
     @classmethod
     def _open_delta(cls, folder: Path) -> "ModelFolder":
-        delta = Delta.open(fetch(folder, whole=True))
+        delta = Delta.open(folder)
         wanted = delta.manifest.base
         place = folder.with_name(wanted.name)
         if not is_model_folder(place) or is_delta(place):
@@ -275,10 +275,14 @@ class ModelFolder:
             raise UserError(f"{path}: its scales do not fit its weights; export the model again")
 
 
-def beside(folder: Path) -> Path:
-    """Return the path of a model folder in a folder that has its siblings, too, and is fetched if it is staged."""
-    path = in_folder_around(folder)
-    return path if path == folder else fetch(path.parent) / path.name
+def model_on_this_node(folder: Path) -> Path:
+    """Return a model folder of this node, with its base beside a delta, if that is there. Raises UserError."""
+    folder = original(folder)
+    copied = on_this_node(folder)
+    if isinstance(folder, RemotePath):
+        for needed in folders_of(copied)[:-1]:
+            on_this_node(folder.with_name(needed.name))
+    return copied
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:
@@ -291,11 +295,7 @@ def copy(source: Path, target: Path) -> None:
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
     with naming(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, copy_function=shutil.copyfile)
-        else:
-            shutil.copyfile(source, target)
+        files.copy(source, target)
 
 
 def _read_metrics(path: Path) -> Metrics:

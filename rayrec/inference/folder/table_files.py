@@ -25,7 +25,7 @@ from rayrec.store.files import new_file
 from rayrec.store.paths import shortened
 
 if TYPE_CHECKING:
-    from rayrec.models.common.tables import EmbeddingTable
+    from rayrec.models.common.embedding_tables import EmbeddingTable
 
 TABLES_FOLDER = "weights/tables"
 DELTA_FILE = "delta.json"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.random.splitmix64 import StatelessRandom
 
 ROWS_PER_BLOCK = 8192
@@ -72,7 +72,7 @@ def initialize_shard(shard: Tensor, table: EmbeddingTable, seed: int, row: int =
 
 
 def draw_rows(table: EmbeddingTable, seed: int, keys: NDArray[np.uint64]) -> Tensor:
-    """(n, columns) float32: initial values for rows of `table` with `keys` (n,), by which rows are told apart.
+    """Return (n, columns) float32: initial values for rows of `table` with `keys` (n,), by which rows are told apart.
 
     A row depends on (seed, table, key) alone, so neither on its place nor on other rows; rows of one key are the same.
     Columns that the model does not read are 0. Takes about a second for a million rows of 64 columns on one CPU core.

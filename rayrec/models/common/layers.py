@@ -26,7 +26,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor, relu: bool = False) -> Tensor:
-        """(..., in_features) -> (..., out_features), in autocast's dtype where autocast is on."""
+        """Map (..., in_features) to (..., out_features), in autocast's dtype where autocast is on."""
         return _linear(input, self.weight, self.bias, relu)
 
 
@@ -37,7 +37,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Any shape -> the same."""
+        """Drop values of a tensor of any shape."""
         generator = getattr(_DROPOUT, "generator", None)
         if generator is None or not self.training or not self.p:
             return super().forward(input)
@@ -59,7 +59,7 @@ class LinearOfPadded(Linear):
     """A linear layer whose input may have more columns than `in_features`; it ignores these."""
 
     def forward(self, input: Tensor, relu: bool = False) -> Tensor:
-        """(..., in_features or more) -> (..., out_features)."""
+        """Map (..., in_features or more) to (..., out_features)."""
         padding = input.shape[-1] - self.in_features
         # Weights of 0, and no view of the columns: they are there so that rows begin at multiples of 16 bytes.
         weight = F.pad(self.weight, (0, padding)) if padding else self.weight
@@ -82,7 +82,7 @@ class Layers(nn.Sequential):
             before = module
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., columns that the first module takes) -> (..., columns that the last one returns)."""
+        """Map (..., columns that the first module takes) to (..., columns that the last one returns)."""
         for module, arguments in self._steps:
             input = module(input, **arguments)
         return input
@@ -122,7 +122,7 @@ def scoring_layers(
 
 
 def to_autocast_dtype(tensor: Tensor) -> Tensor:
-    """`tensor` in autocast's dtype where autocast is on for its device, else unchanged.
+    """Return `tensor` in autocast's dtype where autocast is on for its device, else unchanged.
 
     Autocast promotes a concatenation to the widest dtype, so that float32 embeddings would keep what follows them in
     float32.

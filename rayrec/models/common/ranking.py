@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.tables import (
+from rayrec.models.common.embedding_tables import (
     EmbeddingTable,
     PooledFeature,
     PooledOutputs,

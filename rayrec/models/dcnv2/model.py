@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.layers import Linear, hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05
@@ -20,7 +20,7 @@ KERNEL_STD = 0.05
 
 
 def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
-    """DCN-V2 for the features of `schema`."""
+    """Build DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     pooled = pooled_features(schema, UniformByRows())
     return RankingModel(schema, pooled, DCNv2DenseNetwork(config, schema.dense_width, pooled, device), device)
@@ -44,7 +44,7 @@ class DCNv2DenseNetwork(nn.Module):
         self.top_mlp = scoring_layers(width, config.top_mlp, device)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
+        """Score dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
         x0_BW = to_autocast_dtype(pooled)
         if self.bottom_mlp is not None:
             x0_BW = torch.cat([to_autocast_dtype(self.bottom_mlp(dense)), x0_BW], dim=1)
@@ -67,7 +67,7 @@ class LowRankCrossLayer(nn.Module):
         return torch.addcmul(x_BW, x0_BW, self.v(self.u(x_BW)))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Kernels truncated normal, bias 0, as published."""
+        """Draw kernels from a truncated normal distribution, set the bias to 0, as published."""
         copy_normal(self.u.weight, KERNEL_STD, generator, truncate=True)
         copy_normal(self.v.weight, KERNEL_STD, generator, truncate=True)
         self.v.bias.zero_()

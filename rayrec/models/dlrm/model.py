@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from cuda_ops import aligned_padding, dot_interaction, output_width
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.common.layers import LinearOfPadded, hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dlrm.config import DLRMConfig
 
 
 def build(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
-    """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
+    """Build DLRM for the features of `schema`. Raises UserError where the features are too few for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     pooled = pooled_features(schema, UniformByRows())
     return RankingModel(schema, pooled, DLRMDenseNetwork(config, schema.dense_width, pooled, device), device)
@@ -49,7 +49,7 @@ class DLRMDenseNetwork(nn.Module):
         self.top_mlp = scoring_layers(width, config.top_mlp, device, linear=LinearOfPadded)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32.
+        """Score dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32.
 
         The interaction is the dense vector, then the dot products of every pair among it and the F embeddings (paper,
         section 2.1) and perhaps of each with itself; or all vectors side by side. On a GPU its columns are padded with

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
+from rayrec.models.common.embedding_tables import Normal, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, hidden_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)
@@ -23,7 +23,7 @@ _HIDDEN_VALUES = 2**19
 
 
 def build(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingModel:
-    """NeuMF, GMF or MLP for the interactions of `schema`.
+    """Build NeuMF, GMF or MLP for the interactions of `schema`.
 
     Raises UserError where the schema does not name the user and the item, or has further features.
     """
@@ -55,7 +55,7 @@ class NeuMFDenseNetwork(nn.Module):
         """Columns: GMF's, unless they are added up, then MLP's."""
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense is unused, pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
+        """Score pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
         # One cast for both parts, and one split of both sides: its backward pass is one concatenation, and those took a
         # tenth of a step.
         sides_B2W = to_autocast_dtype(pooled).unflatten(1, (2, -1))
@@ -76,7 +76,7 @@ class NeuMFDenseNetwork(nn.Module):
         return logits_B1.squeeze(1).float()
 
     def pair_logits(self, first: Tensor, second: Tensor) -> Tensor:
-        """(M, W) and (N, W) in the schema's order -> logits (M, N) float32 of every user and item (`ScoresPairs`).
+        """Score (M, W) and (N, W) in the schema's order -> logits (M, N) float32 of all users, items (`ScoresPairs`).
 
         GMF is a matrix product. The first layer of MLP is linear in its two sides, so it is computed once a user and
         once an item and added up a pair.
@@ -109,7 +109,7 @@ class HiddenLayer(Linear):
     """A layer of MLP."""
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Weight Glorot uniform; bias U(-1/sqrt(in), 1/sqrt(in)), which the original leaves to torch's default."""
+        """Draw the weight Glorot uniform; bias U(-1/sqrt(in), 1/sqrt(in)), which the original leaves to torch."""
         copy_uniform(self.weight, math.sqrt(6 / (self.in_features + self.out_features)), generator)
         copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
 
@@ -118,7 +118,7 @@ class OutputLayer(Linear):
     """The last layer."""
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Weight LeCun uniform, bias as in the hidden layers."""
+        """Draw the weight LeCun uniform, the bias as in the hidden layers."""
         copy_uniform(self.weight, math.sqrt(3 / self.in_features), generator)
         copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
 
@@ -135,7 +135,7 @@ class OutputBias(nn.Module):
         self.bias.zero_()
 
     def forward(self, rows: Tensor) -> Tensor:
-        """rows (B, any width) -> (B, 1), the same for every row."""
+        """Return (B, 1) for rows (B, any width), the same for every row."""
         return self.bias.expand(len(rows), 1)
 
 

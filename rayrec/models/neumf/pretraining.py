@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayrec.common.errors import ConfigError
+from rayrec.models.common.embedding_tables import COLUMN_GRAIN, EmbeddingTable
 from rayrec.models.common.ranking import TrainedWeights
-from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
 from rayrec.models.neumf.config import NeuMFConfig
 
 _WEIGHT, _BIAS = "output.weight", "output.bias"
@@ -32,7 +32,7 @@ class ComposedWeights:
     alpha: float
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """(rows, G), (rows, H) -> (rows, G + H), and columns of 0 up to a multiple of `COLUMN_GRAIN`.
+        """Join (rows, G) and (rows, H) to (rows, G + H), with columns of 0 up to a multiple of `COLUMN_GRAIN`.
 
         Where no weights of the output layer can hold GMF's share of the logit (`gmf_output: dot`), its columns do.
         """
@@ -42,7 +42,7 @@ class ComposedWeights:
         return F.pad(both, (0, -both.shape[1] % COLUMN_GRAIN))
 
     def dense(self) -> dict[str, Tensor]:
-        """MLP's layers, and the output layer h = [alpha h_GMF ; (1 - alpha) h_MLP], with the bias likewise."""
+        """Return MLP's layers, and the output layer h = [alpha h_GMF ; (1 - alpha) h_MLP], with the bias likewise."""
         gmf, mlp = self.gmf.dense(), self.mlp.dense()
         state = {name: value for name, value in mlp.items() if name.startswith("mlp.")}
         weights = [self.alpha * gmf[_WEIGHT]] if _WEIGHT in gmf else []
@@ -52,7 +52,7 @@ class ComposedWeights:
 
 
 def compose(config: NeuMFConfig, sources: Mapping[str, TrainedWeights], options: Mapping[str, Any]) -> ComposedWeights:
-    """NeuMF from the sources `gmf` and `mlp`; the option `alpha` (0.5) is GMF's share in the output layer.
+    """Compose NeuMF of the sources `gmf` and `mlp`; the option `alpha` (0.5) is GMF's share in the output layer.
 
     Raises ConfigError where these are not a GMF and an MLP of the new model's sizes.
     """

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.models.common.embedding_tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.wide_deep.config import WideDeepConfig
 
 WIDE = "wide"
@@ -27,7 +27,7 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
-    """Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
+    """Build Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     pooled = _deep(config, schema) if config.part != "wide" else []
     if config.part != "deep":
@@ -51,7 +51,7 @@ class WideDeepDenseNetwork(nn.Module):
             self.deep = scoring_layers(width, config.mlp, device, linear=GlorotLinear, dropout=config.dropout)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, D + T) -> logits (B,) float32."""
+        """Score dense (B, N) float32, pooled (B, D + T) -> logits (B,) float32."""
         deep_BD = wide_BT = pooled
         if self.deep is not None and self.wide is not None:
             # One split, whose backward pass is one concatenation; that of two slices fills the whole width twice.
@@ -74,7 +74,7 @@ class WidePart(nn.Module):
         self.bias = nn.Parameter(torch.empty((), device=device))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, T) -> logits (B,) float32, also under autocast."""
+        """Score dense (B, N) float32, pooled (B, T) -> logits (B,) float32, also under autocast."""
         return (dense * self.weight).sum(1) + pooled.sum(1, dtype=torch.float32) + self.bias
 
     def initialize(self, generator: torch.Generator) -> None:

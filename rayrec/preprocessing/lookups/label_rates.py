@@ -16,7 +16,7 @@ from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.store.files import files_in, make_folder, mappable
+from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name
 
 _ALL = -1
@@ -32,13 +32,13 @@ def count_columns(names: Sequence[str], folds: int) -> list[str]:
 
 def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dict[str, pa.Schema]) -> None:
     """Write the tables that are served, which have the columns of `schemas` alone, from those in `by_fold`, by name."""
-    files = [(name, path) for name in schemas for path in files_in(by_fold / name, "*.arrow")]
+    files = [(name, path) for name in schemas for path in sorted((by_fold / name).glob("*.arrow"))]
     workspace.progress.stage("store label rates")
 
     def run(item: tuple[str, Path]) -> None:
         name, path = item
         schema = schemas[name]
-        with pa.memory_map(str(mappable(path))) as source, pa.ipc.open_file(source) as file:
+        with pa.memory_map(str(on_this_node(path))) as source, pa.ipc.open_file(source) as file:
             batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
             write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
 
@@ -55,7 +55,7 @@ def write_rates(
     """
     names = count_columns(COUNTS, folds.count)
     schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
-    make_folder(folds.tables)
+    folds.tables.mkdir(parents=True, exist_ok=True)
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return _count(segment, rows, rates, folds)

@@ -20,7 +20,6 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import TableFiles, TableReader
-from rayrec.store.files import make_folder
 from rayrec.store.paths import file_name
 
 
@@ -72,7 +71,7 @@ def write_side_table(
     """
     name = file_name(table.name)
     scratch = workspace.scratch / "tables" / name
-    make_folder(scratch)
+    scratch.mkdir(parents=True, exist_ok=True)
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
     segments = make_segments(pieces_of(chunks[name]))
     raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]
@@ -94,7 +93,7 @@ def write_side_table(
         return rows.rename_columns(schema.names)
 
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
-    make_folder(folder.parent)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with gathered_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
         write_table(workspace.runner, rows, count_rows(segments), (KEY,), folder, schema, finish)
     return WrittenTable(rejected, found)

@@ -17,7 +17,7 @@ from rayrec.preprocessing.runners.task_runner import Counter
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.store.files import new_file, read_bytes
+from rayrec.store.files import new_file
 
 _FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]
@@ -145,7 +145,7 @@ def _save(path: Path, summaries: Summaries) -> Path:
 
 def _load(path: Path) -> Summaries:
     summaries: Summaries = {}
-    for row in zip(*pa.ipc.open_file(read_bytes(path)).read_all(), strict=True):
+    for row in zip(*pa.ipc.open_file(path.read_bytes()).read_all(), strict=True):
         name, keys, counts, *rest = row
         shift, least, most, total, squares = (value.as_py() for value in rest)
         sums = int(total, 16), int(squares, 16)

@@ -15,7 +15,7 @@ from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Sch
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
-from rayrec.preprocessing.extension import copy_folder, growth_of, require_new
+from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
@@ -35,6 +35,7 @@ from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.blocks import Reason
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import TableFiles, open_table
+from rayrec.store.files import copy as copy_files
 from rayrec.store.paths import file_name
 
 
@@ -200,7 +201,7 @@ class RowsJob:
             # Counted in earlier rows alone, so they tell a row nothing of its own label.
             rates = tuple(lookup for lookup in self._parent.schema.lookups if isinstance(lookup, Rate))
             if rates:
-                copy = partial(copy_folder, self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER)
+                copy = partial(copy_files, self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER)
                 stages.leave("rates", copy, statistics / RATES_FOLDER)
         elif plan.rates:
             rows = CompletedRows(with_tables, workspace.folder)

@@ -27,7 +27,6 @@ from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.value_counts import distinct_values
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.store.files import exists
 from rayrec.store.parquet import new_parquet, open_parquet
 
 Rest = Mapping[Path, tuple[pa.Array, NDArray[np.int64]]]
@@ -90,7 +89,7 @@ class LongVocabularies:
         """Return the values of a segment beyond the limit, and their ids."""
         path = self.joined / f"{index:06d}.parquet"
         rows = _JOINED.empty_table()
-        if exists(path):
+        if path.exists():
             with open_parquet(path) as file:
                 rows = file.read()
         parts = {path: rows.filter(pc.equal(rows["vocabulary"], n)) for n, path in enumerate(self.paths)}

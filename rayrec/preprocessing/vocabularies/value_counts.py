@@ -22,7 +22,7 @@ from rayrec.preprocessing.sorted_rows import cut_row_groups, whole_groups
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.store.files import files_in, remove
+from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet_files, open_parquet
 
 _ROWS_PER_BATCH = 131_072
@@ -119,7 +119,7 @@ def count_values(
         rows = total * len(listings) + sum(_rows_in(path) for path in earlier)
         partitioned = counted.partition_by_hash(max(1, min(_MOST_FILES, -(-rows // _ROWS_PER_FILE))))
         partitioned.sort_within(HASH, "feature", "value").results(write, ROW_COUNT)
-    return CountFiles(files_in(folder, "*.parquet"), files_in(gone, "*.parquet"))
+    return CountFiles(sorted(folder.glob("*.parquet")), sorted(gone.glob("*.parquet")))
 
 
 def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:

@@ -38,10 +38,9 @@ from rayrec.preprocessing.vocabularies.value_counts import (
     read_expired,
 )
 from rayrec.preprocessing.workspace import Stages, Workspace
-from rayrec.store.files import make_folder
+from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import file_name
-from rayrec.store.staged import fetch
 
 _GIVEN = 0
 """The partition that given values are written as."""
@@ -73,7 +72,7 @@ def fit_vocabularies(
     and to list are a stage each.
     """
     if not listings:
-        make_folder(workspace.folder / VOCABULARY_FOLDER)
+        (workspace.folder / VOCABULARY_FOLDER).mkdir(parents=True, exist_ok=True)
         return {}
     counts = stages.run(
         "counts",
@@ -156,7 +155,7 @@ def _ids_in(dataset: Dataset, vocabulary: Vocabulary, values: pa.Array) -> NDArr
 
 @lru_cache(maxsize=64)
 def _opened(folder: Path, file: str) -> VocabularyLookup:
-    return VocabularyLookup.load(fetch(folder, whole=True).parent / file)
+    return VocabularyLookup.load(on_this_node(folder).parent / file)
 
 
 def _removed(

@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.ingest.batch_order import group_starts
 from rayrec.ingest.dataset import PartInfo, SplitInfo
+from rayrec.ingest.order import group_starts
 from rayrec.preprocessing.runners.thread_runner import ROWS_PER_BATCH
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import cut_row_groups, rows_by_value

@@ -23,7 +23,7 @@ from rayrec.config import Config
 from rayrec.features.lookup_table import HASH, LookupTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.store.files import read_bytes, write_json
+from rayrec.store.files import write_json
 
 CONSTANTS_FILE = "constants.json"
 Aspect = Literal["category", "topic", "entity"]
@@ -128,7 +128,7 @@ class Constants(Config):
         """Read the constants of `folder`. Raises UserError if the file is missing or damaged."""
         path = folder / CONSTANTS_FILE
         try:
-            return cls.model_validate_json(read_bytes(path))
+            return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
         except ValidationError:

@@ -1,12 +1,9 @@
 """Checkpoints through torch.distributed.checkpoint: whole or absent, loadable on any number of workers.
 
-One folder a checkpoint, `step-00001234/`: the shards as DCP writes them, and `progress.json`. It is written under
-another name and renamed when every rank is done, so that a kill at any moment leaves the previous one intact. In a
-bucket, which has no renaming, every rank writes its shards under their own names, and a checkpoint without
-`progress.json`, which comes last, is none.
+One folder a checkpoint, `step-00001234/`: the shards as DCP writes them, each by its rank, and `progress.json`, which
+comes last. Without it, a folder is no checkpoint, so that a kill at any moment leaves the previous one intact.
 """
 
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +16,9 @@ from rayrec.common.disk_errors import disk_error
 from rayrec.common.errors import first_failure
 from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
-from rayrec.internals.torch_checkpoint import Streams, load, save
-from rayrec.store.files import REMOTE_STREAMS, checkpoint_streams, delete_remote_files, on_this_node, write_json
-from rayrec.store.staged import send
+from rayrec.internals.torch_checkpoint import load, save
+from rayrec.store.files import remove, write_json
+from rayrec.store.tensors import streams_of
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
     CHECKPOINT_INDEX_FILE,
@@ -33,16 +30,13 @@ from rayrec.training.run.folder import (
 )
 
 T = TypeVar("T")
-_UNFINISHED = ".unfinished-"
 
 
 class Checkpoints:
     """The checkpoints of one run. `save` and `load` are collectives; rank 0 does the rest."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, *, at_uri: bool = False) -> None:
-        """`at_uri`: the checkpoints are at the URI of `folder`, which rank 0 alone has borrowed."""
-        self._folder, self._at_uri = folder, at_uri
-        self._config = config
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self._folder, self._config = folder, config
 
     def latest(self) -> RunProgress | None:
         """Return the progress of the latest checkpoint, if there is one. A collective."""
@@ -63,44 +57,19 @@ class Checkpoints:
         return max(measured, key=lambda progress: (sign * progress.metrics[metric], progress.step), default=None)
 
     def save(self, step: TrainStep, progress: RunProgress) -> None:
-        """Write a checkpoint, then delete those that the recipe does not keep."""
-        target = self._folder / checkpoint_name(progress.step)
-        if self._at_uri:
-            self._save_to_uri(step, progress, target)
-        else:
-            self._save_to_folder(step, progress, target)
-        dist.barrier()
-
-    def _save_to_folder(self, step: TrainStep, progress: RunProgress, target: Path) -> None:
-        temporary = self._folder / f"{_UNFINISHED}{target.name}"
-        if dist.get_rank() == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for remains in self._folder.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(remains)
-        dist.barrier()
-        _save_state(step.state_dict(), temporary)
-        if dist.get_rank() == 0:
-            write_json(temporary / PROGRESS_FILE, asdict(progress))
-            if (target / PROGRESS_FILE).exists():
-                # Of the same step of the same run, so it has the same values; it is never away, not even for a moment.
-                shutil.rmtree(temporary)
-            else:
-                shutil.rmtree(target, ignore_errors=True)  # a folder of a bucket, of which not all had been sent
-                temporary.rename(target)
-            self.prune()
-
-    def _save_to_uri(self, step: TrainStep, progress: RunProgress, target: Path) -> None:
-        is_rank_zero = dist.get_rank() == 0
+        """Write a checkpoint, then delete those that the recipe does not keep. A collective."""
+        target, is_rank_zero = self._folder / checkpoint_name(progress.step), dist.get_rank() == 0
         if _of_rank_0((target / PROGRESS_FILE).exists()):
             return  # of the same step of the same run, so it has the same values
         if is_rank_zero:
-            delete_remote_files(target)  # what an attempt that died left, perhaps on more ranks
+            remove(target)  # what an attempt that died left, perhaps on more ranks
         dist.barrier()
-        _save_state(step.state_dict(), target, REMOTE_STREAMS)
+        _save_state(step.state_dict(), target)
         if is_rank_zero:
-            target.mkdir(parents=True, exist_ok=True)
+            # Only now it is a checkpoint.
             write_json(target / PROGRESS_FILE, asdict(progress))
-            self.prune(target)
+            self.prune()
+        dist.barrier()
 
     def load(self, step: TrainStep, progress: RunProgress) -> None:
         """Load the checkpoint of `progress.step` in place, whatever number of workers wrote it."""
@@ -108,11 +77,8 @@ class Checkpoints:
         load_state(state, self._folder / checkpoint_name(progress.step))
         step.finish_loading(state, progress.steps_before + progress.step, progress.loss_scale)
 
-    def prune(self, written: Path | None = None) -> None:
-        """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it.
-
-        `written`: the checkpoint whose shards were just written to its URI.
-        """
+    def prune(self) -> None:
+        """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it."""
         steps, best = checkpoint_steps(self._folder), self._best()
         kept = {*steps[-self._config.keep_last :], *([best.step] if best is not None else [])}
         names = [checkpoint_name(step) for step in steps if step in kept]
@@ -124,9 +90,8 @@ class Checkpoints:
         }
         write_json(self._folder / CHECKPOINT_INDEX_FILE, index)
         for folder in self._folder.glob("step-*"):
-            if folder.name not in names:  # those without progress too, which are at a URI alone
-                shutil.rmtree(folder)
-        send(self._folder, written)
+            if folder.name not in names:  # those without progress, too
+                remove(folder)
 
 
 def _of_rank_0(value: T) -> T:
@@ -138,9 +103,9 @@ def _of_rank_0(value: T) -> T:
     return values[0]
 
 
-def _save_state(state: dict[str, Any], checkpoint: Path, streams: Streams | None = None) -> None:
+def _save_state(state: dict[str, Any], checkpoint: Path) -> None:
     try:
-        save(state, checkpoint, streams)
+        save(state, checkpoint, streams_of(checkpoint))
     except CheckpointException as error:
         failure = first_failure(error.failures, f"{checkpoint}: cannot be written")
         raise disk_error(failure, [checkpoint]) or failure from None
@@ -149,6 +114,6 @@ def _save_state(state: dict[str, Any], checkpoint: Path, streams: Streams | None
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:
     """Fill the tensors of `state` in place from `checkpoint`. Raises UserError where it does not fit."""
     try:
-        load(state, on_this_node(checkpoint), checkpoint_streams(checkpoint))
+        load(state, checkpoint, streams_of(checkpoint))
     except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
         raise first_failure(error.failures, f"{checkpoint}: cannot be loaded into this model") from None

@@ -22,8 +22,8 @@ from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import RankContext
-from rayrec.training.placement.sharding import ShardingPlan
+from rayrec.training.parallel.ranks import RankContext
+from rayrec.training.parallel.sharding_plan import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import (
     PLACING,
@@ -67,7 +67,7 @@ class RunRecorder:
     ) -> None:
         self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
         self._is_rank_zero = context.rank == 0
-        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint, at_uri=run.is_borrowed)
+        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
         self._scored: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -94,7 +94,7 @@ class RunRecorder:
         with ExitStack() as stack:
             if self._is_rank_zero:
                 write_json(self._run.path / PLAN_FILE, plan.as_json())
-                self._trackers = stack.enter_context(open_trackers(self._run.path, self._recipe, progress.step + 1))
+                self._trackers = stack.enter_context(open_trackers(self._run, self._recipe, progress.step + 1))
             yield
 
     def begin_epoch(self, progress: RunProgress, loader: EpochLoader) -> None:
@@ -211,6 +211,7 @@ class RunRecorder:
         self._record_scores(progress)
         loss_scale = self._step.loss_scale.state_dict() if self._step.loss_scale is not None else None
         with self.phase(progress, "saving a checkpoint"):
+            self._run.put_history()  # a run that goes on from the checkpoint has no other records of what came before
             self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
         self._saved_step, self._saved_at = progress.step, time.perf_counter()
 

@@ -1,36 +1,30 @@
 """Batches of a dataset's splits for one worker, and one pass over a split that evaluates a distributed model."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Unpack
+from typing import Any, Unpack
 
-import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns
-from rayrec.ingest.all_candidates import AllCandidates
-from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
+from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.exchange import Exchange
-from rayrec.ingest.interactions.positives import Positives
-from rayrec.ingest.interactions.sampled_loader import SampledLoader
-from rayrec.ingest.interactions.samples import SampledSplit
-from rayrec.ingest.loader import EpochLoader, open_batches, read_split
-from rayrec.ingest.reads import InMemorySplit
-from rayrec.ingest.resident import ResidentSplit
+from rayrec.ingest.interactions.pairs import AllCandidates, Positives
+from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
+from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
+from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.over_ranks import compute_over_ranks
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.precision import AmpError, Precision
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
-
-_COMPARED_BATCHES = 2
-"""First batches of a split that are also scored in float32, where the metrics are those of mixed precision."""
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
 
 
 @dataclass(frozen=True)
@@ -50,6 +44,8 @@ class SplitReader:
     """Rows of `train` to train on, the first ones; None for all. All of them are known pairs to the others."""
     _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
+    _epochs: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers of the epochs that the ranks share."""
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
         """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled.
@@ -59,7 +55,7 @@ class SplitReader:
         options |= {"rank": self.context.rank, "world_size": self.context.world_size}
         if split == "train" and self.negatives is not None:
             sampled = self._sampled_train
-            order = BatchOrder(units=Units.of_samples(len(sampled)), **options)
+            order = BatchOrder(row_groups=[RowGroup.of_samples(len(sampled))], **options)
             return SampledLoader(sampled, self.dataset.schema, order)
         dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
@@ -72,13 +68,13 @@ class SplitReader:
             contiguous=contiguous,
             whole_groups=self.whole_groups and split == "train",
             store=self._stores.get(split),
-            peers=self._exchange.open() if self._shares else None,
+            shared=SharedEpoch(self._broker, next(self._epochs)) if self._shares else None,
             by_ray_data=self.context.reads_by_ray_data,
             **options,
         )
 
     def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:
-        """Return every user of `split` with every item: see `rayrec.ingest.all_candidates`."""
+        """Return every user of `split` with every item: see `rayrec.ingest.interactions.pairs`."""
         context = self.context
         if split not in self._candidates:
             read = AllCandidates.read(self.dataset, split, rank=context.rank, world_size=context.world_size)
@@ -90,8 +86,8 @@ class SplitReader:
         return self.context.world_size > 1 and not self.config.in_memory
 
     @cached_property
-    def _exchange(self) -> Exchange:
-        return Exchange.of_all_ranks()
+    def _broker(self) -> Any:
+        return broker_of_all_ranks()
 
     @cached_property
     def _sampled_train(self) -> SampledSplit:
@@ -115,47 +111,29 @@ class SplitReader:
         )
 
 
-def evaluate_split(
-    model: ParallelModel,
-    splits: SplitReader,
-    split: str,
-    config: EvaluateConfig,
-    progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
-    precision: Precision | None = None,
-) -> dict[str, float | None]:
+def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig) -> MetricValues:
     """Return the metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`. `progress` is
-    told of the rows of all ranks. `precision`: how the dense network computes, in float32 by default; of mixed
-    precision the metrics also have its error (`AmpError`) in the first batches.
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`; the model is
+    scored in float32 where it lies, in the memory of the ranks.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
     size = config.global_batch_size
-    is_mixed, error = precision is not None and precision.name in {"bf16", "fp16"}, AmpError()
     model.dense_network.eval()
     with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
-        for number, batch in enumerate(batches):
-            logits = model.logits(batch, precision)
-            if is_mixed and number < _COMPARED_BATCHES:
-                error.add(logits.sigmoid().cpu().numpy(), model.logits(batch).sigmoid().cpu().numpy())
+        for batch in batches:
+            logits = model.logits(batch)
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits, splits.dataset.schema.interactions)
-            progress.advance(batches.row_count(number) or 0)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
-            _rank(ranking, batch, model.logits(batch, precision), None)  # every item once
+            _rank(ranking, batch, model.logits(batch), None)  # every item once
     model.dense_network.train()
     metrics = compute_over_ranks(binary)
-    if ranking is not None:
-        metrics |= compute_over_ranks(ranking)
-    if is_mixed:
-        errors = [AmpError()] * dist.get_world_size()
-        dist.all_gather_object(errors, error)
-        metrics |= AmpError.of_all(errors).metrics()
-    return metrics
+    return metrics if ranking is None else metrics | compute_over_ranks(ranking)
 
 
 def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor, lists: InteractionColumns | None) -> None:

@@ -24,10 +24,9 @@ from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
-from rayrec.training.loop.loss import BatchTotals, batch_loss
-from rayrec.training.loop.loss_scale import LossScale
-from rayrec.training.optimizers.build import build_optimizer
-from rayrec.training.placement.parallel_model import ParallelModel, SentIds
+from rayrec.training.loop.loss import BatchTotals, LossScale, batch_loss
+from rayrec.training.optimizers.torch_optimizers import build_optimizer
+from rayrec.training.parallel.parallel_model import ParallelModel, SentIds
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class TrainStep:
     """Forward, backward and update on one batch; every rank calls it with its share of the same global batch."""
 
     def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision, steps_per_epoch: int) -> None:
-        """`steps_per_epoch` counts the steps of a whole epoch, for schedules in epochs."""
+        """Prepare the optimizers; `steps_per_epoch` counts the steps of a whole epoch, for schedules in epochs."""
         self.model = model
         self._steps_per_epoch = steps_per_epoch
         self._config = config
@@ -75,13 +74,19 @@ class TrainStep:
         self._set_learning_rates(step)
         # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
         self._dropout_seed = derived_seed(self._config.seed, "dropout", step, dist.get_rank())
+
+        # Look up the batch, whose ids may have been sent during the last step, and send those of the next one.
         sent = self._sent if self._sent is not None and self._sent.batch is batch else None
         self._sent = None if following is None else self.model.send_ids(following)
         with torch.set_grad_enabled(self.model.trains_tables):
             pooled = self.model.pooled(batch, sent)
+
+        # The dense network, forward and backward, as far as the pooled embeddings.
         boundary = pooled.detach().requires_grad_(self.model.trains_tables)
         loss, logits = self._dense_passes(batch, boundary, totals)
         overflow = self._unscale(boundary)
+
+        # The tables, backward, which updates them, and the updates of the dense network; nothing after an overflow.
         if self._skips_on_device or not overflow.item():
             if self.model.trains_tables:
                 gradient = self._with_penalty(boundary, batch.weight, totals)
@@ -132,6 +137,7 @@ class TrainStep:
 
         Return the loss and the logits, as `StepOutcome` has them.
         """
+        # Cut the batch: for gradient accumulation, or for threads. Lists of rows that are compared stay whole.
         listwise = self._config.loss.listwise
         count = max(self._config.gradient_accumulation, self.model.parts_of(batch.size))
         sizes = _part_sizes(batch, count, cuts_groups=not listwise)
@@ -151,6 +157,7 @@ class TrainStep:
                 scaled = scaled * self.loss_scale.scale
             return loss.detach(), logits.detach(), scaled
 
+        # On a CPU, threads compute parts beside each other: the first `beside` ones.
         total, logits = torch.zeros((), device=self.model.device), []
         beside = 0
         if self.model.has_threads and len(sizes) > 1:
@@ -161,6 +168,8 @@ class TrainStep:
                 logits.append(part)
             if beside == len(sizes) and self._sent is not None:
                 self._sent.send()
+
+        # The other parts come one after the other: on a GPU all, on CPUs of several ranks the last one.
         # The backward pass of a split copies the gradient, even where there is one part.
         pooled = boundary.split(sizes) if len(sizes) > 1 else [boundary]
         for number in range(beside, len(sizes)):
@@ -187,13 +196,14 @@ class TrainStep:
 
         Gradients are summed in the order of the parts, whichever was there first.
         """
+        # Each thread has a gradient of its own for the network, and writes that of its rows into one for all.
         parameters = [p for of_part in self.model.dense_parameters.values() for p in of_part]
         rows, of_rows = boundary.detach().split(sizes), []
         if boundary.requires_grad:
             boundary.grad = torch.empty_like(boundary)
             of_rows = list(boundary.grad.split(sizes))
 
-        def there_and_back(number: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        def passes_of(number: int) -> tuple[Tensor, Tensor, list[Tensor]]:
             pooled = rows[number].requires_grad_(boundary.requires_grad)
             loss, logits, scaled = forward(number, self.model.dense_network, pooled)
             inputs = [*parameters, pooled] if of_rows else parameters
@@ -203,7 +213,7 @@ class TrainStep:
             return loss, logits, found
 
         sums: list[Tensor] = []
-        for loss, logits, found in self.model.threads.map(there_and_back, range(count)):
+        for loss, logits, found in self.model.threads.map(passes_of, range(count)):
             sums = list(torch._foreach_add(sums, found)) if sums else found
             yield loss, logits
         for parameter, gradient in zip(parameters, sums, strict=True):
@@ -235,7 +245,7 @@ class TrainStep:
         return gradient
 
     def _unscale(self, boundary: Tensor) -> Tensor:
-        """Divide all gradients by the loss scale; `StepOutcome.overflow`."""
+        """Divide all gradients by the loss scale; return `StepOutcome.overflow`."""
         if self.loss_scale is None:
             return self._no_overflow
         trained = (p for parameters in self.model.dense_parameters.values() for p in parameters)

@@ -1,7 +1,8 @@
 """The training loop, as each rank runs it. Knows torch.distributed, not Ray Train."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -13,14 +14,15 @@ from rayrec.metrics.binary import progressive_metrics
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
-from rayrec.store.files import write_json
+from rayrec.store.files import growing_files, write_json
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, start_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel, RankContext
-from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
+from rayrec.training.parallel.parallel_model import ParallelModel
+from rayrec.training.parallel.ranks import RankContext
+from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
 
 InitialWeights = Callable[[TrainStep], RunProgress]
@@ -43,8 +45,18 @@ def train_worker(
     UserError where the data, the recipe or the learning rate does not allow the training.
     """
     preemption = PreemptionWatch(preempted_nodes, context.device)
-    with naming(run.path, *temporary_folders()):
+    with naming(run.path, *temporary_folders()), _writing(run, context) as run:
         _Training(recipe, dataset, run, context, preemption).run(initial_weights)
+
+
+@contextmanager
+def _writing(run: RunFolder, context: RankContext) -> Iterator[RunFolder]:
+    """Yield the run folder, in which rank 0 writes the history and the events."""
+    if context.rank == 0:
+        with growing_files(run.path, HISTORY_FILE) as growing:
+            yield replace(run, growing=growing)
+    else:
+        yield run
 
 
 class _Training:
@@ -107,6 +119,7 @@ class _Training:
                     # Beside the splits: rows that were trained on, each measured before.
                     records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
                     metrics[PROGRESSIVE] = progressive_metrics(records)
+                self._run.put_history()
                 write_json(self._run.path / METRICS_FILE, metrics)
 
     def _is_done(self) -> bool:

@@ -13,13 +13,13 @@ from rayrec.common.ray_blocks import session_size
 from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
-from rayrec.store.staged import fetch
+from rayrec.store.paths import RemotePath
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics, read_history
 
 Record = dict[str, Any]
 
-_LOOK_SECONDS, _FETCH_SECONDS = 0.5, 5.0
+_LOOK_SECONDS, _REMOTE_SECONDS = 0.5, 5.0
 """Pause between two looks at the history, and at one whose rank 0 may be on another node."""
 _OF_STEPS = {
     "step": "Optimizer steps done.",
@@ -30,19 +30,15 @@ _OF_STEPS = {
 }
 
 
-def show_history(run: RunFolder, recipe: str, display: "HistoryDisplay", is_lent: bool, ended: threading.Event) -> None:
-    """Show the run's history, and in a Ray session report its gauges, until it has ended.
-
-    `recipe`: its name. `is_lent`: rank 0 may be on another node, so the folder is fetched before each look.
-    """
+def show_history(run: RunFolder, recipe: str, display: "HistoryDisplay", ended: threading.Event) -> None:
+    """Show the run's history, and in a Ray session report its gauges, until it has ended; `recipe`: its name."""
     gauges = RunGauges(recipe, run.path) if session_size()[0] else None
     seen, is_over = list(read_history(run.history)), False
     while not is_over:
-        is_over = ended.wait(_FETCH_SECONDS if is_lent else _LOOK_SECONDS)
-        if is_lent:
-            with suppress(UserError):  # that the bucket fails for a while matters to the workers
-                fetch(run.path)
-        records = list(read_history(run.history))
+        is_over = ended.wait(_REMOTE_SECONDS if isinstance(run.path, RemotePath) else _LOOK_SECONDS)
+        records = seen
+        with suppress(UserError):  # that the bucket fails for a while matters to the workers
+            records = list(read_history(run.history))
         # A resumed worker cuts records off before it adds to them.
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
         display.tick()

@@ -15,14 +15,15 @@ from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, manifest_fingerprint
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.store.files import new_folder, write_atomically, write_json
-from rayrec.store.paths import confined, location, resolve
+from rayrec.store.files import GrowingFiles, new_folder, write_atomically, write_json
+from rayrec.store.paths import confined, to_path
 
 RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
 HISTORY_FILE = "history.jsonl"
 METRICS_FILE = "metrics.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+EVENTS_FOLDER = "tensorboard"
 CHECKPOINT_INDEX_FILE = "index.json"
 PROGRESS_FILE = "progress.json"
 
@@ -75,8 +76,8 @@ class RunFolder:
     """Paths and small files of one run."""
 
     path: Path
-    is_borrowed: bool = False
-    """Whether rank 0 alone writes a folder of a bucket, which other ranks do not see (`rayrec.store.staged`)."""
+    growing: GrowingFiles | None = None
+    """Where rank 0 writes the history and the events, while it trains."""
 
     @property
     def checkpoints(self) -> Path:
@@ -84,12 +85,22 @@ class RunFolder:
 
     @property
     def history(self) -> Path:
-        return self.path / HISTORY_FILE
+        return (self.path if self.growing is None else self.growing.folder) / HISTORY_FILE
+
+    @property
+    def events(self) -> Path:
+        """Folder of the events of TensorBoard."""
+        return (self.path if self.growing is None else self.growing.folder) / EVENTS_FOLDER
+
+    def put_history(self) -> None:
+        """Bring what was recorded so far to the URI of the run, if it is at one. Rank 0 alone calls it."""
+        if self.growing is not None:
+            self.growing.put()
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         """Return the folder of a run that was begun. Raises UserError where `path` is not one."""
-        folder = cls(Path(path).absolute())
+        folder = cls(to_path(path).absolute())
         if not (folder.path / RUN_FILE).is_file():
             raise UserError(f"{folder.path}: not a run folder (no {RUN_FILE}); give the output of `rayrec train`")
         return folder
@@ -105,18 +116,18 @@ class RunFolder:
         refit_of: Path | None = None,
     ) -> "RunFolder":
         """Begin a run; `schema` is the model's, `refit_of` a run folder. Raises UserError where `path` is not empty."""
-        folder = cls(Path(path).absolute())
+        folder = cls(to_path(path).absolute())
         with new_folder(folder.path) as unfinished:
             write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
             schema.save(unfinished)
             content: dict[str, Any] = {
-                "dataset": location(dataset.folder),
+                "dataset": str(dataset.folder),
                 "manifest": _fingerprint(dataset.folder),
             }
             if origin is not None:
                 content["warm_start"] = asdict(origin)
             if refit_of is not None:
-                content["refit_of"] = location(refit_of.absolute())
+                content["refit_of"] = str(refit_of.absolute())
             write_json(unfinished / RUN_FILE, content)
         return folder
 
@@ -203,14 +214,14 @@ class RunFolder:
 
     @property
     def dataset_folder(self) -> Path:
-        """Dataset that the run was begun with; if it is a URI, its local copy may be old."""
-        return resolve(self._content()["dataset"], self.path)
+        """Dataset that the run was begun with."""
+        return to_path(self._content()["dataset"])
 
     @property
     def refit_of(self) -> "RunFolder | None":
         """Run on fewer rows whose metrics stand for this one's model, as all rows of this one were trained on."""
         content = self._content().get("refit_of")
-        return None if content is None else RunFolder.open(resolve(content, self.path))
+        return None if content is None else RunFolder.open(to_path(content))
 
     @property
     def origin(self) -> Origin | None:
@@ -224,7 +235,7 @@ class RunFolder:
         So training and serving stay in line, and what a day does not touch is to the bit what is served.
         """
         manifest = self._content()["manifest"]
-        return Origin(location(self.path), self.checkpoint("best").name, manifest, tuple(sorted(set(reset))))
+        return Origin(str(self.path), self.checkpoint("best").name, manifest, tuple(sorted(set(reset))))
 
     def _require_origin(self, given: Origin | None) -> None:
         before = self.origin

@@ -18,6 +18,8 @@ from rayrec.store.mlflow_server import mlflow_at
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from rayrec.training.run.folder import RunFolder
+
 logger = logging.getLogger(__name__)
 
 MLFLOW_FILE = "mlflow.json"
@@ -65,7 +67,7 @@ def main_metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def open_trackers(run: Path, recipe: Recipe, first_step: int) -> Iterator[list[Tracker]]:
+def open_trackers(run: "RunFolder", recipe: Recipe, first_step: int) -> Iterator[list[Tracker]]:
     """Yield the trackers that the recipe asks for, open within the block; on rank 0 alone."""
     tracking, trackers = recipe.train.tracking, list[Tracker]()
     with ExitStack() as stack:
@@ -73,10 +75,10 @@ def open_trackers(run: Path, recipe: Recipe, first_step: int) -> Iterator[list[T
             from torch.utils.tensorboard import SummaryWriter
 
             # Events after the step that a run resumes from are hidden, as the run makes them again.
-            writer = stack.enter_context(SummaryWriter(str(run / "tensorboard"), purge_step=first_step))
+            writer = stack.enter_context(SummaryWriter(str(run.events), purge_step=first_step))
             trackers.append(partial(_write_events, writer))
         if tracking.mlflow is not None:
-            trackers.append(stack.enter_context(_mlflow(run, recipe, tracking.mlflow)))
+            trackers.append(stack.enter_context(_mlflow(run.path, recipe, tracking.mlflow)))
         yield trackers
 
 

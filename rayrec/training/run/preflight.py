@@ -67,7 +67,7 @@ def require_parts(train: TrainConfig, model: "RankingModel") -> None:
             known = f"it has {', '.join(model.parts)}" if model.parts else "all of it is trained as one"
             raise ConfigError(f"train.parts.{name}: the model has no such part; {known}")
     if set(train.freeze) - {"embeddings"}:
-        from rayrec.training.placement.parallel_model import frozen_parameters
+        from rayrec.training.parallel.parallel_model import frozen_parameters
 
         frozen_parameters(model.dense_network, train.freeze)
 

@@ -51,7 +51,6 @@ from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
 from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
-from rayrec.store.files import make_folder
 
 
 class DisplayJob:
@@ -118,7 +117,7 @@ class _DisplayRun:
         """Write the tables of documents, ads and click-through rates; rates also with the sums of each fold."""
         workspace, stages, config = self._workspace, self._stages, self._config
         folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         documents = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
         constants = Constants(
             feature_set=config.feature_set,

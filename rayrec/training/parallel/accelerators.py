@@ -1,4 +1,4 @@
-"""Data sheets of accelerators; figures for dense arithmetic, in one direction of a link."""
+"""Data sheets of accelerators; imports nothing, as the command line reads their names."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ ArithmeticName = Literal["fp32", "tf32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One GPU of an eight-GPU machine."""
+    """One GPU of an eight-GPU machine: its data sheet, for dense arithmetic and one direction of a link."""
 
     memory: float
     """Bytes."""
@@ -27,7 +27,6 @@ class Accelerator:
 
 _AMPERE: dict[ArithmeticName, float] = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}
 _HOPPER: dict[ArithmeticName, float] = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12}
-
 ACCELERATORS: dict[AcceleratorName, Accelerator] = {
     # NVIDIA A100 80GB (SXM) and DGX A100 data sheets: NVLink 600 GB/s both ways, 8 x 200 Gb/s InfiniBand, 128 cores.
     "a100": Accelerator(memory=80e9, memory_bandwidth=2.039e12, arithmetic=_AMPERE, link=300e9, network=25e9, cores=16),

@@ -13,8 +13,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from rayrec.config.optimizers import EmbeddingOptimizerConfig, LearningRates
 from rayrec.config.train import TrainConfig
 from rayrec.internals.torchrec import local_shards, set_fused_parameters, sharded_like
-from rayrec.models.common.tables import EmbeddingTable
-from rayrec.training.optimizers.build import build_optimizer, table_moments
+from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.training.optimizers.torch_optimizers import build_optimizer, table_moments
 
 _FUSED = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -105,7 +105,7 @@ class TableOptimizer:
             theirs.grad = own.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """`<table>.<moment>` -> the tensor that holds it, or this rank's part of it as a ShardedTensor.
+        """Return by `<table>.<moment>` the tensor that holds it, or this rank's part of it as a ShardedTensor.
 
         Names and shapes are the same whether a table is sharded or data-parallel, except for dense Adam's own step.
         Loading happens in place.

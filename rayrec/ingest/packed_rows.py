@@ -1,4 +1,4 @@
-"""Reads row groups of Parquet parts into a few contiguous arrays, without a Python loop over values."""
+"""Rows of a split as a few contiguous arrays, read from Parquet without a Python loop over values."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,11 @@ from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of, weighted_type
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
-from rayrec.store.files import is_remote
 from rayrec.store.parquet import open_parquet
-from rayrec.store.staged import fetch
+from rayrec.store.paths import RemotePath
 
-Rows = NDArray[np.int64] | slice
-"""Rows of a row group, in the order in which they are wanted."""
-_FIRST_ROWS_BATCH = 16_384
-_SPREAD_GROUPS = 32
+RowNumbers = NDArray[np.int64] | slice
+"""Numbers of rows, in the order in which they are wanted."""
 _AGAIN = "run `rayrec preprocess` again"
 
 
@@ -43,7 +40,7 @@ class Ragged:
         offsets = self.offsets[rows.start : rows.stop + 1]
         return self._select(offsets, slice(offsets[0], offsets[-1]))
 
-    def take(self, rows: Rows) -> "Ragged":
+    def take(self, rows: RowNumbers) -> "Ragged":
         starts, lengths = self.offsets[:-1][rows], np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         gather = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
@@ -79,26 +76,13 @@ class PackedRows:
         columns = [self.label, self.dense, self.one_hot, self.weight, self.group, *lists]
         return sum(column.nbytes for column in columns if column is not None)
 
-    def take(self, rows: Rows) -> "PackedRows":
+    def take(self, rows: RowNumbers) -> "PackedRows":
         label = self.label[rows]
         return PackedRows(
             label=label,
             dense=self.dense[rows],
             # A gather over both axes at once would be several times slower.
             one_hot=_stack([ids[rows] for ids in self.one_hot], self.one_hot.dtype, len(label)),
-            multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
-            weight=None if self.weight is None else self.weight[rows],
-            group=None if self.group is None else self.group[rows],
-        )
-
-    def part(self, rows: slice) -> "PackedRows":
-        """Return some rows that follow each other, as views; lists of ids are copied if rows are left out."""
-        if rows == slice(0, len(self)):
-            return self
-        return PackedRows(
-            label=self.label[rows],
-            dense=self.dense[rows],
-            one_hot=self.one_hot[:, rows],
             multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
             weight=None if self.weight is None else self.weight[rows],
             group=None if self.group is None else self.group[rows],
@@ -126,7 +110,7 @@ class RowPacker:
         others = (schema.label, schema.weight, schema.group)
         return [f.name for f in schema.features] + [name for name in others if name]
 
-    def read(self, path: str, row_group: int, rows: Rows = slice(None), *, threads: bool = False) -> PackedRows:
+    def read(self, path: str, row_group: int, rows: RowNumbers = slice(None), *, threads: bool = False) -> PackedRows:
         """Read `rows` of a row group of the part at `path`, relative to the dataset folder.
 
         Raises UserError if the part is missing or damaged, lacks a column, or holds values that its schema excludes.
@@ -142,7 +126,7 @@ class RowPacker:
                     yield self.read(part.path, row_group, slice(rows), threads=threads)
 
     def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
-        """(n,) the group ids of a row group. Raises UserError like `read`."""
+        """Return (n,) the group ids of a row group. Raises UserError like `read`."""
         name = self.schema.group
         assert name is not None
         table = self._read(path, row_group, [name], False)
@@ -152,7 +136,7 @@ class RowPacker:
         return f"{self.folder / path}, row group {row_group}"
 
     def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
-        origin = _up_to_date(self.folder, self.version) / path
+        origin = self.folder / path
         try:
             file = _open_parquet(origin, self.version, _state(origin), get_ident())
             return file.read_row_group(row_group, columns=columns, use_threads=threads)
@@ -162,7 +146,7 @@ class RowPacker:
             reason = str(error).splitlines()[0]
             raise UserError(f"{origin}: damaged ({reason}); run `rayrec preprocess` again") from None
 
-    def _pack(self, table: pa.Table, rows: Rows, origin: str) -> PackedRows:
+    def _pack(self, table: pa.Table, rows: RowNumbers, origin: str) -> PackedRows:
         schema, ids_are = self.schema, id_type(self.schema)
 
         def values(name: str, dtype: Any) -> NDArray[Any]:
@@ -221,40 +205,9 @@ def _as_binary(data: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, values])
 
 
-def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Yield up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
-    rows = 0
-    for part in dataset.split(split).parts:
-        with open_parquet(dataset.folder / part.path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_FIRST_ROWS_BATCH, columns=list(columns)):
-                yield batch.slice(0, most - rows)
-                rows += batch.num_rows
-                if rows >= most:
-                    return
-
-
-def spread_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
-    """Yield up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
-
-    Raises UserError if there is no such split.
-    """
-    groups = [(part.path, group) for part in dataset.split(split).parts for group in range(len(part.row_groups))]
-    chosen = groups[:: -(-len(groups) // _SPREAD_GROUPS)]
-    for path, group in chosen:
-        with open_parquet(dataset.folder / path) as parquet:
-            table = parquet.read_row_group(group, columns=list(columns))
-            yield from table.slice(0, -(-most // len(chosen))).combine_chunks().to_batches()
-
-
-@lru_cache(maxsize=16)
-def _up_to_date(folder: Path, version: str) -> Path:
-    """Return the folder on this node, where a task may be the first to read this version of a staged dataset."""
-    return fetch(folder)
-
-
 def _state(path: Path) -> tuple[int, int] | None:
-    """Return the size and the time of change of a file on this node; None if it is at its URI alone."""
-    if is_remote(path):
+    """Return the size and the time of change of a file on this node; None if it is at a URI."""
+    if isinstance(path, RemotePath):
         return None
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
@@ -281,7 +234,7 @@ def _dense_column(table: pa.Table, name: str, dtype: np.dtype[Any], origin: str)
 
 
 def _vector_column(table: pa.Table, feature: VectorFeature, origin: str) -> NDArray[np.float32]:
-    """(n, size)"""
+    """Return (n, size)."""
     column = _column(table, feature.name, origin)
     wanted = pa.list_(pa.float32(), feature.size)
     if column.type != wanted:

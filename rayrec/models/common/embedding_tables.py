@@ -201,12 +201,12 @@ class PooledOutputs:
         self._keys = [f"{o.feature}@{o.table.name}" if tables[o.feature] > 1 else o.feature for o in pooled]
         self._order: list[str] = []
         """The keys of the last sums, in their order; what follows holds for it."""
-        self._runs: list[_Run] = []
+        self._runs: list[_ColumnRun] = []
         self._starts: list[tuple[int, int]] = []
         """The first column of each output in the sums, and in what is returned."""
 
     def __call__(self, sums: "KeyedTensor", sparse: "KeyedJaggedTensor") -> Tensor:
-        """(B, sum of dims) from a collection's outputs for the ids `sparse`, in the outputs' dtype."""
+        """Return (B, sum of dims) from a collection's outputs for the ids `sparse`, in the outputs' dtype."""
         if self._order != sums.keys():
             self._follow(sums)
         means = [
@@ -224,7 +224,11 @@ class PooledOutputs:
         end = 0
         for key, output in zip(self._keys, self._pooled, strict=True):
             dim, columns = output.table.dim, output.table.columns
-            run = _Run(starts[key], end, dim, 1, 1) if dim == columns else _Run(starts[key], end, 1, dim, columns)
+            run = (
+                _ColumnRun(starts[key], end, dim, 1, 1)
+                if dim == columns
+                else _ColumnRun(starts[key], end, 1, dim, columns)
+            )
             self._starts.append((starts[key], end))
             end += dim
             if self._runs and (longer := self._runs[-1].followed_by(run)) is not None:
@@ -234,7 +238,7 @@ class PooledOutputs:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ColumnRun:
     """Outputs side by side, in a collection's sums and in the pooled columns: the first `dim` of `columns` of each.
 
     Of whole tables every column counts as an output, so that their widths may differ.
@@ -248,9 +252,9 @@ class _Run:
     dim: int
     columns: int
 
-    def followed_by(self, other: "_Run") -> "_Run | None":
+    def followed_by(self, other: "_ColumnRun") -> "_ColumnRun | None":
         """Return both as one, or None where they are not side by side, or not of one width."""
-        follows = other == _Run(
+        follows = other == _ColumnRun(
             self.start + self.outputs * self.columns,
             self.target + self.outputs * self.dim,
             other.outputs,
@@ -277,7 +281,7 @@ class _TakenColumns(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, runs: list[_Run], means: list[tuple[int, int, int, Tensor]]) -> Tensor:
+    def forward(ctx: Any, sums: Tensor, runs: list[_ColumnRun], means: list[tuple[int, int, int, Tensor]]) -> Tensor:
         ctx.runs, ctx.means, ctx.width = runs, means, sums.shape[1]
         pooled = sums.new_empty(sums.shape[0], sum(run.outputs * run.dim for run in runs))
         for run in runs:
@@ -300,7 +304,7 @@ class _TakenColumns(torch.autograd.Function):
 
 
 def _divisors(ids: "JaggedTensor") -> Tensor:
-    """(B,) what makes means of the sums of B rows: their number of ids, or the sum of these ids' weights; never 0."""
+    """Return (B,) divisors that make means of sums: the number of a row's ids, or the sum of their weights; never 0."""
     weights = ids.weights_or_none()
     if weights is None:
         return ids.lengths().clamp(min=1)

@@ -3,19 +3,18 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
+from rayrec.ingest.order import BatchOrder, RowGroup, row_groups_of
 
 Row = tuple[int, int]
-"""(unit, row within the unit)"""
+"""(row group, row within it)"""
 
 
-def make_units(*parts: tuple[int, ...]) -> Units:
-    return Units.of(
+def make_row_groups(*parts: tuple[int, ...]) -> list[RowGroup]:
+    return row_groups_of(
         [
             PartInfo(path=f"train/part-{i}.parquet", rows=sum(groups), row_groups=groups, bytes=0, sha256="")
             for i, groups in enumerate(parts)
@@ -24,26 +23,21 @@ def make_units(*parts: tuple[int, ...]) -> Units:
 
 
 def execute(plan: BatchOrder) -> list[list[Row]]:
-    """The rows of each batch of one rank, following the plan as a consumer does: reads arrive one by one, in order."""
+    """The rows of each batch of one rank, from row groups that arrive one by one and are held while they are needed."""
     batches = []
-    current: dict[int, tuple[int, list[Row]]] = {}
-    arrived = 0
     for batch in range(plan.start_batch, plan.num_batches):
+        held = {need.row_group for need in plan.needs if need.first_batch <= batch <= need.last_batch}
         rows: list[Row] = []
-        for piece in plan.slices(batch):
-            if piece.lane not in current or current[piece.lane][0] != piece.read:
-                assert piece.read == arrived, "reads are needed in the plan's order"
-                read = plan.read(arrived)
-                count = int(plan.units.rows[read.unit])
-                inside = np.arange(count)[plan.row_order.rows(read.unit, count, read.start, read.stop, None)]
-                current[piece.lane] = arrived, [(read.unit, row) for row in inside.tolist()]
-                arrived += 1
-            read_rows = current[piece.lane][1]
-            assert 0 <= piece.start < piece.stop <= len(read_rows)
-            rows += read_rows[piece.start : piece.stop]
+        for number, start, stop in plan.slices(batch):
+            assert number in held, "a row group is there while batches need it"
+            count = plan.row_groups[number].rows
+            assert 0 <= start < stop <= count
+            inside = np.arange(count)[plan.row_order.rows(number, count, None)]
+            rows += [(number, row) for row in inside[start:stop].tolist()]
         assert len(rows) == plan.local_rows(batch)
         batches.append(rows)
-    assert arrived == plan.num_reads, "nothing is read in vain"
+    firsts = [need.first_batch for need in plan.needs]
+    assert firsts == sorted(firsts), "they arrive in the order of the batches"
     return batches
 
 
@@ -54,9 +48,9 @@ def global_batches(world_size: int, **arguments) -> list[list[Row]]:
 
 plans = st.fixed_dictionaries(
     {
-        "units": st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=5)
+        "row_groups": st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=5)
         .filter(lambda parts: sum(map(sum, parts)) > 0)
-        .map(lambda parts: make_units(*map(tuple, parts))),
+        .map(lambda parts: make_row_groups(*map(tuple, parts))),
         "global_batch_size": st.integers(1, 40),
         "read_streams": st.integers(1, 12),
         "shuffle": st.sampled_from(["none", "row_groups", "rows"]),
@@ -74,8 +68,8 @@ def test_every_row_is_in_exactly_one_batch(arguments, world_size):
     batches = global_batches(world_size, **arguments)
     assert [len(batch) for batch in batches] == [plan.row_count(b) for b in range(plan.num_batches)]
     counts = Counter(row for batch in batches for row in batch)
-    units = arguments["units"]
-    assert set(counts) <= {(unit, row) for unit in range(len(units)) for row in range(units.rows[unit])}
+    groups = arguments["row_groups"]
+    assert set(counts) <= {(number, row) for number, group in enumerate(groups) for row in range(group.rows)}
     assert set(counts.values()) <= {1}
     assert len(counts) == plan.total_rows - plan.rows_dropped
     if arguments["drop_last"]:
@@ -112,7 +106,7 @@ def test_resuming_is_cutting_the_plan(arguments, world_size, data):
 
 
 def test_an_epoch_has_its_own_order_and_a_seed_repeats_it():
-    arguments = {"units": make_units(*[(50,) * 4] * 5), "global_batch_size": 64, "read_streams": 4}
+    arguments = {"row_groups": make_row_groups(*[(50,) * 4] * 5), "global_batch_size": 64, "read_streams": 4}
     first = global_batches(1, seed=1, epoch=0, **arguments)
     assert first == global_batches(1, seed=1, epoch=0, **arguments)
     assert first != global_batches(1, seed=1, epoch=1, **arguments)
@@ -122,38 +116,22 @@ def test_an_epoch_has_its_own_order_and_a_seed_repeats_it():
 
 
 def test_one_unshuffled_stream_is_the_order_of_the_files():
-    units = make_units((5, 3), (4,))
-    batches = global_batches(1, units=units, global_batch_size=5, read_streams=1, shuffle="none", drop_last=False)
-    rows = [(unit, row) for unit in range(3) for row in range(units.rows[unit])]
+    groups = make_row_groups((5, 3), (4,))
+    batches = global_batches(1, row_groups=groups, global_batch_size=5, read_streams=1, shuffle="none", drop_last=False)
+    rows = [(number, row) for number in range(3) for row in range(groups[number].rows)]
     assert batches == [rows[:5], rows[5:10], rows[10:]]
 
 
 def test_a_batch_mixes_as_many_row_groups_as_there_are_streams():
-    batches = global_batches(1, units=make_units(*[(100,) * 8] * 8), global_batch_size=64, read_streams=16)
-    assert all(len({unit for unit, _ in batch}) >= 16 for batch in batches)
+    batches = global_batches(1, row_groups=make_row_groups(*[(100,) * 8] * 8), global_batch_size=64, read_streams=16)
+    assert all(len({number for number, _ in batch}) >= 16 for batch in batches)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "limit"),
-    # 15 of 400 row groups are cut by a lane's end; with 3 ranks two lanes of 16 are read by two ranks each.
-    [(1, 1.04), (2, 1.04), (4, 1.04), (8, 1.04), (3, 1.04 + 2 / 16)],
-)
-def test_few_row_groups_are_decoded_twice(world_size, limit):
-    units = make_units(*[(1000,) * 20] * 20)
-    decoded = 0
-    for rank in range(world_size):
-        plan = BatchOrder(units=units, global_batch_size=4096, world_size=world_size, rank=rank)
-        decoded += sum(units.rows[plan.read(i).unit] for i in range(plan.num_reads))
-    assert decoded <= limit * plan.total_rows
-
-
-def test_a_terabyte_split_is_planned_from_arrays():
+def test_a_terabyte_split_is_planned_in_time():
     # Criteo Terabyte: 4.2 billion rows in 128 thousand row groups, 64 thousand batches.
-    units = make_units(*[(32_768,) * 128] * 1000)
-    plan = BatchOrder(units=units, global_batch_size=65_536, world_size=8, rank=3, start_batch=60_000)
+    groups = make_row_groups(*[(32_768,) * 128] * 1000)
+    plan = BatchOrder(row_groups=groups, global_batch_size=65_536, world_size=8, rank=3, start_batch=60_000)
     assert plan.num_batches == 64_000
-    assert sum(piece.stop - piece.start for piece in plan.slices(63_999)) == plan.local_rows(63_999)
+    assert sum(stop - start for _, start, stop in plan.slices(63_999)) == plan.local_rows(63_999)
     used = sum(plan.local_rows(batch) for batch in range(60_000, 64_000))
-    reads = np.array([plan.read(i) for i in range(plan.num_reads)])
-    assert (reads[:, 2] - reads[:, 1]).sum() == used
-    assert len(reads) * 32_768 <= 1.01 * used
+    assert len(plan.needs) * 32_768 <= 1.01 * used

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -12,16 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from cuda_ops import triton_works
 from rayrec.common.errors import ConfigError
-from rayrec.common.machine import available_cpus, available_memory, keep_freed_memory
-from rayrec.common.text import parse_bytes
-from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -31,17 +27,14 @@ from rayrec.internals.torchrec import (
     table_kernels,
 )
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
-from rayrec.models.common.precision import Precision
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
-from rayrec.training.placement.compiled_network import CompiledNetwork
-from rayrec.training.placement.local_tables import LocalTables
-from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
-from rayrec.training.placement.wire import WireFormat
-from rayrec.training.placement.worker_threads import WorkerThreads
+from rayrec.training.optimizers.table_optimizer import TableOptimizer, set_fused_optimizers
+from rayrec.training.parallel.ranks import RankContext, WorkerThreads
+from rayrec.training.parallel.sharded_tables import LocalTables, SentIds, WireFormat
+from rayrec.training.parallel.sharding_plan import EmbeddingTables, plan_sharding, torchrec_plan
 
 _LEAST_WORK = 2e8
 """Multiplications of a part of a batch, forward, for which the few hundred calls of its way cost next to nothing."""
@@ -50,92 +43,6 @@ _WORK_OF_COLUMN = 100
 _LEAST_ROWS = 256
 """Least rows of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
 _MOST_PARTS = 8
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """One process among `world_size`, of which `local_world_size` run on its machine."""
-
-    rank: int
-    world_size: int
-    local_world_size: int
-    device: torch.device
-    reads_by_ray_data: bool = False
-    """Tell that tasks of Ray Data read the rows of datasets, instead of threads of this process."""
-
-    def prepare_process(self) -> None:
-        """Let operators run on one thread, on a CPU (see `WorkerThreads`), and the process keep the memory it frees."""
-        if self.device.type == "cpu":
-            torch.set_num_threads(1)
-            keep_freed_memory()
-
-    def threads(self, wanted: int | None) -> int:
-        """Return the threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
-        if self.device.type != "cpu":
-            return 1
-        return wanted or max(1, available_cpus() // self.local_world_size)
-
-    def memory_per_worker(self, config: ShardingConfig) -> int:
-        """Return the bytes that every worker may use: what the recipe says, or what the smallest worker has. A
-        collective.
-        """
-        if config.memory_per_worker is not None:
-            return parse_bytes(config.memory_per_worker)
-        if self.device.type == "cuda":
-            own = torch.cuda.get_device_properties(self.device).total_memory
-        else:
-            own = available_memory() // self.local_world_size
-        return min(_of_all_ranks(own))
-
-    def host_memory_per_worker(self) -> int:
-        """Return the bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A
-        collective.
-
-        Half of what is free: rows that are read need memory, too.
-        """
-        if self.device.type != "cuda":
-            return 0
-        return min(_of_all_ranks(available_memory() // (2 * self.local_world_size)))
-
-    def workers_per_node(self) -> int:
-        """Return the number of workers on a node, the same on every rank, as TorchRec needs it: 1 where
-        machines have different numbers. A collective.
-        """
-        sizes = set(_of_all_ranks(self.local_world_size))
-        return sizes.pop() if len(sizes) == 1 else 1
-
-
-class SentIds:
-    """The ids of one batch on their way to the ranks that hold their tables.
-
-    TorchRec sends them in two stages: how many ids each rank will get, then the ids. On a GPU both run on a stream of
-    their own, beside what a step computes, and the process waits for that stream alone.
-    """
-
-    def __init__(self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None") -> None:
-        """Begin the first stage; a collective, as both methods are."""
-        self.batch = batch
-        self._tables, self._stream = tables, stream
-        self._context = tables.create_context()
-        with torch.cuda.stream(stream):
-            self._numbers = tables.input_dist(self._context, batch.sparse)
-
-    def send(self) -> None:
-        """Wait for the first stage and begin the second."""
-        with torch.cuda.stream(self._stream):
-            self._ids = self._numbers.wait()
-
-    def sums(self) -> KeyedTensor:
-        """Return the sums of the tables for the batch; needs `send`."""
-        with torch.cuda.stream(self._stream):
-            ids = self._ids.wait()
-        if self._stream is not None:
-            current = torch.cuda.current_stream()
-            current.wait_stream(self._stream)
-            # The memory belongs to the other stream, which must not reuse it while this one reads it.
-            ids.record_stream(current)
-            self._context.record_stream(current)
-        return self._tables.compute_and_output_dist(self._context, ids)
 
 
 class ParallelModel:
@@ -161,7 +68,10 @@ class ParallelModel:
         Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
-        self.device, self._wire, self._pooled_dtype = context.device, WireFormat(wire, pooled), pooled
+        self.schema, self.device = whole.schema, context.device
+        self.stated_tables, self._outputs = whole.tables, whole.outputs
+
+        # Plan which rank holds which part of which table.
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -172,15 +82,12 @@ class ParallelModel:
             host_memory_per_worker=context.host_memory_per_worker(),
             batch_size=train.global_batch_size // context.world_size,
         )
-        self.schema = whole.schema
-        self.stated_tables, self._outputs = whole.tables, whole.outputs
+
+        # Shard the tables by the plan. Most are updated inside the backward pass, by FBGEMM's fused optimizers.
         self.trains_tables = "embeddings" not in train.freeze
         dense_kernels = self.plan.tables_by("dense")
-        self.threads = WorkerThreads(context.threads(train.threads))
-        self.has_threads = self.device.type == "cpu" and train.compile is not True
-        """Whether `threads` compute parts of the dense network beside each other."""
-        self._is_local = context.world_size == 1 and self.device.type == "cpu"
         set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
+        self._wire, self._pooled_dtype = WireFormat(wire, pooled), pooled
         # TorchRec divides the ranks into nodes by this variable.
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         self.tables = DistributedModelParallel(
@@ -190,6 +97,7 @@ class ParallelModel:
             plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
+        self._is_local = context.world_size == 1 and self.device.type == "cpu"
         if context.world_size == 1:
             call_tables_directly(self.tables)
         if self._is_local:
@@ -197,6 +105,8 @@ class ParallelModel:
         if self.device.type == "cuda":
             set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
+
+        # Fill both halves with initial values, and take out of training what the recipe freezes.
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
             initialize_dense(self.dense_network, train.seed)
@@ -204,17 +114,36 @@ class ParallelModel:
                 initialize_shard(shard, table, train.seed, row, column)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
-        called: nn.Module = self.dense_network
-        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
-            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
-            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
         self.dense_parameters: dict[str, list[nn.Parameter]] = {part: [] for part in train.by_part}
         """Parameters of the dense network that are trained, by the keys of `train.by_part`."""
         for name, parameter in self.dense_network.named_parameters():
             if parameter.requires_grad:
                 self.dense_parameters[train.trained_part(whole.part_of_dense(name))].append(parameter)
+
+        # Compile and replicate the dense network.
+        called: nn.Module = self.dense_network
+        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
+            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
+            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
+        if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
+            called = DistributedDataParallel(
+                called,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        self.dense = called
+        """The dense network as it is called in training: compiled and replicated as asked for."""
+
+        # On a CPU threads share out the parts of a batch; on a GPU the next batch travels on a stream of its own.
+        self.threads = WorkerThreads(context.threads(train.threads))
+        self.has_threads = self.device.type == "cpu" and train.compile is not True
+        """Whether `threads` compute parts of the dense network beside each other."""
         columns = sum(output.table.dim for output in whole.pooled)
         self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
+        self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+        # Neighbouring columns of pooled embeddings with one L2 penalty are penalized with each other.
         self.penalties: list[tuple[slice, float]] = []
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
         start = 0
@@ -225,16 +154,6 @@ class ParallelModel:
             if penalty:
                 self.penalties.append((slice(start, end), penalty))
             start = end
-        if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
-            called = DistributedDataParallel(
-                called,
-                device_ids=[self.device] if self.device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-            )
-        self.dense = called
-        """The dense network as it is called in training: compiled and replicated as asked for."""
-        self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         """Yield each batch with the one after it, or None after the last.
@@ -244,6 +163,7 @@ class ParallelModel:
         remaining = iter(batches)
         if self._ahead is not None:
             self._ahead.wait_stream(torch.cuda.current_stream())
+        # Without a GPU, `_ahead` is None and the blocks do nothing.
         with torch.cuda.stream(self._ahead):
             batch = next(remaining, None)
         while batch is not None:
@@ -273,19 +193,15 @@ class ParallelModel:
         return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
-    def logits(self, batch: Batch, precision: Precision | None = None) -> Tensor:
-        """Return the logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables.
-
-        `precision`: how the dense network computes, in float32 by default; tables are exact.
-        """
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the exact logits (B,) float32 without gradients; a collective, as ranks hold parts of the tables."""
         with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
         size = -(-batch.size // self.parts_of(batch.size))
 
         @torch.no_grad()  # which each thread has for itself
         def logits_of(part: tuple[Tensor, Tensor]) -> Tensor:
-            with precision.autocast() if precision is not None else nullcontext():
-                return cast(Tensor, self.dense_network(*part)).float()
+            return cast(Tensor, self.dense_network(*part)).float()
 
         parts = zip(batch.dense.split(size), pooled.split(size), strict=True)
         return torch.cat(list(self.threads.map(logits_of, parts)))
@@ -309,15 +225,11 @@ class ParallelModel:
             set_output_dtype(self.tables, self._pooled_dtype)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
-        """Return the gradients of the dense network stay local in this block and are summed into the next pass outside
-        it.
-        """
+        """Return a block in which the dense network's gradients stay local; the next pass outside sums them up, too."""
         return self.dense.no_sync() if isinstance(self.dense, DistributedDataParallel) else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the
-        model.
-        """
+        """Return weights by the names of the undistributed model, tables as ShardedTensors; shares memory with them."""
         dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
         return {**self._table_state(), **dense}
 
@@ -339,11 +251,39 @@ class ParallelModel:
         return state
 
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
-        """(table, shard, first row, first column) of this rank's parts of the tables."""
+        """Yield (table, shard, first row, first column) of this rank's parts of the tables."""
         state = self._table_state()
         for table in self.stated_tables:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
                 yield table, shard, row, column
+
+
+class CompiledNetwork(nn.Module):
+    """A dense network, compiled for batches of one size; those of other sizes it computes as it was.
+
+    A batch of another size is the last one of an epoch, which is not worth a compilation, or one of lists of rows, of
+    which each may have a size of its own.
+
+    On a GPU the forward and the backward pass are CUDA graphs that torch's compiler captures and replays
+    (`torch._inductor.cudagraph_trees`). It copies the inputs to where the graph reads them, and draws from the device's
+    generator as it was seeded before the step. What a replay returns is overwritten by the next one: logits and
+    gradients must be used up or copied by then, so there is no graph where gradients are summed over several passes.
+    """
+
+    def __init__(self, network: nn.Module, rows: int, *, has_graph: bool) -> None:
+        super().__init__()
+        self.network, self._rows = network, rows
+        self._mode = "reduce-overhead" if has_graph else None
+
+    @cached_property
+    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
+        # At the first use: it takes seconds to import the compiler, which evaluation does without.
+        return torch.compile(self.network, dynamic=False, mode=self._mode)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of dims), as the network itself does."""
+        network = self._compiled if pooled.shape[0] == self._rows else self.network
+        return cast(Tensor, network(dense, pooled))
 
 
 def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:
@@ -363,9 +303,3 @@ def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn
             raise ConfigError(f"train.freeze: no part '{name}'; use embeddings, dense_network, or one of {children}")
         frozen |= chosen
     return list(frozen.values())
-
-
-def _of_all_ranks(value: int) -> list[int]:
-    values = [0] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

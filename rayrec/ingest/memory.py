@@ -1,6 +1,9 @@
-"""A split that lies on one device as a whole: batches are gathered there, by numbers of rows that the host sends."""
+"""Splits that are kept for all epochs: in the host's memory, or on one device as a whole.
 
-from collections.abc import Iterator
+Batches of a split on a device are gathered there, by numbers of rows that the host sends.
+"""
+
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +13,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.ingest.batch_order import BatchOrder
-from rayrec.ingest.batches import BatchArrays, cut
-from rayrec.ingest.reader import PackedRows, id_type
-from rayrec.ingest.reads import InMemorySplit
+from rayrec.ingest.batches import BatchArrays, cut_batches
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.order import BatchOrder
+from rayrec.ingest.packed_rows import PackedRows, RowPacker, id_type
 from rayrec.models.common.batch import Batch
 
 _SHARE_OF_FREE_MEMORY = 0.25
-"""A split takes no more of what the model leaves free: activations need memory, and so do the other splits."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Numbered:
-    """Rows of a read by their numbers in the split."""
+class InMemorySplit:
+    """Every row group of a split, packed, in the host's memory.
+
+    Each worker needs the whole split, because the order of an epoch may give it any row group.
+    """
+
+    packed: tuple[PackedRows, ...]
+    """By the numbers of `BatchOrder.row_groups`."""
+
+    @classmethod
+    def read(cls, dataset: Dataset, split: str) -> "InMemorySplit":
+        """Read a split. Raises UserError if it has no rows, or a part is missing or damaged."""
+        packer = RowPacker.of(dataset)
+        return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes that the rows take."""
+        return sum(rows.bytes for rows in self.packed)
+
+    def row_groups(self, order: BatchOrder) -> Generator[PackedRows]:
+        """Yield what `order.needs` lists, the rows of each row group in the epoch's order."""
+        for need in order.needs:
+            rows = self.packed[need.row_group]
+            yield rows.take(order.row_order.rows(need.row_group, len(rows), rows.group))
+
+
+@dataclass(frozen=True, eq=False)
+class _NumberedRows:
+    """Rows of a row group, in the epoch's order, by their numbers in the split."""
 
     numbers: NDArray[np.int64]
     group: NDArray[np.int64] | None
@@ -59,26 +89,20 @@ class ResidentSplit:
         multi_hot = [feature for feature in schema.categorical if isinstance(feature, MultiHotFeature)]
         self._lists = [self._lists_of(packed, place, feature) for place, feature in enumerate(multi_hot)]
 
-    @classmethod
-    def fits(cls, split: InMemorySplit, device: torch.device) -> bool:
-        """Return whether the device, a GPU, has room for the split beside what a training needs."""
-        return split.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
-
     def batches(self, order: BatchOrder) -> Iterator[Batch]:
         """Yield the batches of one rank; work on the device is queued, and nothing waits for it."""
-        for number, pieces in enumerate(cut(order, self._reads(order)), order.start_batch):
-            rows = [read.numbers[rows] for read, rows in pieces]
+        batches = cut_batches(order, self._row_groups(order))
+        for number, pieces in enumerate(batches, order.start_batch):
+            rows = [row_group.numbers[rows] for row_group, rows in pieces]
             yield self._gather(np.concatenate(rows) if rows else np.empty(0, np.int64), order.local_size(number))
 
-    def _reads(self, order: BatchOrder) -> Iterator[Iterator[_Numbered]]:
-        for batch in range(order.start_batch, order.num_batches):
-            yield (self._read(order, *order.read(index)) for index in order.reads_of(batch))
-
-    def _read(self, order: BatchOrder, unit: int, start: int, stop: int) -> _Numbered:
-        first, count = self._first_rows[unit], int(self._first_rows[unit + 1] - self._first_rows[unit])
-        group = self._groups[unit]
-        chosen = order.row_order.rows(unit, count, start, stop, group)
-        return _Numbered(first + np.arange(count)[chosen], None if group is None else group[chosen])
+    def _row_groups(self, order: BatchOrder) -> Iterator[_NumberedRows]:
+        """Yield what `order.needs` lists."""
+        for need in order.needs:
+            first, stop = self._first_rows[need.row_group : need.row_group + 2]
+            group = self._groups[need.row_group]
+            chosen = order.row_order.rows(need.row_group, int(stop - first), group)
+            yield _NumberedRows(np.arange(first, stop)[chosen], None if group is None else group[chosen])
 
     def _gather(self, rows: NDArray[np.int64], size: int) -> Batch:
         """Return the batch of the rows, padded to `size` rows like those of `rayrec.ingest.batches`."""
@@ -155,6 +179,15 @@ class ResidentSplit:
     def _sent(self, tensor: Tensor) -> Tensor:
         """Return the tensor on the device, without waiting for it."""
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+
+
+def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
+    """Read a split for all epochs: onto `device` if it is a GPU with room for it, else into the host's memory."""
+    store = InMemorySplit.read(dataset, split)
+    # A split takes no more of what the model leaves free: activations need memory, and so do the other splits.
+    if device.type == "cuda" and store.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]:
+        return ResidentSplit(store, dataset.schema, device)
+    return store
 
 
 def _present(column: NDArray[Any] | None) -> NDArray[Any]:

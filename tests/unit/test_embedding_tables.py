@@ -9,8 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
-from rayrec.models.common.initialization import initialize_shard
-from rayrec.models.common.tables import (
+from rayrec.models.common.embedding_tables import (
     EmbeddingTable,
     Normal,
     PooledFeature,
@@ -21,6 +20,7 @@ from rayrec.models.common.tables import (
     pooled_features,
     require_names,
 )
+from rayrec.models.common.initialization import initialize_shard
 from tests.builders import WITH_SHARED_TABLES
 
 CPU = torch.device("cpu")

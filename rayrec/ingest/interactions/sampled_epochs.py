@@ -1,16 +1,24 @@
-"""The training samples of a split: positives, and negatives that are drawn anew in every epoch."""
+"""Epochs of sampled interactions: positives, negatives drawn anew in every epoch, and the batches of both.
 
+Samples are computed on the device from their places in the epoch, some batches ahead.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import Schema
+from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.interactions.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
-from rayrec.ingest.interactions.positives import Positives, interaction_columns
+from rayrec.ingest.interactions.pairs import Positives, interaction_columns
+from rayrec.ingest.loader import EpochLoader
+from rayrec.ingest.order import BatchOrder
+from rayrec.models.common.batch import Batch
 from rayrec.random.permutation_torch import TablePermutation
 from rayrec.random.splitmix64_torch import derive_key, random_bits
 
@@ -18,6 +26,11 @@ from rayrec.random.splitmix64_torch import derive_key, random_bits
 _ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3
 _LARGEST_PRODUCT = 2**61
 """The largest product of positives and points, with which places are computed in int64 despite rounding errors."""
+
+_AHEAD = {"cpu": 2**18, "cuda": 2**22}
+"""About so many samples, but at least a batch, are computed with one call, to outweigh the overhead of the call."""
+_BLOCK_ON_CPU = 2**16
+"""Intermediate results of so many samples stay in the processor's cache."""
 
 
 class Samples(NamedTuple):
@@ -46,7 +59,7 @@ class RecencyDraws:
 
     @classmethod
     def of(cls, users: Tensor, config: RecencyConfig) -> "RecencyDraws":
-        """`users`: (positives,) the user of each positive; a user's rows are together, in the order of time.
+        """Weigh positives of `users` (positives,), whose rows each lie next to each other, in the order of time.
 
         Raises ConfigError if the rows of a user are not together.
         """
@@ -95,7 +108,7 @@ class SampledSplit:
         config: NegativesConfig,
         recency: RecencyConfig | None = None,
     ) -> "SampledSplit":
-        """`known`: the pairs that are no negatives where these are exact; perhaps more than the positives.
+        """Prepare the draws of a split; `known`: the pairs that are no negatives where these are exact.
 
         Raises UserError if there is no item to draw, or the positives are not in the order of time."""
         columns = interaction_columns(schema)
@@ -144,3 +157,70 @@ class SampledEpoch:
         drawn = negatives.draw(random_bits(self.negatives_key, sample), users)
         items = torch.where(is_positive, positives.items.index_select(0, positive), drawn)
         return Samples(users, items, is_positive.float())
+
+
+class SampledLoader(EpochLoader):
+    """Batches of sampled interactions; a short rank is padded with the sample that follows, one of the same batch.
+
+    It has no thread: on a GPU the calls only queue work, and on a CPU sampling takes so little of a step's time that a
+    thread, which would compete for the same cores, would gain nothing.
+    """
+
+    def __init__(self, split: SampledSplit, schema: Schema, order: BatchOrder) -> None:
+        """Load `order`, whose one row group stands for the samples of `split`.
+
+        Raises UserError if no batch can be filled.
+        """
+        super().__init__(order)
+        if order.num_batches == 0:
+            raise UserError(
+                f"train.global_batch_size: {len(split.positives)} positives and their negatives are {len(split)} "
+                f"samples, which fill no batch of {order.global_batch_size}; lower it"
+            )
+        self._schema = schema
+        self._epoch = split.epoch(order.seed, order.epoch)
+        self._device = split.positives.users.device
+        user = interaction_columns(schema).user
+        self._user_index = [feature.name for feature in schema.categorical].index(user)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self._order
+        at_once = max(1, _AHEAD["cuda" if self._device.type == "cuda" else "cpu"] // order.local_size(0))
+        full_batches = order.total_rows // order.global_batch_size
+        number = order.start_batch
+        while number < order.num_batches:
+            with self._waited_for():
+                # A last, smaller batch comes alone.
+                stop = min(number + at_once, max(number + 1, full_batches))
+                chunk = self._compute(range(number, stop))
+            for ids, label in zip(*chunk, strict=True):
+                with self._waited_for():
+                    batch = self._batch(number, ids, label)
+                number += 1
+                yield batch
+
+    def _compute(self, batches: range) -> tuple[Tensor, Tensor]:
+        """Return (batches, 2, B) ids, in the order of the schema's features, and (batches, B) labels."""
+        size = self._order.local_size(batches.start)
+        firsts = torch.arange(len(batches), device=self._device) * self._order.global_batch_size
+        firsts += self._order.first_row(batches.start)
+        places = (firsts[:, None] + torch.arange(size, device=self._device)).view(-1)
+        block = _BLOCK_ON_CPU if self._device.type == "cpu" else len(places)
+        parts = [self._epoch.at(part) for part in places.split(block)]
+        samples = Samples(*(torch.cat(column).view(-1, size) for column in zip(*parts, strict=True)))
+        pair = (samples.users, samples.items)
+        return torch.stack(pair if self._user_index == 0 else pair[::-1], dim=1), samples.labels
+
+    def _batch(self, number: int, ids: Tensor, label: Tensor) -> Batch:
+        size = len(label)
+        weight = torch.ones(size, device=self._device)
+        weight[self._order.local_rows(number) :] = 0.0
+        return BatchArrays(
+            dense=torch.empty((size, 0), device=self._device),
+            ids=ids.view(-1),
+            lengths=None,
+            ids_per_feature=[size, size],
+            label=label,
+            weight=weight,
+            group=ids[self._user_index].long() if self._schema.group else None,
+        ).to_batch(self._schema, self._device)

@@ -37,12 +37,12 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.text import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
-from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
+from rayrec.models.common.embedding_tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
 
 Kernel = Literal["fused", "fused_uvm_caching", "dense"]
 """TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `fused_uvm_caching` does so, too, but
 the shard is in the host's memory, and its GPU caches the rows that it needed last; `dense` leaves a gradient of the
-whole shard, which a torch optimizer takes (`rayrec.training.optimizers.tables`)."""
+whole shard, which a torch optimizer takes (`rayrec.training.optimizers.table_optimizer`)."""
 
 _FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam"}
 # Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel

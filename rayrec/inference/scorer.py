@@ -1,0 +1,252 @@
+"""The scorer: encoded rows in, logits out, from the embedding tables and the dense network of a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayrec.common.errors import UserError
+from rayrec.config.train import DeviceName
+from rayrec.features.encoder import encoded_schema
+from rayrec.features.lists import ids_of
+from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.inference.checkpoint_model import CheckpointModel
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.table_files import StoredTable, TableMemory
+from rayrec.models.common.precision import AmpError, Precision, resolve_precision
+from rayrec.models.common.ranking import ScoresPairs
+from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
+
+CHUNK_ROWS = 1024
+"""Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
+_CHUNK_ROWS_OF_GPU = 65_536
+"""As many as keep a GPU busy."""
+
+
+StoredModel = ModelFolder | CheckpointModel
+"""A trained model on disk, whose tables are mapped."""
+
+
+class Scorer:
+    """Scores encoded rows, as datasets have them. Threads may share one: nothing changes after construction.
+
+    Only the pages of rows that were looked up are in memory, so tables may be larger than that.
+    """
+
+    def __init__(self, model: StoredModel, memory: TableMemory | None = None, device: DeviceName = "cpu") -> None:
+        """`memory` limits what tables hold in memory. `device` computes the dense network; tables stay on the host."""
+        self.model = model
+        self.folder: Path = model.folder
+        self.schema: Schema = model.schema
+        """Every feature with its transforms, cardinality and embedding dimension."""
+        self.recipe: Recipe = model.recipe
+        self.encoded_columns = encoded_schema(self.schema)
+        """The Arrow columns that rows have."""
+        self.precision: Precision = resolve_precision("fp32", device)
+        """How the dense network computes: in float32 unless another `resolve_precision` is put in its place."""
+        self._exact, self._device = self.precision, torch.device(device)
+        self._chunk_rows = CHUNK_ROWS if device == "cpu" else _CHUNK_ROWS_OF_GPU
+        self._dense_network = _load_dense_network(model).to(self._device)
+
+        # Every table is mapped once, and looked up for each feature that reads it.
+        multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
+        tables = {table: model.mapped_table(table) for table in model.tables}
+        self._lookups = [
+            PooledLookup(
+                feature=output.feature,
+                dim=output.table.dim,
+                rows=tables[output.table],
+                pooling=output.pooling if output.feature in multi_hot else None,
+            )
+            for output in model.pooled
+        ]
+        self._pooled_width = sum(lookup.dim for lookup in self._lookups)
+        self._memory = memory
+        if memory is not None:
+            for mapped in tables.values():
+                for file in mapped.mapped:
+                    memory.add(file)
+
+        self._dense_width = self.schema.dense_width
+        widths = [feature.size if isinstance(feature, VectorFeature) else 1 for feature in self.schema.dense]
+        starts = np.cumsum([0, *widths]).tolist()
+        self._dense = dict(zip((feature.name for feature in self.schema.dense), starts, strict=False))
+        """The first column of each feature in the dense input."""
+
+    def logits_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
+
+        Raises UserError if a feature has no column.
+        """
+        # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
+        if not rows.schema.equals(self.encoded_columns):
+            for feature in self.schema.features:
+                if feature.name not in rows.schema.names:
+                    message = f"column '{feature.name}': missing; rows must have every feature of the model"
+                    raise UserError(message)
+            rows = rows.select(self.encoded_columns.names)
+        if 0 < rows.num_rows <= self._chunk_rows:
+            return self._logits(*self._inputs(rows))
+        slices = (rows.slice(start, self._chunk_rows) for start in range(0, rows.num_rows, self._chunk_rows))
+        parts = [self._logits(*self._inputs(part)) for part in slices]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """Return the probabilities (n,) float32 of n encoded rows, as `logits_encoded` takes them."""
+        return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
+
+    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the
+        second.
+
+        For models whose only features are two one-hot ones. The scores are those of `predict_encoded` up to the
+        rounding of sums.
+        """
+        if isinstance(self._dense_network, ScoresPairs):
+            one, other = self._lookups
+            scores = np.empty((len(first), len(second)), np.float32)
+            with torch.inference_mode():
+                for row in range(0, len(first), CHUNK_ROWS):
+                    some = self._embeddings(one, first[row : row + CHUNK_ROWS])
+                    for column in range(0, len(second), CHUNK_ROWS):
+                        others = self._embeddings(other, second[column : column + CHUNK_ROWS])
+                        with self.precision.autocast():
+                            found = torch.sigmoid(self._dense_network.pair_logits(some, others).float()).cpu()
+                        scores[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
+            return scores
+        names = [feature.name for feature in self.schema.features]
+        columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
+        scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
+        return scores.reshape(len(first), len(second))
+
+    def amp_error(self, rows: pa.RecordBatch) -> AmpError:
+        """Measure how far `precision` moves the probabilities of the first 1,024 encoded rows, as `encode` gives them.
+
+        No rows are compared where `precision` is float32.
+        """
+        error = AmpError()
+        if self.precision.name != self._exact.name and rows.num_rows:
+            inputs = self._inputs(rows.slice(0, CHUNK_ROWS))
+            logits = (self._logits(*inputs, precision) for precision in (self.precision, self._exact))
+            error.add(*(torch.sigmoid(torch.from_numpy(values)).numpy() for values in logits))
+        return error
+
+    def _embeddings(self, lookup: "PooledLookup", ids: NDArray[np.int64]) -> Tensor:
+        """(n, dim) the pooled embeddings of n rows of ids."""
+        rows = np.empty((len(ids), lookup.dim), np.float32)
+        self._note(lookup.read(pa.array(ids), out=rows))
+        return torch.from_numpy(rows).to(self._device)
+
+    def _note(self, rows: int) -> None:
+        """Count rows of tables that were read."""
+        if self._memory is not None:
+            self._memory.note(rows)
+
+    def _inputs(self, rows: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
+        columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
+        dense = np.empty((rows.num_rows, self._dense_width), np.float32)
+        for name in self._dense:
+            self._set_dense(dense, name, columns[name])
+        pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
+        start = 0
+        for lookup in self._lookups:
+            read = lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
+            start += lookup.dim
+            self._note(read)
+        return dense, pooled
+
+    def _set_dense(self, dense: NDArray[np.float32], name: str, column: pa.Array) -> None:
+        """Write the encoded column of a feature to its columns of the dense input."""
+        start = self._dense[name]
+        if pa.types.is_fixed_size_list(column.type):
+            size = column.type.list_size
+            dense[:, start : start + size] = column.flatten().to_numpy().reshape(-1, size)
+        else:
+            dense[:, start] = column.to_numpy()
+
+    def _logits(
+        self, dense: NDArray[np.float32], pooled: NDArray[np.float32], precision: Precision | None = None
+    ) -> NDArray[np.float32]:
+        with torch.inference_mode(), (precision or self.precision).autocast():
+            inputs = (torch.from_numpy(values).to(self._device) for values in (dense, pooled))
+            logits: Tensor = self._dense_network(*inputs)
+            return logits.float().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class PooledLookup:
+    """The look-up and pooling of one feature, as the model does them.
+
+    A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
+    """
+
+    feature: str
+    dim: int
+    rows: StoredTable
+    pooling: Literal["sum", "mean"] | None
+    """None for a feature of one id a row."""
+
+    @property
+    def width(self) -> int:
+        """Columns that `read` writes."""
+        return self.dim
+
+    def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) embeddings of B ids; return how many rows of the table were read."""
+        self.rows.read(ids, out)
+        return len(ids)
+
+    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
+
+        Return how many rows of the table were read.
+        """
+        if self.pooling is None:
+            return self.read_one_hot(ids.to_numpy(), out)
+        # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
+        offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
+        values = ids_of(elements).to_numpy()
+        read = np.empty((len(values), self.dim), np.float32)
+        self.rows.read(values, read)
+        bags = torch.from_numpy(offsets - offsets[0])
+        with torch.inference_mode():
+            if pa.types.is_struct(elements.type):
+                weights = torch.tensor(elements.field("weight").to_numpy())
+                pooled = _pooled(torch.from_numpy(read), bags, "sum", weights)
+                if self.pooling == "mean":
+                    totals = _pooled(weights.unsqueeze(1), bags, "sum")
+                    pooled /= torch.where(totals > 0, totals, 1.0)
+            else:
+                pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
+        out[:] = pooled.numpy()
+        return len(values)
+
+
+def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:
+    """(B, columns) of (n, columns) rows, of rows bags[i] ... bags[i + 1] - 1 each; (n,) `weights` are for sums."""
+    places = torch.arange(len(rows))
+    return F.embedding_bag(places, rows, bags, mode=mode, per_sample_weights=weights, include_last_offset=True)
+
+
+def _load_dense_network(stored: StoredModel) -> nn.Module:
+    model = build_model(stored.recipe.model, stored.schema, device="meta")
+    network = model.dense_network
+    weights = stored.dense()
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{stored.folder}: dense weight '{name}' is {found.get(name, 'missing')}, "
+                f"config.yaml makes it {expected.get(name, 'unknown')}; export the model again"
+            )
+    network.load_state_dict(weights, assign=True)
+    return network.eval()
