@@ -11,7 +11,7 @@ from rayrec import api
 if TYPE_CHECKING:
     from rayrec.api import *  # noqa: F403
 
-__all__ = [*api.COMMANDS, *api.LOADERS]  # noqa: PLE0604 -- of strings alone
+__all__ = [*api.__all__]  # noqa: PLE0604 -- of strings alone
 
 
 def __getattr__(name: str) -> Any:

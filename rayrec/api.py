@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
-COMMANDS = (
+__all__ = [
     "inspect",
     "generate",
     "preprocess",
@@ -43,9 +43,14 @@ COMMANDS = (
     "report",
     "runs",
     "compare",
-)
+    "load_recipe",
+    "load_model",
+    "load_recommender",
+    "load_ranker",
+    "load_explainer",
+]
+COMMANDS = tuple(name for name in __all__ if not name.startswith("load_"))
 """The commands that are functions of this module."""
-LOADERS = ("load_recipe", "load_model", "load_recommender", "load_ranker", "load_explainer")
 
 
 @cache

@@ -11,8 +11,29 @@ from rayrec.inference.recommender import Recommender
 from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
+__all__ = [
+    "inspect",
+    "generate",
+    "preprocess",
+    "verify",
+    "train",
+    "run",
+    "evaluate",
+    "explain",
+    "predict",
+    "export",
+    "tune",
+    "plan",
+    "report",
+    "runs",
+    "compare",
+    "load_recipe",
+    "load_model",
+    "load_recommender",
+    "load_ranker",
+    "load_explainer",
+]
 COMMANDS: tuple[str, ...]
-LOADERS: tuple[str, ...]
 
 def inspect(
     path: AnyPath | Sequence[AnyPath],

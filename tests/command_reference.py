@@ -4,6 +4,7 @@
 """
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -102,10 +103,10 @@ def stub() -> str:
         "from rayrec.inference.recommender import Recommender",
         "from rayrec.recipes import Recipe",
         "AnyPath = str | PathLike[str]",
+        f"__all__ = {json.dumps(api.__all__)}",
         "COMMANDS: tuple[str, ...]",
-        "LOADERS: tuple[str, ...]",
         *map(_command_stub, api.COMMANDS),
-        *(_function_stub(getattr(api, name)) for name in api.LOADERS),
+        *(_function_stub(getattr(api, name)) for name in api.__all__ if name not in api.COMMANDS),
     ]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],
