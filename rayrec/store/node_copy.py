@@ -41,8 +41,8 @@ def on_this_node(path: Path) -> Path:
 
         def bring(name: Path) -> None:
             file, target = wanted[name], copy / name
-            if not target.is_file() or (target.stat().st_size, int(target.stat().st_mtime)) != file[:2]:
-                with naming(target, needed=file.bytes):
+            with naming(target, needed=file.bytes):
+                if not target.is_file() or (target.stat().st_size, int(target.stat().st_mtime)) != file[:2]:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     _download(path / name, target, file)
 
