@@ -173,7 +173,7 @@ def test_a_sweep_goes_on_on_another_machine(
     command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
                "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
     # Each trial waits as it begins to write its first checkpoint; the first one is let go.
-    hold = Hold(tmp_path / "hold", r"/step-\d+-")
+    hold = Hold(tmp_path / "hold", r"/step-")
     with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster)) as held:
         (first,) = hold.waiting()
         hold.release(first)
