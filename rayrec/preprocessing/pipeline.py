@@ -24,6 +24,7 @@ from rayrec.recipes import Recipe
 from rayrec.store.files import (
     files_below,
     is_begun,
+    is_output,
     new_folder,
     remove,
     remove_unfinished_files,
@@ -122,7 +123,7 @@ class Preprocessing:
             no_tasks_left_behind(runner),
         ):
             scratch = folder / _SCRATCH
-            if files_below(folder):
+            if any(is_output(name) or PurePath(name).parts[0] == _SCRATCH for name in files_below(folder)):
                 progress.message(f"{folder}: continuing unfinished work of an earlier run")
             if not (folder / MANIFEST_FILE).exists():
                 scratch.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ class Preprocessing:
         remove_unfinished_files(folder)
         written.schema.save(folder)
         parts = {part.path for split in written.splits.values() for part in split.parts}
-        wanted = [n for n in files_below(folder) if PurePath(n).parts[0] != _SCRATCH and n not in parts]
+        wanted = [name for name in files_below(folder) if is_output(name) and name not in parts]
         manifest = Manifest(
             splits=written.splits,
             files=tuple(run_brief_tasks(workspace.runner, wanted, partial(_stored_file, folder))),

@@ -257,7 +257,7 @@ FILES = [
         "URI of an unknown kind",
         "train dlrm-criteo-debug --data foo://bucket/dataset --output run",
         1,
-        "foo://bucket/dataset: cannot be opened: unknown kind of store; use s3://, gs://, abfs:// or hdfs://",
+        "foo://bucket: cannot be opened: unknown kind of store; use s3://, gs://, abfs:// or hdfs://",
     ),
     BadInput(
         "store that does not answer",
@@ -346,7 +346,7 @@ FILES = [
         "evaluating a folder that is not a run",
         "evaluate full --data dataset",
         1,
-        "full: not a run folder (no run.json); give the output of `rayrec train`",
+        "full: neither a model nor a run folder; give the output of `rayrec export` or `train`",
     ),
     BadInput(
         "exporting a folder that is not a run",
