@@ -59,7 +59,7 @@ DATA_OF = {"dlrm": "criteo", "dcnv2": "criteo", "neumf": "interactions", "wide_d
 BROKEN_LINES = {"criteo.tsv": "1\tno number\n", "ratings.csv": "1,2\n"}
 """A line that preprocessing must reject, added to a raw file."""
 TRAINING = ("--set", "train.epochs=1", "--set", "train.log_every_steps=1")
-MEASURED = {"seconds", "samples_per_second", "data_wait_share", "peak_memory_bytes", "overflows"}
+MEASURED = {"seconds", "samples_per_second", "rows_per_second", "data_wait_share", "peak_memory_bytes", "overflows"}
 """Keys of history.jsonl that differ from run to run."""
 
 INTENDED = {
