@@ -24,12 +24,12 @@ from rayrec.common.machine import Machine
 from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.packed_rows import RowPacker
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import CriteoGenerator
 from rayrec.store.files import write_json
+from tests.vocabularies import write_vocabulary
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")

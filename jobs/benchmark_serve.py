@@ -230,10 +230,10 @@ class HttpAnswer:
     """An answer to one request."""
 
     status: int
-    """As that of a sample."""
+    """HTTP status, or one of those that `TimedAnswer` has."""
     body: bytes = b""
     keeps: bool = False
-    """Whether the connection takes another request."""
+    """True if the connection takes another request."""
 
 
 class HttpClient:

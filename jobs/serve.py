@@ -79,7 +79,7 @@ class ServeRequest(Request):
 
     @property
     def listener(self) -> "Listener":
-        """Where and how the server listens."""
+        """Return where and how the server listens."""
         from serve.server import Listener
 
         return Listener(self.host, self.port, self.grpc_port, self.tls_certificate, self.tls_key)

@@ -9,9 +9,10 @@ import pyarrow as pa
 from rayrec.config.transforms import Buckets, Cross, HashIds, HashUnlisted, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabulary import content_hash, write_vocabulary
+from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from tests.builders import write_dataset
+from tests.vocabularies import write_vocabulary
 
 NAMES = ("shop", "item", "word", "tags")
 """The features that have vocabularies: plain, with buckets of unlisted values, capped, and of lists."""

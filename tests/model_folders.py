@@ -17,7 +17,6 @@ from rayrec.features.schema import (
     NumericFeature,
     Schema,
 )
-from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.export.examples import Examples, write_examples
 from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import KnownItems
@@ -35,6 +34,7 @@ from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.table.config import TableConfig
 from tests.builders import make_recipe
 from tests.table_schema import SCHEMA, write_statistics
+from tests.vocabularies import write_vocabulary
 
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),

@@ -30,8 +30,8 @@ from rayrec.features.schema import (
     SideTable,
     VectorFeature,
 )
-from rayrec.features.vocabulary import write_vocabulary
 from tests.lookup_tables import write_rate, write_side_table
+from tests.vocabularies import write_vocabulary
 
 WORDS = ["red", "7", "é", "\U0001f9a5", "x" * 500, "-3"]
 LISTED = Vocabulary(file="vocabulary/text.parquet", size=len(WORDS))

@@ -124,7 +124,7 @@ class LookupTable:
     """
 
     _NO_KEYS: ClassVar[tuple[str | None, ...]] = (None,)
-    """What no row is looked up by."""
+    """Texts that find no row."""
 
     def __init__(
         self, batches: Iterable[pa.RecordBatch], files: Sequence[MappedFile] = (), removed: Rows | None = None

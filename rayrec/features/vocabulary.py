@@ -118,17 +118,6 @@ def content_hash(values: pa.Array, first_id: int) -> int:
     return int(mix(hashes ^ mix(ids)).sum(dtype=np.uint64))
 
 
-def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
-    """Write a vocabulary to one Parquet file, and its index; `values` by descending count, ties by value.
-
-    The first value has id 1.
-    """
-    table = pa.table([values, range(1, len(values) + 1), counts], schema=VOCABULARY_SCHEMA)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
-    write_index(path, index_file(path))
-
-
 def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:
     """Write a vocabulary of rows (id, value, count) to `path`, a Parquet file or a folder of parts, and its index."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,10 +53,10 @@ def registered_name(uri: str) -> str:
     return _parts(uri)["name"]
 
 
-def registered_folder(uri: str, staging: Path) -> str:
+def registered_folder(uri: str, cache: Path) -> str:
     """Return where the model folder of a `models:/` URI is: a local path, or a URI of another file system.
 
-    What only the server can read is fetched into a folder of `staging`. Raises ConfigError if the URI is wrong or no
+    What only the server can read is fetched into a folder of `cache`. Raises ConfigError if the URI is wrong or no
     server is known, UserError if there is no such version or the server does not answer.
     """
     parts = _parts(uri)
@@ -67,7 +67,7 @@ def registered_folder(uri: str, staging: Path) -> str:
         if urlsplit(artifacts).scheme != _HELD_BY_THE_SERVER:
             return artifacts
         # A version never changes: what was fetched once stays.
-        folder = staging / quote(mlflow.get_tracking_uri(), safe="") / file_name(name) / file_name(version)
+        folder = cache / quote(mlflow.get_tracking_uri(), safe="") / file_name(name) / file_name(version)
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with new_folder(folder) as new:

@@ -74,8 +74,8 @@ class Cluster:
     """Of a command on the first node."""
     folder: Path
 
-    def staged(self, suffix: str) -> list[Path]:
-        """The files of a kind in the nodes' folders."""
+    def copied(self, suffix: str) -> list[Path]:
+        """Return the files of a kind among the copies of all nodes."""
         return list((self.folder / "staging").rglob(f"*{suffix}"))
 
     def fetch(self, uri: str) -> Path:
@@ -131,8 +131,8 @@ def _require_same_weights(model: Path, expected: Path) -> None:
 @pytest.mark.minutes
 def test_training_gives_the_same_weights(trained: Cluster, local: Path) -> None:
     assert sum(trained.store.met.values()) > 20
-    assert not trained.staged(".parquet")
-    assert not trained.staged(".distcp")
+    assert not trained.copied(".parquet")
+    assert not trained.copied(".distcp")
     run = trained.fetch(RUN)
     assert checkpoint_steps(run / "checkpoints") == checkpoint_steps(local / "run" / "checkpoints")
     expected = weights_of(local / "run", STEPS)
@@ -159,13 +159,13 @@ def test_each_node_reads_its_share(trained: Cluster, local: Path) -> None:
 
 @pytest.mark.minutes
 def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None:
-    # What a node has staged is only a copy.
+    # What a node holds of the bucket is only a copy.
     trained.store.faults = FAULTS
     shutil.rmtree(trained.folder / "staging" / "1")
     printed = run_module("jobs.evaluate", RUN, "--data", DATA, "--json", environment=trained.environment)
     expected = json.loads((local / "run" / "metrics.json").read_text())["test"]
     assert json.loads(printed)["metrics"]["test"] == pytest.approx(expected, abs=1e-6)
-    assert not trained.staged(".distcp")
+    assert not trained.copied(".distcp")
 
     run_module("jobs.export", RUN, "--output", MODEL, environment=trained.environment)
     exported = trained.fetch(MODEL)
@@ -203,7 +203,7 @@ def test_raw_files_to_a_model(cluster: Cluster, tmp_path: Path) -> None:
     away = ("--input", "s3://bucket/raw", "--output", "s3://bucket/out")
     run_module("jobs.run", "dlrm-criteo-debug", *options, *away, environment=cluster.environment)
     assert all(node.bytes_of("/out/dataset/.scratch") for node in cluster.nodes), "a node had no part in it"
-    assert not [path for path in cluster.staged(".parquet") if path.name.startswith("part-")]
+    assert not [path for path in cluster.copied(".parquet") if path.name.startswith("part-")]
     assert not [name for name in cluster.store.names("out") if name.startswith(".")]
     # The same by threads and without Ray.
     made = load_recipe("dlrm-criteo-debug", [*settings, "train.ingest.in_memory=true"])

@@ -17,13 +17,13 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.export.references import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
 from rayrec.metrics.estimates import stability_index
 from rayrec.sources.table.config import CONFIG as TABLE
 from tests.builders import make_dataset, make_recipe, write_dataset
+from tests.vocabularies import write_vocabulary
 
 ROWS = 4_000
 SHOPS, TAGS = [f"shop-{i}" for i in range(30)], ["a", "b", "c", "d"]

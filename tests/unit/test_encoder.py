@@ -43,8 +43,8 @@ from rayrec.features.schema import (
     Schema,
     VectorFeature,
 )
-from rayrec.features.vocabulary import write_vocabulary
 from rayrec.random.splitmix64 import hash_integers
+from tests.vocabularies import write_vocabulary
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]
 SCHEMA = Schema(

@@ -20,9 +20,9 @@ from rayrec.features.vocabulary import (
     VocabularyLookup,
     index_file,
     write_changes,
-    write_vocabulary,
     write_whole_vocabulary,
 )
+from tests.vocabularies import write_vocabulary
 
 TEXTS = st.text(st.sampled_from("ab0é漢"), min_size=1, max_size=6)
 

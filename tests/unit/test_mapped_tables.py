@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabulary import VocabularyLookup, write_vocabulary
+from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (
     MappedTable,
@@ -23,6 +23,7 @@ from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable, Zeros
 from tests.model_folders import make_model_folder, make_raw_rows
+from tests.vocabularies import write_vocabulary
 
 
 def make_table(folder: Path, values: np.ndarray, dim: int | None = None) -> EmbeddingTable:

@@ -14,7 +14,6 @@ from rayrec.config.transforms import Clip, Fill, HashIds, Log, MinMax, NumericTr
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.schema import CategoricalFeature
-from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import dataset_profile
@@ -27,6 +26,7 @@ from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_dataset
 from tests.table_schema import CHAINS
+from tests.vocabularies import write_vocabulary
 
 ROWS = 3_000
 LEAST = 16

@@ -15,14 +15,8 @@ from rayrec.common.errors import UserError
 from rayrec.features import hashes, lookup_table, vocabulary
 from rayrec.features.hashes import hash_string, hash_strings
 from rayrec.features.lookup_table import REQUEST_VALUES, SCALAR_LOOKUPS
-from rayrec.features.vocabulary import (
-    VOCABULARY_SCHEMA,
-    VocabularyLookup,
-    content_hash,
-    index_file,
-    write_index,
-    write_vocabulary,
-)
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, VocabularyLookup, content_hash, index_file, write_index
+from tests.vocabularies import write_vocabulary
 
 TEXTS = st.text(st.sampled_from("ab0\x00é漢😀"), max_size=20)
 

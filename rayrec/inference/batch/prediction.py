@@ -60,7 +60,7 @@ class PredictionCounts:
     unknown: dict[str, UnknownValues]
     """Counts by raw column: the values and those among them that the model does not know."""
     amp_error: AmpError
-    """How far mixed precision moved the scores of some of the rows."""
+    """Error of mixed precision in the scores of some of the rows."""
     unread: tuple[str, ...] = ()
     """Columns of the files that the recipe does not know."""
 

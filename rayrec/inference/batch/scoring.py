@@ -51,11 +51,11 @@ class ScoringTask:
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """What came of a task."""
+    """Result of a task."""
 
     rows: int
     made: Any
-    """What the sink returned."""
+    """Value that the sink returned."""
     amp_error: AmpError
     """How far mixed precision moved some of the scores."""
 

@@ -46,7 +46,7 @@ class ModelFacts(Config):
 
 
 class ModelOrigin(ModelFacts):
-    """What a model was made from: `origin.json`."""
+    """Sources of a model: `origin.json`."""
 
     file = ORIGIN_FILE
 
