@@ -39,9 +39,7 @@ that it extends, and those that are no choices; not labelled."""
 
 _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32
-_WITHOUT_EFFECT = frozenset(
-    ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
-)
+_WITHOUT_EFFECT = frozenset(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))
 """Keys of a recipe that say how a dataset is made, and nothing of its rows."""
 
 

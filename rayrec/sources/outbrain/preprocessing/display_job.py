@@ -20,7 +20,6 @@ from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.runners.spark_runner import reclaim_shuffles
 from rayrec.preprocessing.segments import read_segment
-from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
@@ -169,9 +168,8 @@ class _DisplayRun:
         return self._stages.run("fit", Schema, fit)
 
     def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
-        no_vocabularies = LongVocabularies((), self._workspace.folder, 0, self._scratch)
         kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
-        encoder = RowEncoder(schema, self._workspace.folder, no_vocabularies, kept)
+        encoder = RowEncoder(schema, self._workspace.folder, kept)
         splits = {}
         for split, files in features.splits.items():
             if files.rows:
