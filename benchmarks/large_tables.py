@@ -30,7 +30,8 @@ from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, write_index
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.folder.model_folder import new_model_folder

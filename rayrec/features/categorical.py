@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 

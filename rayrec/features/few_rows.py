@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
 from rayrec.features.categorical import fold_ids, id_dtype
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFeature
 from rayrec.features.numeric import as_float64, finite_float32, transformed_numbers
-from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, Schema
+from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VocabularyLookup
 
 IdsOf = Callable[[str], NDArray[np.signedinteger]]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.few_rows import EncodedRows, PlainRows
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.raw_values import Values
-from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows

@@ -10,8 +10,10 @@ import pyarrow as pa
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
+from rayrec.features.feature_kinds import Feature
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
+from rayrec.features.schema import Schema
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows

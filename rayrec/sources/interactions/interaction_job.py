@@ -18,8 +18,9 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.hashes import hash_texts
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo, Times
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, extract, pieces_of

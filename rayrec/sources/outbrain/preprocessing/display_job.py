@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.feature_kinds import NumericFeature
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.features.schema import STATISTICS_FOLDER, NumericFeature, Schema
+from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
