@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from serve import arrow
 from serve.request_tensors import DATA_TYPES
