@@ -79,8 +79,8 @@ def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str,
         "info": {
             "title": "rayrec",
             "version": installed_version("rayrec"),
-            "description": "Click probabilities from raw features. NAME/versions/VERSION instead of NAME is one version "
-            'of a model. Every error is `{"error": "one line"}`.',
+            "description": "Click probabilities from raw features. NAME/versions/VERSION instead of NAME is one "
+            'version of a model. Every error is `{"error": "one line"}`.',
         },
         **({"servers": [{"url": prefix}]} if prefix else {}),
         "paths": paths,

@@ -100,6 +100,8 @@ def _as_text(user: Any) -> Any:
 
 
 def _up_to_most(count: int, info: ValidationInfo) -> int:
+    """Refuse more than `parse_body` was given as the most of a request."""
+    assert info.context is not None
     if count > info.context["most"]:
         raise ValueError
     return count
