@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.inference.explanation.columns import is_cross, with_columns
+from rayrec.inference.explanation.rows import is_cross, with_columns
 from rayrec.inference.export.references import load_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
