@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import PositiveInt
 
 from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_evaluation
+from jobs.command.places import PlacedRequest, place_evaluation
 from jobs.export import read_schema
 from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError

@@ -77,8 +77,8 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
-    from rayrec.inspection.inspected_table import inspect_table
-    from rayrec.inspection.table_profile import table_figures
+    from rayrec.inspection.table.inspected_table import inspect_table
+    from rayrec.inspection.table.table_profile import table_figures
     from rayrec.pages.page import write_page
     from rayrec.pages.profiles import inspection_page
     from rayrec.recipes import write_recipe_file
@@ -150,7 +150,7 @@ def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
     """Return a line on the recipes for files of this layout, if a source says that it is its own."""
     from rayrec.common.plugins import SOURCES
     from rayrec.config.validation import parse_yaml
-    from rayrec.inspection.file_form import first_lines
+    from rayrec.inspection.table.file_form import first_lines
     from rayrec.raw.input_files import list_inputs
     from rayrec.raw.table_reader import format_of
     from rayrec.recipes import shipped_recipes

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PositiveInt
 
 from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
-from jobs.command.execution import PlacedRequest, place_scoring
+from jobs.command.places import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from jobs.stored_model import scoring_pool, stored_model

@@ -254,7 +254,7 @@ def _sweep(request: ReportRequest) -> _Report:
 
 def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
     """Return the figures of the held-out rows, scored by a model."""
-    from rayrec.inspection.held_out import held_out_figures, score_held_out
+    from rayrec.inspection.scored_split import held_out_figures, score_held_out
 
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 

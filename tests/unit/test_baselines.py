@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.inspection.baselines import baselines
-from rayrec.inspection.evidence import Evidence
+from rayrec.inspection.table.evidence import Evidence
 from rayrec.metrics.binary import BinaryMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
 

@@ -11,9 +11,9 @@ import numpy as np
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes
-from rayrec.inspection.decisions import Decision
-from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.roles import Label, Roles
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.file_form import FileForm
+from rayrec.inspection.table.roles import Label, Roles
 from rayrec.raw.sample import Sample
 
 STARTING_POINTS = "starting_points"

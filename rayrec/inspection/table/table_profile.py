@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.text import format_number, format_share
 from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
-from rayrec.inspection.column_profile import ColumnProfile
-from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
-from rayrec.inspection.inspected_table import InspectedTable
+from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
 _BINS, _MOST_VALUES = 12, 15

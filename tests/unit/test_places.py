@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.command.execution import (
+from jobs.command.places import (
     PlacedRequest,
     place_evaluation,
     place_preprocessing,

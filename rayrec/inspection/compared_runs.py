@@ -13,8 +13,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.held_out import MOST_ROWS, score_held_out
 from rayrec.inspection.run_facts import run_metrics, training_curves
+from rayrec.inspection.scored_split import MOST_ROWS, score_held_out
 from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
 from rayrec.recipes import differences
