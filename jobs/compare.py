@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
+from jobs.command import Command, PathTexts, Positional, Request, Result, describe_result, main
 from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -33,10 +33,6 @@ class CompareRequest(Request):
     def folders(self) -> list[Path]:
         """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
         return [to_path(run).absolute() for run in self.run]
-
-    def with_absolute_paths(self) -> "CompareRequest":
-        """Return the same request for a process in another folder."""
-        return super().with_absolute_paths().model_copy(update={"run": tuple(map(absolute_path, self.run))})
 
 
 def run(request: CompareRequest, progress: Progress) -> Result:

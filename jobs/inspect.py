@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main, text_table
+from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, as_arguments, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
@@ -59,11 +59,6 @@ class InspectRequest(Request):
             if value is not None and self.against is not None:
                 raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
-    def with_absolute_paths(self) -> "InspectRequest":
-        """Return the same request for a process in another folder."""
-        paths = tuple(map(absolute_path, self.path))
-        return super().with_absolute_paths().model_copy(update={"path": paths})
-
 
 def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
@@ -91,15 +86,13 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     for note in notes:
         progress.message(f"note: {note}")
     progress.stage("read a sample")
-    words = ["rayrec", "inspect", *request.path]
-    for option, value in (
-        ("--label", request.label),
-        ("--missing-label", request.missing_label),
-        ("--model", request.model),
-    ):
-        words += [option, str(value)] if value is not None else []
+    # The recipe says what it was written by: all that its content depends on, but for the size of the sample.
+    asked = InspectRequest(
+        path=request.path, label=request.label, missing_label=request.missing_label, model=request.model
+    )
+    command = shlex.join(["rayrec", "inspect", *as_arguments(asked)])
     found = inspect_table(
-        request.path, request.label, request.model, request.rows, shlex.join(words), missing_label=request.missing_label
+        request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
     progress.finish()
     inputs = [word for path in request.path for word in ("--input", path)]

@@ -4,11 +4,11 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
+from jobs.command import Command, PathText, Positional, Result, describe_result, main
 from jobs.command.places import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
@@ -56,10 +56,6 @@ class PredictRequest(PlacedRequest):
     def dataset(self) -> Path | None:
         """Dataset folder, if the input is one."""
         return None if self.input is None or self.raw else to_path(self.input)
-
-    def with_absolute_paths(self) -> Self:
-        changed = {"input": None if self.input is None else absolute_path(self.input)}
-        return super().with_absolute_paths().model_copy(update=changed)
 
 
 def run(request: PredictRequest, progress: Progress) -> Result:
