@@ -14,15 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.lists import with_weights
-from rayrec.features.schema import (
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards

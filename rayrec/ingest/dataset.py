@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Config
 from rayrec.config.execution import Execution
-from rayrec.config.validation import describe_validation_error
+from rayrec.config.validation import read_json
 from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
 from rayrec.store.files import as_json, sizes_in, write_json
@@ -39,9 +38,7 @@ that it extends, and those that are no choices; not labelled."""
 
 _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32
-_WITHOUT_EFFECT = frozenset(
-    ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
-)
+_WITHOUT_EFFECT = frozenset(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))
 """Keys of a recipe that say how a dataset is made, and nothing of its rows."""
 
 
@@ -159,14 +156,10 @@ class Manifest(Config):
     def load(cls, folder: Path) -> "Manifest":
         """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
         path = folder / MANIFEST_FILE
-        try:
-            manifest = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(
-                f"{path}: missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
-            ) from None
-        except ValidationError as error:
-            raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
+        manifest = read_json(cls, path, "preprocess again")
+        if manifest is None:
+            message = "missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
+            raise UserError(f"{path}: {message}")
         for file in manifest.every_file:
             confined(file.path, path)
         return manifest
