@@ -76,6 +76,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
     session = training_session("ray", recipe.train)
     with session as execution, tempfile.TemporaryDirectory(prefix="rayrec-benchmark-") as folder:
         for data in ("stream", "memory"):
+            # The same steps with rows from disk and from memory: the difference is what reading costs.
             values = {**changes, "ingest.in_memory": data == "memory"}
             changed = content.with_values({f"train.{key}": value for key, value in values.items()}).resolve()
             train(changed, dataset, Path(folder) / data, execution, progress=progress)

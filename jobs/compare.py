@@ -41,6 +41,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     from rayrec.pages.comparison import comparison_page
     from rayrec.pages.page import write_page
 
+    # Runs can be compared that were judged on the same rows.
     require_absent(request.output)
     folders = request.folders()
     runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
@@ -48,6 +49,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
     require_same_rows(runs, split)
+    # Score these rows with every run; those with the same recipe tell what another seed changes.
     figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, stored_model, progress)}
     progress.finish()
     with new_folder(request.output) as folder:

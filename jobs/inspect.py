@@ -85,6 +85,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     notes = _shipped_recipes_for(request.path)
     for note in notes:
         progress.message(f"note: {note}")
+    # Read a sample, decide what each column becomes, write the recipe's text, and try it on the sample.
     progress.stage("read a sample")
     # The recipe says what it was written by: all that its content depends on, but for the size of the sample.
     asked = InspectRequest(
@@ -95,6 +96,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
     progress.finish()
+    # What was found, as a program reads it; a person sees the same as a table, a page, and the recipe's comments.
     inputs = [word for path in request.path for word in ("--input", path)]
     training = ["rayrec", "run", str(request.output or "RECIPE.yaml"), *inputs, "--output", "out"]
     details: dict[str, Any] = {

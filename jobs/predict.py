@@ -76,6 +76,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     from rayrec.raw.input_files import list_inputs
 
+    # How much there is to score decides where it is done.
     recipe, schema = read_schema(request.model)
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
@@ -89,6 +90,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.sources.registry import source_of
 
+    # Score encoded rows, or raw ones as the recipe's source reads them.
     with stored_model(request.model) as model:
         began = time.perf_counter()
         with scoring_pool(place, progress, precision=request.precision) as (pool, execution):
@@ -109,6 +111,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                     max_rejected=most,
                 )
         seconds = time.perf_counter() - began
+    # How fast it was, and what could not be scored as it should.
     read = counts.rows + sum(counts.rejected.values())
     details: dict[str, Any] = {"rows_per_second": read / seconds}
     if request.dataset is not None:

@@ -57,11 +57,13 @@ def run(request: ReportRequest, progress: Progress) -> Result:
     """
     from rayrec.pages.page import write_page
 
+    # Look at what the folder holds; the page is made from the figures alone, which lie beside it.
     require_absent(request.output)
     found = _look(request, progress)
     progress.finish()
     with new_folder(request.output) as folder:
         write_page(folder, found.page(found.figures), found.figures)
+    # An expectation that is not met is the exit code, so that a pipeline can stop at it.
     expectations = found.figures["expectations"]
     for check in expectations:
         progress.message(f"{'pass' if check['is_met'] else 'fail'}: {check['line']}")

@@ -38,6 +38,7 @@ def run(request: RunsRequest, progress: Progress) -> Result:
     `recipe`, `model`, `steps`, `rows`, `seconds` of training, `metrics` by split, and `settings`: its values of the
     recipe's keys in which the runs differ. Raises UserError if there is no run.
     """
+    # Every run below the folder, with its recipe as dotted keys.
     found: list[dict[str, Any]] = []
     recipes: list[dict[_Key, Any]] = []
     for folder in _run_folders(request.folder):

@@ -72,6 +72,7 @@ def fields_of(request: type[Request]) -> list[RequestField]:
     """Return the fields in the order of help texts: positional, required, the command's own, those that
     commands share.
     """
+    # Python has the annotations by class, and pydantic the defaults and docstrings.
     hints = typing.get_type_hints(request, include_extras=True)
     declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
     # A request that declares a shared field again says something else about it.

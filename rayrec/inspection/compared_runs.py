@@ -134,6 +134,7 @@ def compare_runs(
 
     `stored_model` opens the model of a run's folder. Raises UserError if all rows have one label.
     """
+    # Score the held-out rows with every run, by recipe.
     scored: dict[str, list[ScoredRows]] = {}
     for recipe in recipes:
         for run in recipe.runs:
@@ -143,6 +144,7 @@ def compare_runs(
     labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
     if len(labels) < 2:
         raise UserError(f"all rows of '{split}' have the label {labels.pop():g}; compare on a dataset with both labels")
+    # Each pair of recipes, by metric: the same resamples of the rows for all runs, and what seeds change.
     progress.stage("compare")
     repeats = repeats_of(scored)
     seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}

@@ -40,6 +40,7 @@ def _metrics(held_out: Mapping[str, Any]) -> HtmlTable:
 
 
 def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
+    # Where all rows have one label there is nothing to rank.
     curves = held_out["curves"]
     if curves is None:
         return []

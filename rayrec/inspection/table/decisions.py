@@ -235,6 +235,7 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with names for features that no other feature or column has, and that their tables
     can have.
     """
+    # A name gets an underscore more until neither a column, nor a feature before it, has it.
     columns = {decision.column.name for decision in decisions}
     used: set[str] = set()
     found = []
