@@ -33,6 +33,7 @@ from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
+from rayrec.store.artifact import id_of
 from rayrec.store.files import is_vacant
 from rayrec.store.node_copy import shown
 from rayrec.store.paths import cache_root
@@ -106,6 +107,7 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
         raise
     result = result.model_copy(update={"seconds": time.perf_counter() - started})
     if result.output is not None and result.output.is_dir():
+        result = result.model_copy(update={"id": id_of(result.output)})
         result.save(result.output)
     return result
 

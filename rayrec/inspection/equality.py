@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from rayrec.ingest.dataset import MANIFEST_FILE, manifest_fingerprint
+from rayrec.store.artifact import MANIFEST_FILE, id_of
 from rayrec.store.files import sha256_of
 from rayrec.store.tensors import StoredTensors
 from rayrec.training.run.folder import RunFolder
@@ -31,10 +31,10 @@ def compare_datasets(first: Path, second: Path, outcome: str) -> EqualityCheck:
     Of the manifest the record of how it was made is left out.
     """
 
-    def contents(folder: Path) -> dict[str, str]:
+    def contents(folder: Path) -> dict[str, str | None]:
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         found = {name: sha256_of(folder / name) for name in names if name != outcome}
-        return {**found, MANIFEST_FILE: manifest_fingerprint(folder)}
+        return {**found, MANIFEST_FILE: id_of(folder)}
 
     one, other = contents(first), contents(second)
     differences = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]

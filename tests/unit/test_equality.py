@@ -1,6 +1,5 @@
 """Comparisons of what two ways have written: what is the same passes, and the smallest difference is found by name."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.config.execution import Execution
+from rayrec.ingest.dataset import DatasetManifest
 from rayrec.inspection import equality
 from rayrec.inspection.equality import compare_datasets, compare_metrics, compare_scores, compare_weights
-from rayrec.store.files import write_json
 from tests.builders import make_dataset
 
 
@@ -21,9 +21,8 @@ def datasets(tmp_path: Path) -> tuple[Path, Path]:
     first, second = tmp_path / "first", tmp_path / "second"
     make_dataset(first, {"train": 60, "test": 20})
     shutil.copytree(first, second)
-    manifest = json.loads((second / "manifest.json").read_text())
-    made = {"on": "ray", "engine": "Spark on Ray", "reads": None, "workers": 3, "nodes": 3, "cpus": 3}
-    write_json(second / "manifest.json", {**manifest, "execution": made})
+    made = Execution(on="ray", engine="Spark on Ray", workers=3, nodes=3, cpus=3)
+    DatasetManifest.load(second).model_copy(update={"execution": made}).save(second)
     (first / "result.json").write_text("{}")
     return first, second
 
@@ -33,7 +32,7 @@ def _append(path: Path) -> None:
 
 
 def _reject(path: Path) -> None:
-    write_json(path, {**json.loads(path.read_text()), "rejected": {"label": 1}})
+    DatasetManifest.load(path.parent).model_copy(update={"rejected": {"label": 1}}).save(path.parent)
 
 
 def test_the_same_dataset(datasets: tuple[Path, Path]) -> None:
