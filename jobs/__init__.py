@@ -36,7 +36,9 @@ GROUPS = {
             "Turn raw files into a dataset folder.",
             "rayrec preprocess clicks.yaml --input clicks.csv --output dataset",
         ),
-        "verify": Listed("Compare the files of a folder with their checksums, and say what it is made of.", "rayrec verify dataset"),
+        "verify": Listed(
+            "Compare the files of a folder with their checksums, and say what it is made of.", "rayrec verify dataset"
+        ),
     },
     "Train": {
         "run": Listed(

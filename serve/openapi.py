@@ -11,7 +11,8 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
 from serve import arrow

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.few_rows import EncodedRows, PlainRows
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.raw_values import Values
-from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
@@ -53,10 +53,11 @@ class Predictor(Scorer):
                 for file in vocabulary.mapped:
                     memory.add(file)
         self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
-        self._id_rows = {self.encoded_columns.names[place]: row for row, place in enumerate(self._encoder.id_places)}
+        names, few_rows = self.encoded_columns.names, self._encoder.few_rows
+        self._id_rows = {names[place]: row for row, place in enumerate(few_rows.id_places)}
         self._lookups_of_few = _joined(self._lookups, self._id_rows)
         """All look-ups for a few rows, those of tables that are read as one joined."""
-        self._dense_of_numbers = [self._dense[self.encoded_columns.names[p]] for p in self._encoder.number_places]
+        self._dense_of_numbers = [self._dense[names[place]] for place in few_rows.number_places]
         self._warned: set[str] = set()
 
     @property

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.config.train import DeviceName
 from rayrec.features.encoder import encoded_schema
+from rayrec.features.feature_kinds import MultiHotFeature, VectorFeature
 from rayrec.features.lists import ids_of
-from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import StoredTable, TableMemory

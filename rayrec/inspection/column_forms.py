@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.schema import RawColumn
 from rayrec.features.text_forms import BOOLEANS, in_form
 from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import RowsPreprocessConfig
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.numeric import untransformed
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection.cells import (

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from cuda_ops import dot_interaction
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig

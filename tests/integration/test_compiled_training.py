@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._inductor import config as inductor
 
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
 from tests.builders import write_dataset
 

@@ -11,7 +11,8 @@ import torch
 
 from jobs.train import initial_weights
 from rayrec.common.errors import ConfigError
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 from rayrec.training.run.folder import checkpoint_name

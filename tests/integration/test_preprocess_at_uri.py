@@ -31,7 +31,7 @@ from tests.ray_nodes import hiding
 
 pytestmark = pytest.mark.minutes
 FAULTS = Faults(seed=9, fail=0.02, reset=0.02, slow=0.01, cut=0.02, short=0.02)
-STAGES = {"criteo": "vocabularies", "table": "joined", "interactions": "ordered", "displays": "traffic"}
+STAGES = {"criteo": "vocabularies", "table": "fit", "interactions": "ordered", "displays": "traffic"}
 """The stage of each kind at whose end the command is killed."""
 
 

@@ -15,7 +15,8 @@ import torch
 
 import rayrec
 from benchmarks.in_process import train
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, shipped_recipes
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.pairs import AllCandidates
 from tests.builders import write_dataset

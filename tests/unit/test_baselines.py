@@ -9,7 +9,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.inspection.baselines import baselines
 from rayrec.inspection.evidence import Evidence
 from rayrec.metrics.binary import BinaryMetrics

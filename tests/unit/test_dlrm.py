@@ -6,7 +6,8 @@ import torch
 
 from cuda_ops import interaction
 from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import Schema
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from tests.builders import CRITEO, WITH_SHARED_TABLES, make_schema

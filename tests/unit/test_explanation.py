@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.features.schema import NumericFeature
+from rayrec.features.feature_kinds import NumericFeature
 from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
 from rayrec.inference.explanation.columns import with_columns
 from rayrec.inference.explanation.dependence import partial_dependence

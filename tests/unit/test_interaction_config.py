@@ -65,7 +65,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
     [
         (
             ["preprocess.numeric_log=false"],
-            "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, expire_after, kind,",
+            "unknown key 'preprocess.numeric_log'; known keys: expire_after, kind,",
         ),
         (["preprocess.frequency_limit=15"], "unknown key 'preprocess.frequency_limit'"),
         (["preprocess.order=input"], "unknown key 'preprocess.order'"),

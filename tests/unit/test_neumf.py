@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel, ScoresPairs
 from rayrec.models.neumf import model as neumf

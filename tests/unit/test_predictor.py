@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.schema import MultiHotFeature
+from rayrec.features.feature_kinds import MultiHotFeature
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel

@@ -6,7 +6,8 @@ import torch
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import NegativesConfig, RecencyConfig
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
 from rayrec.ingest.interactions.sampled_epochs import RecencyDraws, SampledSplit
 from rayrec.recipes import load_recipe

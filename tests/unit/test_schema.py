@@ -9,15 +9,9 @@ from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Elapsed, Fill, Hash, HashIds, HashUnlisted, Log, TimePart, Vocabulary
-from rayrec.features.schema import (
-    SCHEMA_FILE,
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import SCHEMA_FILE, Schema
 
 SCHEMA = Schema(
     label="click",
@@ -142,7 +136,7 @@ def test_interactions_are_two_categorical_features(user: str, item: str, message
     ("content", "message"),
     [
         (None, "missing; give a dataset or model folder"),
-        ("{", "damaged, not whole JSON; make it again"),
+        ("{", "damaged (not whole JSON); preprocess and train again"),
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
         (
             '{"label": "y", "features": [], "version": 1}',

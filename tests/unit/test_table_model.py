@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rayrec.features.schema import MultiHotFeature
+from rayrec.features.feature_kinds import MultiHotFeature
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel

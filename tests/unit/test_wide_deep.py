@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import Schema
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from rayrec.features.categorical import encode_cross
-from rayrec.features.schema import CategoricalFeature, Feature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, Feature
+from rayrec.features.schema import Schema
 
 
 def is_cross(feature: Feature) -> bool:

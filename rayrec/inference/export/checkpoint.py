@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.export.model_card import Baselines, model_card, tables_section
