@@ -16,21 +16,9 @@ import pyarrow.parquet as pq
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.lists import with_weights
-<<<<<<< HEAD
-from rayrec.features.schema import (
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
-from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
-=======
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
->>>>>>> main
+from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
 from rayrec.recipes import Recipe

@@ -16,10 +16,6 @@ import pyarrow as pa
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Config
 from rayrec.config.execution import Execution
-<<<<<<< HEAD
-=======
-from rayrec.config.validation import read_json
->>>>>>> main
 from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
 from rayrec.store.artifact import Manifest, Parent, StoredFile, wrong_size
@@ -136,24 +132,6 @@ class DatasetManifest(Manifest):
     def every_file(self) -> list[StoredFile]:
         return [*(part for split in self.splits.values() for part in split.parts), *self.files]
 
-<<<<<<< HEAD
-=======
-    def save(self, folder: Path) -> None:
-        write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
-
-    @classmethod
-    def load(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
-        path = folder / MANIFEST_FILE
-        manifest = read_json(cls, path, "preprocess again")
-        if manifest is None:
-            message = "missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
-            raise UserError(f"{path}: {message}")
-        for file in manifest.every_file:
-            confined(file.path, path)
-        return manifest
-
->>>>>>> main
 
 def judged_split(preferred: str, labelled: Collection[str]) -> str | None:
     """Return the one of these held-out splits that a model is judged by: see `Dataset.split_to_judge`."""

@@ -114,7 +114,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         content = None
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged, not whole JSON; make it again")
-    return content
+    # At a URI, that of a folder that is being written, or of one that is whole but no artifact.
+    return None if content.keys() & {"unfinished", "finished"} else content
 
 
 def id_of(folder: Path) -> str | None:
