@@ -106,9 +106,9 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
                 _failure(command, error, started, folder).save(folder)
         raise
     result = result.model_copy(update={"seconds": time.perf_counter() - started})
-    if result.output is not None and result.output.is_dir():
-        result = result.model_copy(update={"id": id_of(result.output)})
-        result.save(result.output)
+    if (output := result.output) is not None and output.is_dir():
+        result = result.model_copy(update={"id": id_of(output)})
+        result.save(output)
     return result
 
 

@@ -113,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged, not whole JSON; make it again")
+        raise UserError(f"{path}: damaged (not whole JSON); make it again")
     # At a URI, that of a folder that is being written, or of one that is whole but no artifact.
     return None if content.keys() & {"unfinished", "finished"} else content
 
