@@ -19,7 +19,7 @@ _SHOWN = 12
 
 
 class VerifyRequest(Request):
-    """Compare the files of a folder with their checksums, and say what it is made of."""
+    """Compare the files of a folder with their checksums."""
 
     folder: Annotated[Folder, Positional()]
     """Folder with a manifest.json, such as a dataset's."""

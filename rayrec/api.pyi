@@ -118,7 +118,7 @@ def preprocess(
     """
 
 def verify(folder: AnyPath, *, progress: bool = True) -> Result:
-    """Compare the files of a folder with their checksums, and say what it is made of.
+    """Compare the files of a folder with their checksums.
 
     Args:
         folder: Folder with a manifest.json, such as a dataset's.
