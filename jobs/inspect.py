@@ -12,7 +12,7 @@ from jobs.command import Command, Metavar, PathTexts, Positional, Request, Resul
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, format_share
 from rayrec.config.validation import is_yaml_file
 from rayrec.store.files import require_absent
 from rayrec.store.paths import Folder, LocalPath
@@ -184,7 +184,7 @@ def _overview(details: Mapping[str, Any]) -> str:
         rows.append({
             "column": column["name"],
             "becomes": column["kind"],
-            "missing": _percent(column["missing_share"] or None),
+            "missing": format_share(column["missing_share"]) if column["missing_share"] else "",
             "values": values,
             "AUC alone": max(column["auc"].values(), default=None),
             "examples": textwrap.shorten(", ".join(column["examples"]), _EXAMPLES_WIDTH, placeholder=" ..."),
@@ -199,28 +199,14 @@ def _overview(details: Mapping[str, Any]) -> str:
 
 def _drift_table(result: Result) -> str:
     """Return the figures of each feature, those that differ most first, and the verdict."""
+    from rayrec.pages.profiles import drift_rows
+
     drift = result.details["drift"]
-    rows = [
-        {
-            "column": feature["name"],
-            "kind": feature["kind"],
-            "stability index": feature["index"],
-            "drifted from": feature["limit"],
-            "unknown": _percent(feature["unknown_share"]),
-            "unknown before": _percent(feature["unknown_share_before"]),
-            "verdict": "drifted" if feature["has_drifted"] else "",
-        }
-        for feature in sorted(drift["features"], key=lambda feature: -feature["index"])
-    ]
-    lines = [text_table(rows), ""] if rows else []
+    lines = [text_table(drift_rows(drift["features"])), ""] if drift["features"] else []
     lines += [f"new column, not in the dataset: {name}" for name in drift["new_columns"]]
     limit = f"a stability index above {drift['limit']:g} that chance does not explain"
     lines.append(f"{result.error or 'nothing has drifted'} ({result.rows:,} rows; drifted: {limit})")
     return "\n".join(lines)
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 COMMAND = Command("inspect", InspectRequest, run, describe)

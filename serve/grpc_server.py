@@ -140,14 +140,15 @@ async def _receive(
     call = call_of(name, context)
     with admission.bodies.hold() as share:
         try:
-            async with admission.receive(call), share.arriving():
-                # How large it is shows when it is there; how much of it is there does not show.
-                await share.grow(limit_of(admission.settings))
-                reading = asyncio.ensure_future(context.read())
-                # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
-                reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                await asyncio.wait({reading})
-                message = reading.result()
+            async with admission.receive(call):
+                with share.arriving():
+                    # How large it is shows when it is there; how much of it is there does not show.
+                    await share.grow(limit_of(admission.settings))
+                    reading = asyncio.ensure_future(context.read())
+                    # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
+                    reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                    await asyncio.wait({reading})
+                    message = reading.result()
                 if not isinstance(message, bytes):
                     raise RequestError(400, "the call ends without its message")
                 share.shrink(min(len(message), share.held))

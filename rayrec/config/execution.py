@@ -7,7 +7,7 @@ from rayrec.config.base import Config
 from rayrec.config.train import DeviceName
 
 Place = Literal["process", "ray"]
-SPARK, TRAIN, DATA, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Serve"
+SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
 """The engines on Ray."""
 
 

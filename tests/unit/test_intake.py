@@ -292,7 +292,7 @@ def test_grpc_reads_a_message_after_its_token() -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-def test_grpc_messages_that_do_not_come_make_room() -> None:
+def test_grpc_app_that_do_not_come_make_room() -> None:
     async def test() -> None:
         async with _grpc_server(900) as channel:
             metadata = (("authorization", f"Bearer {TOKEN}"),)
