@@ -66,7 +66,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     the recipe does not know. `details.rows_per_second` counts the rows that were read, and the start of workers;
     `details.part` says that --rows left rows out, as far as it is known.
     """
-    from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.store.artifact import MANIFEST_FILE
 
     require_absent(request.output)
     if request.top_k is not None:

@@ -19,7 +19,7 @@ from rayrec.store.files import has_unfinished_work, owned
 from rayrec.store.paths import Folder, RemotePath, cache_root
 
 if TYPE_CHECKING:
-    from rayrec.ingest.dataset import Manifest
+    from rayrec.ingest.dataset import DatasetManifest
     from rayrec.preprocessing.pipeline import Preprocessing
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
@@ -82,7 +82,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     return result_of(manifest, request.output)
 
 
-def result_of(manifest: "Manifest", output: Path) -> Result:
+def result_of(manifest: "DatasetManifest", output: Path) -> Result:
     """Return the result of the preprocessing that made a dataset."""
     from rayrec.inspection.split_checks import split_notes, split_warnings
 
@@ -99,7 +99,7 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
     return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 
 
-def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "Manifest":
+def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "DatasetManifest":
     from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner

@@ -80,7 +80,7 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.ingest.dataset import MANIFEST_FILE
+    from rayrec.store.artifact import MANIFEST_FILE
     from tune.sweep_folder import SWEEP_FILE
 
     source = request.source

@@ -33,6 +33,7 @@ from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
+from rayrec.store.artifact import id_of
 from rayrec.store.files import is_vacant
 from rayrec.store.node_copy import shown
 from rayrec.store.paths import cache_root
@@ -108,8 +109,9 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
                 _failure(command, error, started, folder).save(folder)
         raise
     result = result.model_copy(update={"seconds": time.perf_counter() - started})
-    if result.output is not None and result.output.is_dir():
-        result.save(result.output)
+    if (output := result.output) is not None and output.is_dir():
+        result = result.model_copy(update={"id": id_of(output)})
+        result.save(output)
     return result
 
 

@@ -120,9 +120,10 @@ class PreprocessPhase(Phase):
         return self._places.dataset
 
     def finished(self) -> Result | None:
-        from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+        from rayrec.ingest.dataset import Dataset
         from rayrec.preprocessing.pipeline import source_files
         from rayrec.sources.registry import preprocessing_job
+        from rayrec.store.artifact import MANIFEST_FILE
 
         if is_vacant(self.folder) or not (self.folder / MANIFEST_FILE).is_file():
             return None

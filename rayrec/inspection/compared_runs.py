@@ -50,7 +50,7 @@ class ComparedRun:
         config = {**recipe, "source": made["source"], "preprocess": made["preprocess"]}
         train = {key: value for key, value in recipe["train"].items() if key not in _SAYS_NOTHING}
         others = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
-        return {**others, "train": train, "dataset": self.dataset.fingerprint[:12]}
+        return {**others, "train": train, "dataset": self.dataset.id[:12]}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def require_same_rows(runs: Sequence[ComparedRun], split: str) -> None:
     first = runs[0]
     columns = None
     for run in runs[1:]:
-        if run.dataset.fingerprint == first.dataset.fingerprint:
+        if run.dataset.id == first.dataset.id:
             continue
         columns = _row_columns(first.dataset, split) if columns is None else columns
         if not _same(columns, _row_columns(run.dataset, split)):

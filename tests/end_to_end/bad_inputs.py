@@ -340,7 +340,7 @@ FILES = [
         "dataset damaged",
         "train dlrm-criteo-debug --data damaged --output run",
         1,
-        "damaged/manifest.json: damaged (not whole JSON); preprocess again",
+        "damaged/manifest.json: damaged (not whole JSON); make it again",
     ),
     BadInput(
         "evaluating a folder that is not a run",

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.command import Result
-from rayrec.ingest.dataset import manifest_fingerprint
+from rayrec.store.artifact import id_of
 
 pytestmark = pytest.mark.minutes
 MARK = "RAYREC_TEST_DEMO"
@@ -83,7 +83,7 @@ def test_the_cluster_computes_what_this_machine_computes(environment: dict[str, 
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=True)
         results[command] = json.loads(done.stdout)
     # Datasets are equal but for the record of how they were made, weights to the bit.
-    assert manifest_fingerprint(data) == manifest_fingerprint(there / "dataset")
+    assert id_of(data) == id_of(there / "dataset")
     made = {"manifest.json", "result.json"}
     assert _files(data, without=made) == _files(there / "dataset", without=made)
     assert _files(model / "weights") == _files(there / "model/weights") != {}
