@@ -58,14 +58,17 @@ def ray_session(
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
     """
+    # Ray and its processes read the environment when they start, so it comes first.
     address = _cluster_address()
     missing = _prepare_environment(local=address is None)
     import ray
 
+    # A command that another one calls works in the other one's session.
     if ray.is_initialized():
         meanwhile()
         yield
         return
+    # What Ray says while it starts is held until there is a session, whose logs get it.
     progress.stage("start Ray")
     held = hold_messages()
     with interrupts_kept(), ExitStack() as stack:
@@ -81,6 +84,7 @@ def ray_session(
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
+        # The block's work; while it waits for room on the cluster, people are told.
         stack.enter_context(waits_shown(progress))
         try:
             yield

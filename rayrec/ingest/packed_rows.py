@@ -102,7 +102,7 @@ class RowPacker:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "RowPacker":
-        return cls(dataset.folder, dataset.schema, dataset.fingerprint)
+        return cls(dataset.folder, dataset.schema, dataset.id)
 
     @property
     def columns(self) -> list[str]:

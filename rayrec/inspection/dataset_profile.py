@@ -100,6 +100,7 @@ def profile_dataset(dataset: Dataset, progress: Progress) -> DatasetProfile:
     preprocess = dataset.recipe.preprocess
     splits: dict[str, SplitProfile] = {}
     features: list[FeatureProfile] = []
+    # One column at a time is in memory, of every split.
     with ExitStack() as stack:
         names = [name for name, split in dataset.manifest.splits.items() if split.rows]
         columns = {name: stack.enter_context(SplitColumns(dataset, name, MOST_ROWS)) for name in names}

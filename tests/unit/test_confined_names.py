@@ -1,6 +1,5 @@
 """Names from outside, of files in manifests and archives or of columns, lead to no file outside of their folder."""
 
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
+from rayrec.store.artifact import StoredFile
 from rayrec.store.files import write_json
 from rayrec.store.paths import confined, file_name
 from rayrec.training.run.folder import RUN_FILE, RunFolder
@@ -43,9 +43,8 @@ def test_every_name_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
 
 def _manifest(folder: Path) -> None:
     dataset = make_dataset(folder / "data")
-    content = json.loads((dataset.folder / "manifest.json").read_text())
-    content["splits"]["train"]["parts"][1]["path"] = "train/../../elsewhere.parquet"
-    write_json(dataset.folder / "manifest.json", content)
+    elsewhere = StoredFile(path="train/../../elsewhere.parquet", bytes=0, sha256="")
+    dataset.manifest.model_copy(update={"files": (elsewhere,)}).save(dataset.folder)
     Dataset.open(dataset.folder)
 
 
