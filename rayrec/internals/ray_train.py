@@ -42,7 +42,6 @@ def lean_trainer(*arguments: Any, **options: Any) -> "TorchTrainer":
     `rayrec train --workers 2` to its end; benchmarks/start_up.py).
     """
     import ray
-    from ray._raylet import RAY_NODE_ID_KEY
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
         get_or_create_autoscaling_coordinator,
     )
@@ -51,6 +50,7 @@ def lean_trainer(*arguments: Any, **options: Any) -> "TorchTrainer":
     from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
     from ray.train.v2._internal.constants import get_env_vars_to_propagate
     from ray.train.v2._internal.execution.controller import TrainController
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     class LeanTrainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
@@ -64,8 +64,8 @@ def lean_trainer(*arguments: Any, **options: Any) -> "TorchTrainer":
             # silences a warning; rayrec's sessions set it (`cluster/ray_session.py`).
             variables = get_env_vars_to_propagate()
             own: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
-            node = {RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-            controller = ray.remote(num_cpus=0, label_selector=node, **own)(TrainController).remote(**parts)
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            controller = ray.remote(num_cpus=0, scheduling_strategy=here, **own)(TrainController).remote(**parts)
             get_or_create_autoscaling_coordinator()  # the controller would start this actor itself, and wait for it
             if threading.current_thread() is threading.main_thread():
                 self._register_sigint_handler(controller)
