@@ -90,12 +90,8 @@ class Explainer:
         Raises UserError naming the row, and the field that is unknown or wrong.
         """
         encoded = self.predictor.encode(self.predictor.columns_of(rows))
-        return [self._explain(encoded.slice(index, 1), index) for index in range(encoded.num_rows)]
-
-    def _explain(self, row: pa.RecordBatch, index: int) -> Explanation:
-        *_, explanation = self.explaining(row, index)
-        assert explanation is not None
-        return explanation
+        steps = (self.explaining(encoded.slice(index, 1), index) for index in range(encoded.num_rows))
+        return [explanation for of_row in steps for explanation in of_row if explanation is not None]
 
     def explaining(self, row: pa.RecordBatch, index: int = 0) -> Iterator[Explanation | None]:
         """Explain one encoded row step by step: None for each, of the size of one pass of the model, then the result.
