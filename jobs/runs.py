@@ -1,6 +1,5 @@
 """`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,9 @@ from rayrec.store.paths import Folder
 if TYPE_CHECKING:
     from rayrec.recipes import Recipe
 
+_DIFFERENT = "differs in"
+"""Column of the values of the recipe's keys that not all runs have."""
+_SHOWN_METRICS = 2
 _Key = tuple[str, ...]
 _METRICS = TypeAdapter(dict[str, dict[str, float | None]])
 
@@ -35,22 +37,24 @@ def run(request: RunsRequest, progress: Progress) -> Result:
     `recipe`, `model`, `steps`, `rows`, `seconds` of training, `metrics` by split, and `settings`: its values of the
     recipe's keys in which the runs differ. Raises UserError if there is no run.
     """
+    from rayrec.recipes import differing_values
+
+    # Every run below the folder; of one that can be read also the recipe.
     found: list[dict[str, Any]] = []
-    recipes: list[dict[_Key, Any]] = []
+    recipes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for folder in _run_folders(request.folder):
         name = str(folder.relative_to(request.folder)) if folder != request.folder else folder.absolute().name
         summary, recipe = _summary(folder, name)
         found.append(summary)
-        recipes.append({} if recipe is None else dict(_leaves(recipe.model_dump(mode="json"))))
+        if recipe is not None:
+            recipes.append((summary, recipe.model_dump(mode="json", exclude={"name"})))
     if not found:
         raise UserError(f"{request.folder}: no run below it; give a folder that holds outputs of `rayrec train`")
-    # A key that a recipe does not have counts as null there, as of a model of another kind.
-    keys = dict.fromkeys(key for leaves in recipes for key in leaves if key != ("name",))
-    different = [key for key in keys if len({json.dumps(leaves.get(key)) for leaves in recipes if leaves}) > 1]
-    names = _short_names(different)
-    for summary, leaves in zip(found, recipes, strict=True):
-        if leaves:
-            summary["settings"] = {names[key]: leaves.get(key) for key in different}
+    # The keys in which the recipes differ, under the shortest names that tell them apart.
+    different = differing_values([recipe for _, recipe in recipes]) if recipes else {}
+    names = _short_names(list(different))
+    for place, (summary, _) in enumerate(recipes):
+        summary["settings"] = {names[key]: values[place] for key, values in different.items()}
     return Result(command="runs", details={"runs": sorted(found, key=_rank)})
 
 
@@ -89,14 +93,6 @@ def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
     return {**summary, "best_by": [recipe.train.evaluation_split, metric], "metrics": metrics}, recipe
 
 
-def _leaves(value: Any, key: _Key = ()) -> Iterator[tuple[_Key, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, (*key, name))
-    else:
-        yield key, value
-
-
 def _short_names(keys: Sequence[_Key]) -> dict[_Key, str]:
     """Return the shortest ends of the keys that are all different, such as `lr` or `dense_optimizer.lr`."""
     names = {}
@@ -116,24 +112,33 @@ def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
 
 
 def describe(result: Result) -> str:
-    """Return a table of the runs, and a line for each that cannot be read."""
+    """Return a table of the runs that fits a terminal, and a line for each that cannot be read.
+
+    It has two metrics of the split that a run is judged by, and below each run its values of the keys in which the runs
+    differ.
+    """
     from rayrec.recipes import value_texts
     from rayrec.training.run.history import main_metrics
 
-    rows, lines = [], []
     runs = result.details["runs"]
     settings = [run["settings"] for run in runs if "settings" in run]
     texts = {key: iter(value_texts([one[key] for one in settings])) for key in (settings[0] if settings else ())}
+    rows, lines = [], []
     for run in runs:
         row = {"run": run["name"], "status": run["status"]}
-        row |= {key: next(texts[key]) for key in run.get("settings", {})}
-        for split, metrics in run.get("metrics", {}).items():
-            row |= {f"{split} {name}": value for name, value in main_metrics(metrics).items()}
-        row |= {name: run.get(name) for name in ("rows", "seconds", "recipe")}
-        rows.append({**row, "when": run["when"]})
+        # The metric that the run is ranked by comes first.
+        split, best = run.get("best_by", ("", ""))
+        found = main_metrics(run.get("metrics", {}).get(split, {}))
+        names = sorted(found, key=lambda name: name != best)[:_SHOWN_METRICS]
+        row |= {name: found[name] for name in names}
+        row |= {name: run.get(name) for name in ("rows", "seconds")}
+        different = ", ".join(f"{key} {next(texts[key])}" for key in run.get("settings", {}))
+        rows.append({**row, _DIFFERENT: different})
         if "error" in run:
             lines.append(f"{run['name']}: {run['error']}")
-    return "\n".join([text_table(rows), *([""] if lines else []), *lines])
+    if not any(row[_DIFFERENT] for row in rows):
+        rows = [{key: value for key, value in row.items() if key != _DIFFERENT} for row in rows]
+    return "\n".join([text_table(rows, below=_DIFFERENT), *([""] if lines else []), *lines])
 
 
 COMMAND = Command("runs", RunsRequest, run, describe)

@@ -18,7 +18,7 @@ from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, N
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
+from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
 from rayrec.recipes import Recipe
@@ -232,7 +232,7 @@ def write_dataset(
         splits[name] = SplitInfo(rows=table.num_rows, positives=positives, parts=tuple(parts))
     schema.save(folder)
     config = (recipe or make_recipe()).model_dump(mode="json")
-    Manifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
+    DatasetManifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 
 

@@ -103,7 +103,7 @@ class RowPacker:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "RowPacker":
-        return cls(dataset.folder, dataset.schema, dataset.fingerprint)
+        return cls(dataset.folder, dataset.schema, dataset.id)
 
     @cached_property
     def _columns(self) -> pa.Schema:

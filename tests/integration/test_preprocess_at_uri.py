@@ -21,7 +21,8 @@ from benchmarks.preprocess_kills import ROWS, write_raw
 from cluster.java import provide_java
 from cluster.local_cluster import ray_head, ray_nodes
 from jobs.command import RESULT_FILE
-from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
+from rayrec.ingest.dataset import REJECTED_FOLDER
+from rayrec.store.artifact import MANIFEST_FILE
 from rayrec.store.files import sha256_of
 from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Faults, Store, faulty_store

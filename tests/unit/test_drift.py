@@ -208,7 +208,7 @@ def test_the_verdict_is_the_exit_code(dataset: Dataset, tmp_path: Path, capfd: p
     assert code(rows) == 0
     shown = capfd.readouterr().out
     assert "nothing has drifted (4,000 rows; drifted: a stability index above 0.25 that chance" in shown
-    assert shown.splitlines()[0].split()[:2] == ["column", "kind"]
+    assert shown.splitlines()[0].split()[:2] == ["feature", "kind"]
     assert code({**rows, "price": ["9.5"] * ROWS}, json_output=True) == 1
     result = json.loads(capfd.readouterr().out)
     assert result["status"] == "failed"

@@ -30,7 +30,7 @@ from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.sources.table.config import TableConfig
 from serve.arrow import parse_columns, stream_of
-from serve.grpc_messages import infer_request
+from serve.grpc_app import infer_request
 from serve.grpc_server import proto
 from serve.metrics import ServingMetrics, VersionStatistics
 from serve.requests import RequestError
