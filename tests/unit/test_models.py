@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from rayrec.config import ModelConfig
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.schema import Schema
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
-from tests.builders import WITH_SHARED_TABLES, make_schema
+from tests.builders import WITH_SHARED_TABLES, make_schema, users_and_items
 from tests.naive_models import naive_logits, random_batch
 
 DOT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5))
@@ -30,11 +30,7 @@ NO_NUMBERS = make_schema(numeric=0, categorical=3)
 WEIGHTED = make_schema(numeric=2, categorical=2, multi_hot=3, weighted=("M1", "M2"))
 ONE_TABLE = make_schema(numeric=0, categorical=1)
 WIDTHS = {"embedding_dims": {"C1": 3, "M2": 11}}
-PAIR = [CategoricalFeature(name="user", cardinality=50), CategoricalFeature(name="item", cardinality=40)]
-USER_FIRST, ITEM_FIRST = (
-    Schema(label="label", features=tuple(features), interactions=InteractionColumns(user="user", item="item"))
-    for features in (PAIR, PAIR[::-1])
-)
+USER_FIRST, ITEM_FIRST = users_and_items(50, 40), users_and_items(50, 40, item_first=True)
 
 
 def changed(config: ModelConfig, **changes: Any) -> ModelConfig:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.features.schema import NumericFeature, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel, ScoresPairs
 from rayrec.models.neumf import model as neumf
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose
 from rayrec.models.registry import build_model
+from tests.builders import users_and_items
 from tests.naive_models import random_batch
 
 NEUMF = NeuMFConfig(factors=5, mlp=(8, 6, 3), dropout=0.5)
@@ -28,15 +29,7 @@ PARTS = {
     "dot": NEUMF.model_copy(update={"gmf_output": "dot"}),
     "dot alone": GMF.model_copy(update={"gmf_output": "dot"}),
 }
-
-
-def interactions(users: int = 50, items: int = 40, *, item_first: bool = False) -> Schema:
-    features = [CategoricalFeature(name="user", cardinality=users), CategoricalFeature(name="item", cardinality=items)]
-    return Schema(
-        label="label",
-        features=tuple(reversed(features) if item_first else features),
-        interactions=InteractionColumns(user="user", item="item"),
-    )
+PAIRS = users_and_items(50, 40)
 
 
 @pytest.mark.parametrize("item_first", [False, True])
@@ -45,7 +38,7 @@ def test_all_pairs_equal_pairs_one_by_one(
     config: NeuMFConfig, item_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neumf, "_HIDDEN_VALUES", 60)  # several blocks
-    network = build_model(config, interactions(item_first=item_first), seed=3).eval().dense_network
+    network = build_model(config, users_and_items(50, 40, item_first=item_first), seed=3).eval().dense_network
     assert isinstance(network, ScoresPairs)
     width = config.gmf_width + config.mlp_width
     first, second = torch.randn(7, width), torch.randn(11, width)
@@ -56,7 +49,7 @@ def test_all_pairs_equal_pairs_one_by_one(
 
 
 def test_published_size() -> None:
-    schema = interactions(138_493 + 1, 26_744 + 1)
+    schema = users_and_items(138_493 + 1, 26_744 + 1)
     model = build_model(NeuMFConfig(), schema, "meta")
     assert model.embeddings.embedding_bags["user"].weight.shape == (138_494, 192)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -67,7 +60,7 @@ def test_published_size() -> None:
 
 
 def test_initial_values_are_as_published() -> None:
-    model = build_model(NeuMFConfig(), interactions(3_000, 2_000), seed=1)
+    model = build_model(NeuMFConfig(), users_and_items(3_000, 2_000), seed=1)
     for table in model.embeddings.parameters():
         assert table.std().item() == pytest.approx(0.01, rel=0.02)
         assert table.mean().item() == pytest.approx(0, abs=1e-4)
@@ -85,7 +78,7 @@ def test_initial_values_are_as_published() -> None:
 
 @pytest.mark.parametrize("config", PARTS.values(), ids=PARTS.keys())
 def test_every_parameter_learns(config: NeuMFConfig) -> None:
-    schema = interactions(4, 3)
+    schema = users_and_items(4, 3)
     model = build_model(config.model_copy(update={"dropout": 0.0}), schema)
     model(random_batch(schema, rows=64)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
@@ -94,9 +87,11 @@ def test_every_parameter_learns(config: NeuMFConfig) -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (interactions().model_copy(update={"interactions": None}), "names the user and the item"),
+        (PAIRS.model_copy(update={"interactions": None}), "names the user and the item"),
         (
-            interactions().model_copy(update={"features": (*interactions().features, NumericFeature(name="age"))}),
+            users_and_items(50, 40).model_copy(
+                update={"features": (*users_and_items(50, 40).features, NumericFeature(name="age"))}
+            ),
             "also has a feature 'age'",
         ),
     ],
@@ -137,7 +132,7 @@ class _Trained:
 @pytest.mark.parametrize("gmf_output", ["learned", "dot"])
 def test_made_from_trained_parts(gmf_output: str, alpha: float) -> None:
     """Before further training its logits are the weighted sum of the parts' logits."""
-    schema = interactions()
+    schema = users_and_items(50, 40)
     configs = [config.model_copy(update={"gmf_output": gmf_output}) for config in (GMF, MLP, NEUMF)]
     parts = [build_model(config, schema, seed=seed).eval() for config, seed in zip(configs[:2], (1, 2), strict=True)]
     with torch.no_grad():
