@@ -31,7 +31,7 @@ import yaml
 
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
-from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
+from rayrec.ingest.dataset import Dataset, DatasetManifest, SplitInfo
 from rayrec.recipes import load_recipe
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
@@ -176,7 +176,7 @@ def write_dataset(folder: Path) -> Dataset:
     schema.save(folder)
     split = SplitInfo(rows=rows, positives=float(columns[schema.label].to_numpy().sum()), parts=(part,))
     config = load_recipe("dlrm-criteo").model_dump(mode="json", exclude_unset=True)
-    Manifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
+    DatasetManifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 
 

@@ -23,7 +23,7 @@ from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
 from rayrec.inference.batch.scoring import rows_of_parts, scoring_tasks
-from rayrec.ingest.dataset import Manifest, PartInfo, SplitInfo
+from rayrec.ingest.dataset import DatasetManifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.runners.spark_runner import packed_items
@@ -140,13 +140,12 @@ def _of_parts(rows: int, nodes: int) -> dict[str, Any]:
 def _manifest(rows: int, nodes: int) -> dict[str, Any]:
     """Return the manifest, written and read again."""
     split = SplitInfo(rows=rows, positives=0.0, parts=_parts(rows))
-    manifest = Manifest(splits={"train": split}, rejected={}, sources=(), config={})
+    manifest = DatasetManifest(splits={"train": split}, rejected={}, sources=(), config={})
     with tempfile.TemporaryDirectory() as folder:
         manifest.save(Path(folder))
         (path,) = Path(folder).iterdir()
-        text = path.read_bytes()
-    read = Manifest.model_validate_json(text)
-    return {"file_mib": round(len(text) / _MIB, 2), "parts": len(read.splits["train"].parts)}
+        read = DatasetManifest.load(Path(folder))
+        return {"file_mib": round(path.stat().st_size / _MIB, 2), "parts": len(read.splits["train"].parts)}
 
 
 def _batches(rows: int, nodes: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
-from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
+from rayrec.ingest.dataset import Dataset, DatasetManifest, SplitInfo
 from rayrec.ingest.loader import open_batches
 from rayrec.ingest.memory import InMemorySplit
 from rayrec.recipes import load_recipe
@@ -169,7 +169,7 @@ def _write_dataset(folder: Path, rows: int) -> Dataset:
     schema.save(folder)
     split = SplitInfo(rows=rows, positives=positives, parts=tuple(parts))
     config = load_recipe("dlrm-criteo").model_dump(mode="json")
-    Manifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
+    DatasetManifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 
 

@@ -30,8 +30,9 @@ from rayrec.common.machine import Machine
 from rayrec.common.network import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.vocabulary import VOCABULARY_SCHEMA, index_file, write_index
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import Schema
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, write_index
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.folder.model_folder import new_model_folder
 from rayrec.inference.predictor import load_model
@@ -112,7 +113,7 @@ def _write_vocabulary(folder: Path, table: int, size: int) -> Vocabulary:
         ids = np.arange(first, min(first + _VALUES_PER_FILE, size + 1))
         columns = [_values(table, ids), pa.array(ids), pa.array(size + 1 - ids)]
         pq.write_table(pa.table(columns, schema=VOCABULARY_SCHEMA), folder / file / f"part-{part:05d}.parquet")
-    write_index(folder / file, index_file(folder / file))
+    write_index(folder / file)
     return Vocabulary(file=file, size=size)
 
 

@@ -20,7 +20,8 @@ import torch
 
 from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
 from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
 from rayrec.ingest.order import BatchOrder, RowGroup

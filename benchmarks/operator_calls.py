@@ -20,7 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 import rayrec
 from benchmarks.scaling import CARDINALITIES
 from jobs.command.result import text_table
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.step import TrainStep

@@ -187,7 +187,7 @@ def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
     write_side_tables(raw)
     recipe_file = folder / "recipe.yaml"
     source_section = {"kind": "table", "tables": side_tables(raw), **SOURCE}
-    preprocess = {"split": SPLIT, "frequency_limit": 15, "broadcast_limit": 100}  # so that there are long vocabularies
+    preprocess = {"split": SPLIT, "frequency_limit": 15}
     model = {"kind": "dcnv2", "embedding_dim": 8}
     sections = {"source": source_section, "preprocess": preprocess, "model": model}
     recipe_file.write_text(yaml.safe_dump(sections, sort_keys=False))

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.preprocess_kills import files_of
 from rayrec.common.machine import Machine, available_cpus
-from rayrec.ingest.dataset import MANIFEST_FILE
+from rayrec.store.artifact import MANIFEST_FILE
 from rayrec.store.files import write_json
 from tests.environments import environment_of_a_user
 

@@ -18,7 +18,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.machine import Machine
 from rayrec.config import TrainConfig
 from rayrec.config.optimizers import EmbeddingOptimizerConfig
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model

@@ -25,10 +25,11 @@ from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config import RankingConfig
 from rayrec.features.schema import SCHEMA_FILE, Schema
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
+from rayrec.store.artifact import MANIFEST_FILE
 
 ROWS = ResultRows(
     Path(__file__).parent / "results" / "wide_deep_accuracy.json",

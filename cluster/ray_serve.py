@@ -23,7 +23,6 @@ from cluster import haproxy
 from cluster.machine_limits import connections_of_haproxy
 from rayrec.common.machine import available_cpus
 from rayrec.common.network import free_ports
-from rayrec.config.execution import SERVE, Execution
 
 logger = logging.getLogger(__name__)
 
@@ -230,20 +229,6 @@ def shut_down_serve() -> None:
     except (ValueError, RayActorError, TimeoutError):
         pass  # it has not started, or it is gone, which is how the call ends
     ray_serve.shutdown()
-
-
-def serving(dashboard: str) -> Execution:
-    """Return what serves the applications of a cluster, to whose dashboard this process has the token."""
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-
-    applications = ServeSubmissionClient(dashboard).get_serve_details()["applications"].values()
-    deployments = [deployment for each in applications for deployment in each["deployments"].values()]
-    replicas = [replica for each in deployments for replica in each["replicas"] if replica["state"] == "RUNNING"]
-    cpus = sum(
-        len(each["replicas"]) * each["deployment_config"]["ray_actor_options"]["num_cpus"] for each in deployments
-    )
-    nodes = {replica["node_id"] for replica in replicas}
-    return Execution(on="ray", engine=SERVE, workers=len(replicas), nodes=len(nodes), cpus=int(cpus))
 
 
 def _has_haproxy() -> bool:

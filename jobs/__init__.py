@@ -36,7 +36,7 @@ GROUPS = {
             "Turn raw files into a dataset folder.",
             "rayrec preprocess clicks.yaml --input clicks.csv --output dataset",
         ),
-        "verify": Listed("Compare the files of a dataset with their checksums.", "rayrec verify dataset"),
+        "verify": Listed("Compare the files of a folder with their checksums.", "rayrec verify dataset"),
     },
     "Train": {
         "run": Listed(

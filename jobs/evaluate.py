@@ -1,12 +1,12 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_evaluation
+from jobs.command import ByPosition, Command, PathText, Positional, Result, main
+from jobs.command.places import PlacedRequest, place_evaluation
 from jobs.export import read_schema
 from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
@@ -60,10 +60,6 @@ class EvaluateRequest(PlacedRequest):
             raise ConfigError("--server: scores raw rows; give --input instead of --data")
         elif self.precision != "fp32":
             raise ConfigError("--precision: a server has its own (`rayrec serve --precision`); leave it out")
-
-    def with_absolute_paths(self) -> Self:
-        changed = {"input": None if self.input is None else absolute_path(self.input)}
-        return super().with_absolute_paths().model_copy(update=changed)
 
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:

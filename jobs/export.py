@@ -101,7 +101,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             origin=ModelOrigin(
                 run=str(trained.path),
                 checkpoint=checkpoint.name,
-                dataset=dataset.fingerprint,
+                dataset=dataset.id,
                 data_time=None if times is None else times.last,
             ),
         )

@@ -4,12 +4,12 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
-from jobs.command.execution import PlacedRequest, place_scoring
+from jobs.command import Command, PathText, Positional, Result, describe_result, main
+from jobs.command.places import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from jobs.stored_model import scoring_pool, stored_model
@@ -57,10 +57,6 @@ class PredictRequest(PlacedRequest):
         """Dataset folder, if the input is one."""
         return None if self.input is None or self.raw else to_path(self.input)
 
-    def with_absolute_paths(self) -> Self:
-        changed = {"input": None if self.input is None else absolute_path(self.input)}
-        return super().with_absolute_paths().model_copy(update=changed)
-
 
 def run(request: PredictRequest, progress: Progress) -> Result:
     """Score every row in the order of the input; `rows` counts those scored.
@@ -70,7 +66,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     the recipe does not know. `details.rows_per_second` counts the rows that were read, and the start of workers;
     `details.part` says that --rows left rows out, as far as it is known.
     """
-    from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.store.artifact import MANIFEST_FILE
 
     require_absent(request.output)
     if request.top_k is not None:
@@ -80,6 +77,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     from rayrec.raw.input_files import list_inputs
 
+    # How much there is to score decides where it is done.
     recipe, schema = read_schema(request.model)
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
@@ -93,6 +91,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.sources.registry import source_of
 
+    # Score encoded rows, or raw ones as the recipe's source reads them.
     with stored_model(request.model) as model:
         began = time.perf_counter()
         with scoring_pool(place, progress, precision=request.precision) as (pool, execution):
@@ -113,6 +112,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                     max_rejected=most,
                 )
         seconds = time.perf_counter() - began
+    # How fast it was, and what could not be scored as it should.
     read = counts.rows + sum(counts.rejected.values())
     details: dict[str, Any] = {"rows_per_second": read / seconds}
     if request.dataset is not None:

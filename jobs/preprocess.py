@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_preprocessing
+from jobs.command.places import PlacedRequest, place_preprocessing
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
@@ -19,7 +19,7 @@ from rayrec.store.files import has_unfinished_work, owned
 from rayrec.store.paths import Folder, RemotePath, cache_root
 
 if TYPE_CHECKING:
-    from rayrec.ingest.dataset import Manifest
+    from rayrec.ingest.dataset import DatasetManifest
     from rayrec.preprocessing.pipeline import Preprocessing
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
@@ -68,10 +68,12 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from rayrec.preprocessing.runners.thread_runner import ThreadRunner
     from rayrec.sources.registry import preprocessing
 
+    # What is to be done: the source of the recipe makes the job.
     recipe = request.load_recipe()
     parent = None if request.extend is None else Dataset.open(request.extend)
     job = preprocessing(recipe, request.inputs(recipe), request.output, parent)
     spark = recipe.preprocess.spark
+    # Do it by threads of this process, or by Spark on Ray. Both write the same files.
     with owned(request.output):
         if place_preprocessing(request, job, spark, progress) == "process":
             manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
@@ -80,7 +82,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     return result_of(manifest, request.output)
 
 
-def result_of(manifest: "Manifest", output: Path) -> Result:
+def result_of(manifest: "DatasetManifest", output: Path) -> Result:
     """Return the result of the preprocessing that made a dataset."""
     from rayrec.inspection.split_checks import split_notes, split_warnings
 
@@ -97,7 +99,7 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
     return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 
 
-def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "Manifest":
+def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "DatasetManifest":
     from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
     from rayrec.preprocessing.runners.spark_runner import SparkRunner
@@ -108,6 +110,7 @@ def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progr
     place.mkdir(parents=True, exist_ok=True)
     with ray_session(progress=progress):
         progress.stage("start Spark on Ray")
+        # Executors on other nodes need to see what this process sees; a bucket is seen by all.
         is_seen = all_nodes_see(place)
         shared = is_remote and job.reads_uris and not is_seen
         if shared:

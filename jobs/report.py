@@ -57,11 +57,13 @@ def run(request: ReportRequest, progress: Progress) -> Result:
     """
     from rayrec.pages.page import write_page
 
+    # Look at what the folder holds; the page is made from the figures alone, which lie beside it.
     require_absent(request.output)
     found = _look(request, progress)
     progress.finish()
     with new_folder(request.output) as folder:
         write_page(folder, found.page(found.figures), found.figures)
+    # An expectation that is not met is the exit code, so that a pipeline can stop at it.
     expectations = found.figures["expectations"]
     for check in expectations:
         progress.message(f"{'pass' if check['is_met'] else 'fail'}: {check['line']}")
@@ -78,7 +80,7 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.ingest.dataset import MANIFEST_FILE
+    from rayrec.store.artifact import MANIFEST_FILE
     from tune.sweep_folder import SWEEP_FILE
 
     source = request.source
@@ -254,7 +256,7 @@ def _sweep(request: ReportRequest) -> _Report:
 
 def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
     """Return the figures of the held-out rows, scored by a model."""
-    from rayrec.inspection.held_out import held_out_figures, score_held_out
+    from rayrec.inspection.scored_split import held_out_figures, score_held_out
 
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 

@@ -17,6 +17,9 @@ from rayrec.store.paths import Folder
 if TYPE_CHECKING:
     from rayrec.recipes import Recipe
 
+_DIFFERENT = "differs in"
+"""Column of the values of the recipe's keys that not all runs have."""
+_SHOWN_METRICS = 2
 _Key = tuple[str, ...]
 _METRICS = TypeAdapter(dict[str, dict[str, float | None]])
 
@@ -35,6 +38,7 @@ def run(request: RunsRequest, progress: Progress) -> Result:
     `recipe`, `model`, `steps`, `rows`, `seconds` of training, `metrics` by split, and `settings`: its values of the
     recipe's keys in which the runs differ. Raises UserError if there is no run.
     """
+    # Every run below the folder, with its recipe as dotted keys.
     found: list[dict[str, Any]] = []
     recipes: list[dict[_Key, Any]] = []
     for folder in _run_folders(request.folder):
@@ -116,24 +120,33 @@ def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
 
 
 def describe(result: Result) -> str:
-    """Return a table of the runs, and a line for each that cannot be read."""
+    """Return a table of the runs that fits a terminal, and a line for each that cannot be read.
+
+    It has two metrics of the split that a run is judged by, and below each run its values of the keys in which the runs
+    differ.
+    """
     from rayrec.recipes import value_texts
     from rayrec.training.run.history import main_metrics
 
-    rows, lines = [], []
     runs = result.details["runs"]
     settings = [run["settings"] for run in runs if "settings" in run]
     texts = {key: iter(value_texts([one[key] for one in settings])) for key in (settings[0] if settings else ())}
+    rows, lines = [], []
     for run in runs:
         row = {"run": run["name"], "status": run["status"]}
-        row |= {key: next(texts[key]) for key in run.get("settings", {})}
-        for split, metrics in run.get("metrics", {}).items():
-            row |= {f"{split} {name}": value for name, value in main_metrics(metrics).items()}
-        row |= {name: run.get(name) for name in ("rows", "seconds", "recipe")}
-        rows.append({**row, "when": run["when"]})
+        # The metric that the run is ranked by comes first.
+        split, best = run.get("best_by", ("", ""))
+        found = main_metrics(run.get("metrics", {}).get(split, {}))
+        names = sorted(found, key=lambda name: name != best)[:_SHOWN_METRICS]
+        row |= {name: found[name] for name in names}
+        row |= {name: run.get(name) for name in ("rows", "seconds")}
+        different = ", ".join(f"{key} {next(texts[key])}" for key in run.get("settings", {}))
+        rows.append({**row, _DIFFERENT: different})
         if "error" in run:
             lines.append(f"{run['name']}: {run['error']}")
-    return "\n".join([text_table(rows), *([""] if lines else []), *lines])
+    if not any(row[_DIFFERENT] for row in rows):
+        rows = [{key: value for key, value in row.items() if key != _DIFFERENT} for row in rows]
+    return "\n".join([text_table(rows, below=_DIFFERENT), *([""] if lines else []), *lines])
 
 
 COMMAND = Command("runs", RunsRequest, run, describe)

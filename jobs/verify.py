@@ -1,42 +1,47 @@
-"""`rayrec verify`: compares every file of a dataset folder with the checksums in its manifest."""
+"""`rayrec verify`: says what a folder is and what it is made of, and compares its files with their checksums."""
 
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import Command, Positional, Request, Result, main
+from jobs.command.result import describe_outcome
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.common.progress import Progress
-from rayrec.store.files import sha256_in
 from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
-    from rayrec.ingest.dataset import StoredFile
+    from rayrec.store.artifact import Manifest, StoredFile
+
+_SHOWN = 12
+"""Characters of an id that people are shown."""
 
 
 class VerifyRequest(Request):
-    """Compare the files of a dataset with their checksums."""
+    """Compare the files of a folder with their checksums."""
 
     folder: Annotated[Folder, Positional()]
-    """Dataset folder."""
+    """Folder with a manifest.json, such as a dataset's."""
 
 
 def run(request: VerifyRequest, progress: Progress) -> Result:
-    """Read all files; `rows` are those of the dataset. Raises UserError if a file is missing or was changed."""
-    from rayrec.ingest.dataset import Manifest, wrong_size
+    """Read all files; `rows` are those of a dataset. Raises UserError if a file is missing or was changed.
+
+    `details` has kind, id, the numbers of files and bytes, and what it is made of, by role: id, folder, whether it is
+    still found there, and then what that is made of.
+    """
+    from rayrec.store.artifact import describe_parents, stored_file, wrong_size
     from rayrec.store.files import sizes_in
 
     folder = request.folder
-    manifest = Manifest.load(folder)
+    manifest = _kind_in(request).load(folder)
     files, sizes = manifest.every_file, sizes_in(folder)
 
     def check(file: "StoredFile") -> str | None:
-        path = folder / file.path
         wrong = wrong_size(folder, file, sizes)
-        if wrong is None:
-            with path.open("rb") as content:
-                if sha256_in(content) != file.sha256:
-                    wrong = f"{path}: content changed since it was written"
+        if wrong is None and file.sha256 is not None and stored_file(folder, file.path).sha256 != file.sha256:
+            wrong = f"{folder / file.path}: content changed since it was written"
         progress.advance(1)
         return wrong
 
@@ -46,15 +51,56 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
     for wrong in damaged:
         progress.message(wrong)
     if damaged:
-        raise UserError(f"{damaged[0]}; {len(damaged):,} of {len(files):,} files are damaged; preprocess again")
+        raise UserError(
+            f"{damaged[0]}; {len(damaged):,} of {len(files):,} files are damaged; make the {manifest.kind} again"
+        )
+    splits = getattr(manifest, "splits", None)
     return Result(
         command="verify",
-        rows=sum(split.rows for split in manifest.splits.values()),
-        details={"files": len(files), "bytes": sum(file.bytes for file in files)},
+        rows=None if splits is None else sum(split.rows for split in splits.values()),
+        details={
+            "kind": manifest.kind,
+            "id": manifest.id,
+            "made_of": describe_parents(manifest.made_of),
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+        },
     )
 
 
-COMMAND = Command("verify", VerifyRequest, run)
+def _kind_in(request: VerifyRequest) -> "type[Manifest]":
+    """Return the class of the manifest in a folder. Raises UserError if there is none, or it is not known."""
+    from rayrec.ingest.dataset import DatasetManifest
+    from rayrec.store.artifact import MANIFEST_FILE, read_manifest
+
+    content = read_manifest(request.folder)
+    if content is None:
+        raise UserError(f"{request.folder}: no {MANIFEST_FILE}, so it is unfinished, or nothing that can be verified")
+    kinds: dict[str, type[Manifest]] = {kind.model_fields["kind"].default: kind for kind in (DatasetManifest,)}
+    # One without a known kind is of another version, which any class says.
+    return kinds.get(content.get("kind", ""), DatasetManifest)
+
+
+def describe(result: Result) -> str:
+    """Return the outcome, then a line for the artifact and below it one for each that it is made of."""
+    details = result.details
+    if not details:
+        return describe_outcome(result)
+    return "\n".join([
+        describe_outcome(result),
+        f"  {details['kind']} {details['id'][:_SHOWN]}: {details['files']:,} files, {details['bytes']:,} bytes",
+        *_described(details["made_of"], "    "),
+    ])  # fmt: skip
+
+
+def _described(made_of: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for role, parent in made_of.items():
+        gone = "" if parent["found"] else ", which is no longer there"
+        yield f"{indent}{role} {parent['id'][:_SHOWN]}: {parent['folder']}{gone}"
+        yield from _described(parent.get("made_of", {}), f"{indent}  ")
+
+
+COMMAND = Command("verify", VerifyRequest, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

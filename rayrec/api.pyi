@@ -118,10 +118,10 @@ def preprocess(
     """
 
 def verify(folder: AnyPath, *, progress: bool = True) -> Result:
-    """Compare the files of a dataset with their checksums.
+    """Compare the files of a folder with their checksums.
 
     Args:
-        folder: Dataset folder.
+        folder: Folder with a manifest.json, such as a dataset's.
         progress: Show progress on stderr.
     """
 

@@ -8,8 +8,9 @@ import copy
 import functools
 import json
 import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,7 +203,7 @@ def write_recipe_file(path: Path, text: str) -> None:
 def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Load a shipped recipe by name, or one from a YAML file, and apply `section.key=value` overrides.
 
-    Raises ConfigError naming the recipe, the key and the nearest known name.
+    Raises ConfigError naming the recipe or `--set`, the key and the nearest known name.
     """
     return read_recipe(recipe, overrides).resolve()
 
@@ -214,20 +215,27 @@ class RecipeContent:
     origin: str
     """The recipe's name or file."""
     content: dict[str, Any]
+    set: tuple[str, ...] = ()
+    """The dotted keys that `--set` has set."""
 
     def with_values(self, values: Mapping[str, Any]) -> "RecipeContent":
         """Return the same content with `values`, given by dotted key, in place of its own. Raises ConfigError."""
         content = copy.deepcopy(self.content)
         for key, value in values.items():
             _put(content, key, value, f"{self.origin}: {key}")
-        return RecipeContent(self.origin, content)
+        return replace(self, content=content)
 
     def resolve(self) -> Recipe:
-        """Return the recipe. Raises ConfigError naming it and the key."""
+        """Return the recipe. Raises ConfigError naming the key, and the recipe or `--set`, whichever it is from."""
         try:
             return Recipe.model_validate(self.content)
         except ValidationError as error:
-            raise ConfigError(f"{self.origin}: {describe_validation_error(error, Recipe)}") from None
+            problem = describe_validation_error(error, Recipe)
+            # A problem begins with its key, or names it as an unknown one.
+            key = next((k for k in self.set if re.match(rf"(unknown key ')?{re.escape(k)}\b", problem)), None)
+            if key is None:
+                raise ConfigError(f"{self.origin}: {problem}") from None
+            raise ConfigError(f"--set {'' if problem.startswith(key) else f'{key}: '}{problem}") from None
 
 
 def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeContent:
@@ -242,10 +250,11 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
             raise ConfigError(f"recipe '{origin}': not shipped; {hint} (a recipe file's name ends in .yaml)")
         text = shipped[origin]
     content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
-    for override in overrides:
+    given = tuple(overrides)
+    for override in given:
         _apply_override(content, override)
     content.setdefault("name", Path(origin).stem)
-    return RecipeContent(origin, content)
+    return RecipeContent(origin, content, tuple(override.partition("=")[0] for override in given))
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -6,12 +6,15 @@ This package is named as Ray's own library, so that `serve run serve.app:build` 
 A request, in the order in which it passes the modules:
 
 - `http` receives its body, with what `requests` has for all protocols, admits it and finds its route (`http_app` has
-  the table of routes); `grpc_server` and `grpc_app` do the same for gRPC.
+  the table of routes); `grpc_server` does the same for gRPC.
 - `admission` asks for its token and limits size and time; `memory` lets it wait until its bytes have room.
-- `v1`, `v2` and `grpc_messages`, with `arrow` and `request_tensors`, read it into checked columns, `RequestRows`.
+- `v1`, `v2` and `grpc_app`, with `arrow` and `request_tensors`, read it into checked columns, `RequestRows`.
 - `served_models` chooses the version that answers, `batching` joins it with others that wait, and `served_version`
   encodes and scores all of them in one pass. `metrics` counts, for Prometheus and for the `dashboard`.
 
 Beside it, `updates` looks into the `folders` for new versions. `app` puts a replica together, `server` starts and ends
-Ray Serve. A new verb is a function in `v1.VERBS`, and its description in `openapi`.
+Ray Serve.
+
+To add a verb (`POST /v1/models/NAME:VERB`), write an entry of `VERBS` in `v1`: the classes of its bodies and the
+function between them. Its route, the check of its body and its part of `/openapi.json` follow.
 """

@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from serve.admission import Admission, Call, limit_of, of_this_replica, request_id
+from serve.admission import Admission, Call, of_this_replica, request_id
 from serve.requests import RequestError
 
 # A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of the same
@@ -140,14 +140,15 @@ async def _receive(
     call = call_of(name, context)
     with admission.bodies.hold() as share:
         try:
-            async with admission.receive(call), share.arriving():
-                # How large it is shows when it is there; how much of it is there does not show.
-                await share.grow(limit_of(admission.settings))
-                reading = asyncio.ensure_future(context.read())
-                # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
-                reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                await asyncio.wait({reading})
-                message = reading.result()
+            async with admission.receive(call):
+                with share.arriving():
+                    # How large it is shows when it is there; how much of it is there does not show.
+                    await share.grow(admission.most_bytes)
+                    reading = asyncio.ensure_future(context.read())
+                    # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
+                    reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                    await asyncio.wait({reading})
+                    message = reading.result()
                 if not isinstance(message, bytes):
                     raise RequestError(400, "the call ends without its message")
                 share.shrink(min(len(message), share.held))

@@ -6,19 +6,19 @@ Starlette take as long as the rest of the application.
 """
 
 import os
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.haproxy import NOT_SERVED
 from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
-from serve.admission import Admission, Call, limit_of, of_this_replica, request_id, require_size
+from serve.admission import Admission, Call, of_this_replica, request_id
 from serve.memory import Share
 from serve.requests import CLIENT_LEFT, IDENTITY, RequestError, inflated, most_bytes, require_known_encoding
 
@@ -91,7 +91,7 @@ class Intake:
         admission = of_this_replica()
         headers = headers_of(scope) if scope["type"] == "http" else {}
         if admission is None:
-            # A proxy of Ray Serve, without HAProxy in front: the replica reads the body later.
+            # A proxy of Ray Serve, without HAProxy in front: its replica, elsewhere, reads the body by `read_body`.
             if _stated_size(headers) > _MOST_BYTES_OF_A_PROXY:
                 refused = RequestError(413, "the body is too large; send several requests")
                 await error_response(refused)(scope, receive, send)
@@ -100,6 +100,7 @@ class Intake:
             return
         scope = below(admission.root_path, scope)
         if b"transfer-encoding" not in headers and headers.get(_LENGTH, b"0") == b"0":
+            # There is no body to wait for.
             await self.app(scope, receive, send)
             return
         call = scope[_CALL] = _call(scope, headers)
@@ -109,11 +110,13 @@ class Intake:
         # The body is held from its first byte to the answer.
         with admission.bodies.hold() as share:
             try:
+                # Token, size and time limit come first; who is refused here is answered and recorded at once.
                 async with admission.receive(call):
                     body = await _receive_body(receive, headers, admission, share)
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
                 return
+            # Ray Serve reads the body once more, from memory; the route takes it from the scope.
             scope[_BODY] = body
             messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -139,34 +142,29 @@ async def _receive_body(receive: Receive, headers: Mapping[bytes, bytes], admiss
     """Return the whole body, inflated, for which `share` then holds memory. Raises RequestError as `read_body`."""
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() or IDENTITY
     require_known_encoding(encoding)
-    async with share.arriving():
-        # At once: bodies that are there in part would keep each other waiting.
+    with share.arriving():
+        # Memory for all of it at once: bodies that are there in part would keep each other waiting.
         await share.grow(_stated_size(headers))
-        chunks = []
-        async for chunk in _chunks(receive):
-            share.arrived += len(chunk)
-            require_size(share.arrived, admission.settings)
+        chunks: list[bytes] = []
+        is_whole = False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RequestError(CLIENT_LEFT, "the client went away before its request was read")
+            chunks.append(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            # A body that is sent in chunks states no size: it is counted as it comes.
+            share.arrived += len(chunks[-1])
+            admission.require_size(share.arrived)
             await share.grow(max(0, share.arrived - share.held))
-            chunks.append(chunk)
         body = b"".join(chunks)
         chunks.clear()
         if encoding != IDENTITY:
-            await share.grow(most_bytes(len(body), limit_of(admission.settings)))
+            await share.grow(most_bytes(len(body), admission.most_bytes))
     if encoding != IDENTITY:
-        body = await admission.in_turn(partial(inflated, body, limit_of(admission.settings)))
+        body = await admission.in_turn(partial(inflated, body, admission.most_bytes))
         share.shrink(len(body))
     return body
-
-
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the body as it comes. Raises RequestError if the client goes away."""
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestError(CLIENT_LEFT, "the client went away before its request was read")
-        yield message.get("body", b"")
-        more = message.get("more_body", False)
 
 
 @dataclass(frozen=True)
@@ -181,10 +179,12 @@ class Gate:
             await self.app(scope, receive, send)
             return
         scope = below(self.admission.root_path, scope)
+        # The intake has made the call of a request with a body.
         if _CALL not in scope:
             scope[_CALL] = _call(scope, headers_of(scope))
         call: Call = scope[_CALL]
 
+        # Metrics and log have the status that the client gets.
         async def send_noting_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
@@ -202,10 +202,7 @@ class Route:
 
     def __init__(self, path: str, answer: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
         """`methods`: GET and HEAD, unless others are given."""
-        parts = re.split(r"\{(\w+)\}", path)
-        self.pattern = re.compile(
-            "".join(f"(?P<{part}>[^/]+)" if place % 2 else re.escape(part) for place, part in enumerate(parts))
-        )
+        self.pattern, *_ = compile_path(path)
         self.answer = answer
         self.methods = methods or ("GET", "HEAD")
 
@@ -228,6 +225,7 @@ class Router:
         for route in self._routes:
             if (found := route.pattern.fullmatch(path)) is None:
                 continue
+            # No other route has this path, so a method that it does not take is wrong.
             if method not in route.methods:
                 message = f"{method} {path[:200]}: use {' or '.join(route.methods)}"
                 raise RequestError(405, message, {"Allow": ", ".join(route.methods)})

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rayrec.common.machine import give_back_freed_memory
@@ -36,14 +36,9 @@ class Memory:
         self._oldest_is_next = True
         self._gives_back = False
 
-    @contextmanager
-    def hold(self) -> Iterator["Share"]:
-        """Yield a share for the block, which is empty at first."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            share.shrink(0)
+    def hold(self) -> "Share":
+        """Return a share for a `with` block, which is empty at first and again after it."""
+        return Share(self)
 
     def _fits(self, share: "Share", count: int) -> bool:
         return self.held == share.held or self.held + count <= self.most
@@ -112,6 +107,12 @@ class Share:
         self._task: asyncio.Task[object] | None = None
         self._is_turned_out = False
 
+    def __enter__(self) -> "Share":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shrink(0)
+
     async def grow(self, count: int) -> None:
         """Hold `count` more bytes, as soon as they are free. A share that nobody is beside may exceed the limit."""
         if count == 0:
@@ -141,8 +142,8 @@ class Share:
         self.held = held
         self._memory._hand_out()
 
-    @asynccontextmanager
-    async def arriving(self) -> AsyncIterator[None]:
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
         """Receive the request within the block.
 
         Raises RequestError 503 if others wait for memory meanwhile and it comes too slowly: otherwise clients that send

@@ -3,22 +3,25 @@
 https://spec.openapis.org/oas/v3.1.0
 """
 
-from collections.abc import Sequence
+import json
+import re
 from importlib.metadata import version as installed_version
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+from pydantic import TypeAdapter
 
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.ranker import Ranker
 from serve import arrow
 from serve.request_tensors import DATA_TYPES
+from serve.requests import MOST
 from serve.served_models import ServedModels
 from serve.served_version import ServedVersion
-from serve.v1 import MOST_EXPLAINED
+from serve.v1 import VERBS
 from serve.v2 import OUTPUT
 
 JsonSchema = dict[str, Any]
@@ -36,100 +39,84 @@ def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str,
     paths: dict[str, Any] = {
         "/healthz": _get("The server answers.", status=_TEXT),
         "/v1/models": _get("Names of the models.", models=_list(_TEXT)),
-        "/v2": _get("Name, version and extensions.", name=_TEXT, version=_TEXT),
+        "/v2": _get("Name, version and extensions.", name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
         "/v2/health/live": _get("The server runs.", live=_BOOLEAN),
         "/v2/health/ready": _get("The models are loaded.", ready=_BOOLEAN),
     }
-    rows: dict[str, Any] = {}
+    components: dict[str, Any] = {"Error": _object(error=_TEXT)}
     for name, model in sorted(models.current.items()):
         version = model.version()
-        encoded = quote(name, safe="")
-        rows[_row_name(name)] = _row(version)
-        paths[f"/v1/models/{encoded}"] = _get(f"Version, metrics and schema of '{name}'.", name=_TEXT, version=_TEXT)
-        paths[f"/v1/models/{encoded}:predict"] = _predict(name, max_rows)
-        paths[f"/v2/models/{encoded}"] = _get(f"Inputs and outputs of '{name}'.", name=_TEXT)
-        paths[f"/v2/models/{encoded}/ready"] = _get(f"'{name}' answers.", ready=_BOOLEAN)
+        encoded, own = quote(name, safe=""), _component_name(name)
+        components |= {f"{own}.{part}": schema for part, schema in _components(own, version).items()}
+        about = {"name": _TEXT, "version": _TEXT, "ready": _BOOLEAN, "recipe": _TEXT}
+        about |= {key: {"type": "object"} for key in ("metrics", "schema", "versions")}
+        paths[f"/v1/models/{encoded}"] = _get(f"Version, metrics and schema of '{name}'.", **about)
+        for verb, asked in VERBS.items():
+            if asked.lacks(version):
+                continue
+            # What a verb declares, with the rows and the limits of this model.
+            most = min(asked.limit, max_rows)
+            body, answer = (
+                _declared(kind, own, f"{own}.{verb}", most, components) for kind in (asked.body, asked.answer)
+            )
+            path = paths[f"/v1/models/{encoded}:{verb}"] = _post(f"'{name}': {asked.summary}", body, answer)
+            if verb == "predict":
+                for described in (path["post"]["requestBody"], path["post"]["responses"]["200"]):
+                    described["content"][arrow.MEDIA_TYPE] = {}
+        tensors = _list(_object(name=_TEXT, datatype=_TEXT, shape=_list({"type": "integer"})))
+        paths[f"/v2/models/{encoded}"] = _get(
+            f"Inputs and outputs of '{name}'.",
+            name=_TEXT,
+            versions=_list(_TEXT),
+            platform=_TEXT,
+            inputs=tensors,
+            outputs=tensors,
+        )
+        paths[f"/v2/models/{encoded}/ready"] = _get(f"'{name}' answers.", name=_TEXT, version=_TEXT, ready=_BOOLEAN)
         paths[f"/v2/models/{encoded}/infer"] = _infer(name, version.predictor, max_rows)
-        if version.recommender is not None:
-            paths[f"/v1/models/{encoded}:recommend"] = _recommend(name, max_rows)
-        if version.explainer is not None:
-            paths[f"/v1/models/{encoded}:explain"] = _explain(name, version.explainer.features, max_rows)
-        paths[f"/v1/models/{encoded}:rank"] = _rank(name, version.ranker, rows[_row_name(name)], max_rows)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "rayrec",
             "version": installed_version("rayrec"),
-            "description": 'Click probabilities from raw features. Every error is `{"error": "one line"}`.',
+            "description": "Click probabilities from raw features. NAME/versions/VERSION instead of NAME is one "
+            'version of a model. Every error is `{"error": "one line"}`.',
         },
         **({"servers": [{"url": prefix}]} if prefix else {}),
         "paths": paths,
-        "components": {"schemas": {"Error": _object(error=_TEXT), **rows}},
+        "components": {"schemas": components},
     }
 
 
-def _row_name(model: str) -> str:
-    """Return the name of the schema of a model's rows, of the characters that such names may have."""
-    return quote(model, safe="").replace("%", "-").replace("~", "-7E") + ".Row"
+def _component_name(model: str) -> str:
+    """Return a model's name in the names of components, of the characters that these may have."""
+    return quote(model, safe="").replace("%", "-").replace("~", "-7E")
 
 
-def _predict(name: str, max_rows: int) -> dict[str, Any]:
-    answer = _object(model=_TEXT, version=_TEXT, predictions=_list(_SCORE))
-    summary = f"Scores of rows by '{name}'; an Arrow stream of raw columns gets one of scores."
-    operation = _post(summary, _instances(name, max_rows), answer)
-    for described in (operation["post"]["requestBody"], operation["post"]["responses"]["200"]):
-        described["content"][arrow.MEDIA_TYPE] = {}
-    return operation
+def _declared(kind: Any, model: str, name: str, most: int, components: dict[str, Any]) -> JsonSchema:
+    """Return the schema of a type that `serve.v1` declares; its parts are added to `components`, named from `name` on.
+
+    The marks of `of_model` become the components of the model, `MOST` becomes the number.
+    """
+    schema = TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
+    text = re.sub(r'"\$model": "(\w+)"', rf'"$ref": "#/components/schemas/{model}.\1"', json.dumps(schema))
+    found: JsonSchema = json.loads(text.replace(f'"{MOST}"', str(most)).replace(MOST, str(most)))
+    components |= {f"{name}.{part}": of_part for part, of_part in found.pop("$defs", {}).items()}
+    return found
 
 
-def _explain(name: str, features: Sequence[str], max_rows: int) -> dict[str, Any]:
-    number: JsonSchema = {"type": "number"}
-    explanation = _object(
-        score=_SCORE,
-        logit={**number, "description": "The logarithm of the odds of the score."},
-        base={**number, "description": "The mean logit of reference rows."},
-        parts=_object(**dict.fromkeys(features, number)),
-    )
-    answer = _object(model=_TEXT, version=_TEXT, explanations=_list(explanation))
-    summary = f"What each feature adds to the logit of a row by '{name}': base and parts add up to it."
-    return _post(summary, _instances(name, min(MOST_EXPLAINED, max_rows)), answer)
-
-
-def _instances(name: str, max_rows: int) -> JsonSchema:
-    """Return the body of a request with rows of a model."""
-    row = {"$ref": f"#/components/schemas/{_row_name(name)}"}
-    instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
-    return {"anyOf": [instances, {**row, "description": "One row alone."}]}
-
-
-def _recommend(name: str, max_rows: int) -> dict[str, Any]:
-    count = {"type": "integer", "minimum": 1, "maximum": max_rows, "default": 10}
-    known = {**_BOOLEAN, "default": True, "description": "Leave out what the user has in the training data."}
-    body = _object(["user"], user={"type": ["string", "number"]}, k=count, exclude_known=known)
-    answer = _object(model=_TEXT, version=_TEXT, user=_TEXT, items=_list(_object(item=_TEXT, score=_SCORE)))
-    return _post(f"Items for a user by '{name}'.", body, answer, missing="no such user")
-
-
-def _rank(name: str, ranker: Ranker, properties: JsonSchema, max_rows: int) -> dict[str, Any]:
-    row, lookup = {"$ref": f"#/components/schemas/{_row_name(name)}"}, ranker.lookup
-    candidate: JsonSchema = row
-    context: JsonSchema = {**row, "description": "The features that all candidates share."}
-    limit = f"Rows; more than {max_rows} are answered 413."
+def _components(own: str, version: ServedVersion) -> dict[str, JsonSchema]:
+    """Return what bodies have that depends on the model: a row, and the context and a candidate of a ranking."""
+    row, ranker = {"$ref": f"#/components/schemas/{own}.Row"}, version.ranker
+    described = _row(version)
+    found = {"Row": described, "Context": row, "Candidate": row}
     if ranker.candidate is not None:
-        candidate = {"anyOf": [row, properties["properties"][ranker.candidate]]}
-        limit = f"Rows, or values of {ranker.candidate} alone; more than {max_rows} are answered 413."
-    if lookup is not None:
-        fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in lookup.context}
-        candidate, context = _value(lookup.candidate.type), {**_object([], **fields), "additionalProperties": False}
-        limit = f"Ids; more than {max_rows} are answered 413."
-    body = _object(
-        ["candidates"],
-        context=context,
-        candidates=_list(candidate, minItems=1, description=limit),
-        k={"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
-    )
-    answer = _object(model=_TEXT, version=_TEXT, candidates=_list(_object(candidate=candidate, score=_SCORE)))
-    return _post(f"Candidates in a context, best first, by '{name}'.", body, answer)
+        found["Candidate"] = {"anyOf": [row, described["properties"][ranker.candidate]]}
+    if ranker.lookup is not None:
+        fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in ranker.lookup.context}
+        found["Context"] = {**_object([], **fields), "additionalProperties": False}
+        found["Candidate"] = _value(ranker.lookup.candidate.type)
+    return found
 
 
 def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
@@ -230,9 +217,15 @@ def _get(summary: str, **answer: JsonSchema) -> dict[str, Any]:
     return {"get": _operation(summary, _object(**answer), {"404": "no such model"})}
 
 
-def _post(summary: str, body: JsonSchema, answer: JsonSchema, missing: str = "no such model") -> dict[str, Any]:
+def _post(summary: str, body: JsonSchema, answer: JsonSchema) -> dict[str, Any]:
     late = "not done within the time limit"
-    errors = {"400": "not JSON", "404": missing, "413": "too large", "415": "compressed", "422": "wrong content"}
+    errors = {
+        "400": "not JSON",
+        "404": "no such model, or no such user",
+        "413": "too large",
+        "415": "compressed",
+        "422": "wrong content",
+    }
     operation = _operation(summary, answer, {**errors, "504": late})
     return {"post": {**operation, "requestBody": {"required": True, **_content(body)}}}
 

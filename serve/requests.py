@@ -6,9 +6,10 @@ Ray Serve's proxies import this module, so it imports neither Arrow nor a model.
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic_core
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from rayrec.common.errors import UserError
 
@@ -23,6 +24,10 @@ _ZLIB = frozenset({"gzip", "x-gzip", "deflate"})
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _LARGEST_RATIO = 1032
 """Bytes that a byte of a deflated body can become."""
+
+
+MOST = "$most"
+"""Stands in declarations of bodies for the most rows, items or candidates of a request."""
 
 
 class RequestError(Exception):
@@ -58,6 +63,40 @@ def parse_json(body: bytes, example: str) -> Any:
         return pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(400, f"the body is not valid JSON: {error}") from None
+
+
+class Body(BaseModel):
+    """Base of the bodies of requests; the docstring of a field says what it must be, to clients and in their errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def of_model(component: str) -> WithJsonSchema:
+    """Annotate a value whose JSON schema depends on the model that is asked; `serve.openapi` has the components."""
+    return WithJsonSchema({"$model": component})
+
+
+def parse_body(kind: type[BodyT], body: bytes, most: int) -> BodyT:
+    """Return the content of a request of at most `most` rows, items or candidates.
+
+    Raises RequestError: 400 not JSON, 413 too many values, 422 wrong content.
+    """
+    content = parse_json(body, "a JSON object")
+    keys = ", ".join(kind.model_fields)
+    if not isinstance(content, dict):
+        raise RequestError(422, f"the body must be an object with {keys}, not another value")
+    # Before pydantic makes an error of each of a million.
+    if unknown := next((key for key in content if key not in kind.model_fields), None):
+        raise RequestError(422, f"unknown key '{unknown[:100]}'; there are {keys}")
+    try:
+        return kind.model_validate(content, context={"most": most})
+    except ValidationError as error:
+        key = str(error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"][0])
+        described = (kind.model_fields[key].description or "").replace(MOST, str(most))
+        raise RequestError(422, f"{key}: must be {described}") from None
 
 
 def require_known_encoding(encoding: str) -> None:

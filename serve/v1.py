@@ -16,36 +16,30 @@
 `:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.arrow`). A version is named
 by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
 
-A verb is a function from the version that is asked and the body to the body of the answer; `VERBS` has them by name.
+`VERBS` says of each verb what a body holds, what an answer has, and which function makes one of the other; the route,
+the check of a body and `/openapi.json` follow from it. A new verb is an entry there.
 """
 
-import json
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayrec.config import ServeConfig
+from rayrec.inference.explanation.additive import Explanation
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.recommender import UnknownUserError
 from serve import arrow
 from serve.admission import Admission
 from serve.http import Route, call_of, headers_of, read_body
-from serve.requests import RequestError, content_errors, parse_json
+from serve.requests import MOST, Body, RequestError, content_errors, of_model, parse_body, parse_json
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import RequestRows, ServedVersion
-
-MOST_EXPLAINED = 8
-"""Rows that a request may have explained: one takes as long as thousands of scores."""
-
-_JSON = json.JSONEncoder(allow_nan=False)
-Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
-"""(model, version, body, admission) -> body of the answer. Raises RequestError."""
 
 
 def routes(models: ServedModels, admission: Admission) -> list[Route]:
@@ -59,10 +53,12 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         model = models.model(request.path_params["name"])
         version = model.version(request.path_params.get("version"))
         call_of(request).answered_by(model.name, version.version, verb)
+        # Of the verbs, only `:predict` also speaks Arrow.
         given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
         is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
         if is_arrow and verb != "predict":
             raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
+        # The intake has received the body, unless a proxy of Ray Serve's own has handed the connection over.
         body = await read_body(request, admission)
         answer = _predict_columns if is_arrow else VERBS[verb]
         content = await answer(model, version, body, admission)
@@ -99,12 +95,195 @@ def _about(name: str, version: ServedVersion) -> dict[str, Any]:
     }
 
 
-async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
-    max_rows = admission.settings.max_rows_per_request
-    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
+def _as_text(user: Any) -> Any:
+    return str(user) if isinstance(user, int | float) and not isinstance(user, bool) else user
+
+
+def _up_to_most(count: int, info: ValidationInfo) -> int:
+    """Refuse more than `parse_body` was given as the most of a request."""
+    assert info.context is not None
+    if count > info.context["most"]:
+        raise ValueError
+    return count
+
+
+Row = Annotated[dict[str, Any], of_model("Row")]
+"""A row of raw features; which there are depends on the model."""
+Score = Annotated[float, Field(ge=0, le=1, description="Probability of a positive label.")]
+
+
+class Instances(Body):
+    """Rows of raw features."""
+
+    instances: Annotated[list[Row], Field(min_length=1, json_schema_extra={"maxItems": MOST})]
+
+
+class RecommendRequest(Body):
+    """The user to recommend items to, and how many."""
+
+    user: Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
+    """a string or a number, as the training data names the user"""
+    k: Annotated[int, Field(ge=1, json_schema_extra={"maximum": MOST}), AfterValidator(_up_to_most)] = 10
+    """a whole number from 1 to $most"""
+    exclude_known: bool = True
+    """true or false: whether to leave out what the user has in the training data"""
+
+
+class RankRequest(Body):
+    """A context and the candidates to rank in it; the ranker checks their values."""
+
+    context: Annotated[dict[str, Any], of_model("Context")] = {}
+    """an object; leave it out if nothing is known"""
+    candidates: Annotated[list[Annotated[Any, of_model("Candidate")]], Field(min_length=1)]
+    """a list of at least one id"""
+    k: Annotated[int, Field(ge=1)] | None = None
+    """a whole number from 1, or left out for all candidates"""
+
+
+class Answer(BaseModel):
+    """What every answer has: the version that gave it."""
+
+    model: str
+    version: str
+
+
+class Predictions(Answer):
+    predictions: list[Score]
+
+
+class RecommendedItem(BaseModel):
+    item: str
+    score: Score
+
+
+class Recommendations(Answer):
+    user: str
+    items: list[RecommendedItem]
+
+
+class RankedCandidate(BaseModel):
+    candidate: Annotated[Any, of_model("Candidate")]
+    score: Score
+
+
+class RankedCandidates(Answer):
+    candidates: list[RankedCandidate]
+
+
+class Explanations(Answer):
+    explanations: list[Explanation]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks of a version of a model."""
+
+    model: ServedModel
+    version: ServedVersion
+    body: bytes
+    admission: Admission
+    most: int
+    """Rows, items or candidates that it may be about."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What can be asked by POST /v1/models/NAME:VERB with JSON."""
+
+    summary: str
+    """What is answered, for the OpenAPI document."""
+    body: Any
+    """Type of a request's body."""
+    answer: type[Answer]
+    run: Callable[[Asked], Awaitable[dict[str, Any]]]
+    """Returns what the answer has beside model and version. Raises RequestError."""
+    lacks: Callable[[ServedVersion], str | None] = lambda version: None
+    """Returns why a version cannot be asked, if it cannot."""
+    limit: int = 2**31
+    """Most rows, items or candidates of a request, where `max_rows_per_request` is no less."""
+
+    def most(self, settings: ServeConfig) -> int:
+        """Return the most rows, items or candidates of a request."""
+        return min(self.limit, settings.max_rows_per_request)
+
+    async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+        """Return the body of the answer. Raises RequestError."""
+        if why := self.lacks(version):
+            raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
+        found = await self.run(Asked(model, version, body, admission, self.most(admission.settings)))
+        return self.answer(model=model.name, version=version.version, **found).model_dump_json().encode()
+
+
+MOST_EXPLAINED = 8
+"""Rows that a request may have explained: one takes as long as thousands of scores."""
+
+
+async def _predict(asked: Asked) -> dict[str, Any]:
+    version, body = asked.version, asked.body
+    parse = partial(parse_instances, body, version.predictor.raw_rows, asked.most)
     # Every row is an object. Who sends few rows is not to wait with those who send many.
-    async with admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
-        return predictions(model.name, version.version, await model.score(version, rows))
+    async with asked.admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
+        return {"predictions": (await asked.model.score(version, rows)).tolist()}
+
+
+async def _recommend(asked: Asked) -> dict[str, Any]:
+    assert asked.version.recommender is not None
+    parse = partial(parse_body, RecommendRequest, asked.body, asked.most)
+    async with asked.admission.parsed(len(asked.body), 0, 0, parse) as wanted:
+        recommend = partial(
+            asked.version.recommender.recommend, wanted.user, wanted.k, exclude_known=wanted.exclude_known
+        )
+        try:
+            best = await asked.version.evaluate(recommend)
+        except UnknownUserError as error:
+            raise RequestError(404, str(error)) from None
+    found = zip(best.items, best.scores.tolist(), strict=True)
+    return {"user": wanted.user, "items": [{"item": item, "score": score} for item, score in found]}
+
+
+async def _rank(asked: Asked) -> dict[str, Any]:
+    version, body = asked.version, asked.body
+    parse = partial(parse_body, RankRequest, body, asked.most)
+    async with asked.admission.parsed(len(body), len(body), version.row_bytes, parse) as wanted:
+        if (count := len(wanted.candidates)) > asked.most:
+            raise RequestError(413, f"candidates: {count}, at most {asked.most} a request; send several requests")
+        # The features of the candidates are looked up, and scored as the rows of `:predict` are.
+        with content_errors():
+            columns = await version.evaluate(partial(version.ranker.rows, wanted.context, wanted.candidates))
+        best = Ranking.of(wanted.candidates, await asked.model.score(version, RequestRows(columns)), wanted.k)
+    found = zip(best.candidates, best.scores.tolist(), strict=True)
+    return {"candidates": [{"candidate": candidate, "score": score} for candidate, score in found]}
+
+
+async def _explain(asked: Asked) -> dict[str, Any]:
+    parse = partial(parse_instances, asked.body, asked.version.predictor.raw_rows, asked.most)
+    async with asked.admission.parsed(len(asked.body), asked.most, asked.version.row_bytes, parse) as rows:
+        return {"explanations": await asked.version.explain(rows.batch())}
+
+
+def _no_recommender(version: ServedVersion) -> str | None:
+    return None if version.recommender else "needs more features than a user and an item, so it cannot recommend"
+
+
+def _no_explainer(version: ServedVersion) -> str | None:
+    return None if version.explainer else "was exported without reference rows, so it cannot explain"
+
+
+VERBS: dict[str, Verb] = {
+    "predict": Verb(
+        "Scores of rows; an Arrow stream of raw columns gets one of scores.", Instances | Row, Predictions, _predict
+    ),
+    "recommend": Verb("Items for a user.", RecommendRequest, Recommendations, _recommend, _no_recommender),
+    "rank": Verb("Candidates in a context, best first.", RankRequest, RankedCandidates, _rank),
+    "explain": Verb(
+        "What each feature adds to the logit of a row: base and parts add up to it.",
+        Instances | Row,
+        Explanations,
+        _explain,
+        _no_explainer,
+        MOST_EXPLAINED,
+    ),
+}
 
 
 async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
@@ -114,78 +293,6 @@ async def _predict_columns(model: ServedModel, version: ServedVersion, body: byt
     async with admission.parsed(len(body), max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as columns:
         scores = await model.score(version, RequestRows(columns))
         return arrow.scores_stream(model.name, version.version, scores)
-
-
-async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
-    if version.recommender is None:
-        raise _cannot(model, "needs more features than a user and an item, so it cannot recommend")
-    parse = partial(parse_recommend, body, admission.settings.max_rows_per_request)
-    async with admission.parsed(len(body), 0, 0, parse) as asked:
-        recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
-        try:
-            best = await version.evaluate(recommend)
-        except UnknownUserError as error:
-            raise RequestError(404, str(error)) from None
-    items = _with_scores("item", best.items, best.scores)
-    return _answer(model.name, version.version, user=asked.user, items=items)
-
-
-async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
-    parse = partial(parse_rank, body, admission.settings.max_rows_per_request)
-    async with admission.parsed(len(body), len(body), version.row_bytes, parse) as asked:
-        with content_errors():
-            columns = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
-        best = Ranking.of(asked.candidates, await model.score(version, RequestRows(columns)), asked.k)
-    candidates = _with_scores("candidate", best.candidates, best.scores)
-    return _answer(model.name, version.version, candidates=candidates)
-
-
-async def _explain(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
-    if version.explainer is None:
-        raise _cannot(model, "was exported without reference rows, so it cannot explain")
-    max_rows = min(MOST_EXPLAINED, admission.settings.max_rows_per_request)
-    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
-    async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
-        explanations = await version.explain(rows.batch())
-    return _answer(model.name, version.version, explanations=list(map(asdict, explanations)))
-
-
-VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank, "explain": _explain}
-
-
-def _cannot(model: ServedModel, why: str) -> RequestError:
-    return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
-
-
-def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
-    """Return the body of an answer with (n,) scores; their digits are those of the float32 values."""
-    return _answer(model, version, predictions=scores.tolist())
-
-
-def _answer(model: str, version: str, **content: Any) -> bytes:
-    return _JSON.encode({"model": model, "version": version, **content}).encode()
-
-
-def _with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
-    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
-
-
-@dataclass(frozen=True)
-class RecommendRequest:
-    """The user to recommend items to, and how many."""
-
-    user: str
-    k: int
-    exclude_known: bool
-
-
-@dataclass(frozen=True)
-class RankRequest:
-    """A context and the candidates to rank in it; the ranker checks their values."""
-
-    context: dict[str, Any]
-    candidates: list[Any]
-    k: int | None
 
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> RequestRows:
@@ -205,45 +312,3 @@ def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> RequestRow
         raise RequestError(413, f"instances: {len(rows)} rows, at most {max_rows} a request; send several requests")
     with content_errors():
         return RequestRows(raw_rows.few(rows))
-
-
-def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
-    """Return the content of a request for recommendations. Raises RequestError: 400 not JSON, 422 wrong content."""
-    content = _object(body, '{"user": USER, "k": 10}', ("user", "k", "exclude_known"))
-    if "user" not in content:
-        raise RequestError(422, "user: missing; name the user as the training data does")
-    user, k, exclude_known = content["user"], content.get("k", 10), content.get("exclude_known", True)
-    if isinstance(user, int | float) and not isinstance(user, bool):
-        user = str(user)
-    if not isinstance(user, str):
-        raise RequestError(422, "user: must be a string or a number")
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= max_items:
-        raise RequestError(422, f"k: must be a whole number from 1 to {max_items}")
-    if not isinstance(exclude_known, bool):
-        raise RequestError(422, "exclude_known: must be true or false")
-    return RecommendRequest(user, k, exclude_known)
-
-
-def parse_rank(body: bytes, max_rows: int) -> RankRequest:
-    """Return the content of a request to rank. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
-    content = _object(body, '{"context": {...}, "candidates": [ID, ...]}', ("context", "candidates", "k"))
-    context, candidates, k = content.get("context", {}), content.get("candidates"), content.get("k")
-    if not isinstance(context, dict):
-        raise RequestError(422, "context: must be an object; leave it out if nothing is known")
-    if not isinstance(candidates, list) or not candidates:
-        raise RequestError(422, "candidates: must be a list of at least one id")
-    if len(candidates) > max_rows:
-        raise RequestError(413, f"candidates: {len(candidates)}, at most {max_rows} a request; send several requests")
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-        raise RequestError(422, "k: must be a whole number from 1, or left out for all candidates")
-    return RankRequest(context, candidates, k)
-
-
-def _object(body: bytes, example: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    content = parse_json(body, example)
-    if not isinstance(content, dict):
-        raise RequestError(422, f"the body must be {example}, not another value")
-    unknown = sorted(set(content) - set(keys))
-    if unknown:
-        raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are {', '.join(keys[:-1])} and {keys[-1]}")
-    return content

@@ -16,7 +16,6 @@ Administrators see which versions there are, and choose which answer; bodies may
 """
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -159,10 +159,10 @@ def answer(name: str, version: str, request: InferRequest, scores: NDArray[np.fl
         head["id"] = request.id
     if not request.binary:
         output["data"] = scores.tolist()
-        return json.dumps({**head, "outputs": [output]}, allow_nan=False).encode(), None
+        return to_json({**head, "outputs": [output]}), None
     data = scores.astype("<f4").tobytes()
     output["parameters"] = {"binary_data_size": len(data)}
-    text = json.dumps({**head, "outputs": [output]}).encode()
+    text = to_json({**head, "outputs": [output]})
     return text + data, len(text)
 
 

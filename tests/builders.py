@@ -14,17 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.lists import with_weights
-from rayrec.features.schema import (
-    CategoricalFeature,
-    InteractionColumns,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
-from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
 from rayrec.recipes import Recipe
@@ -263,7 +257,7 @@ def write_dataset(
         splits[name] = SplitInfo(rows=table.num_rows, positives=positives, parts=tuple(parts))
     schema.save(folder)
     config = (recipe or make_recipe()).model_dump(mode="json")
-    Manifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
+    DatasetManifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.ingest.dataset import VOCABULARY_FOLDER, Dataset
 
 _NEARLY_0 = 1e-12

@@ -5,7 +5,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from rayrec.features.schema import Feature, NumericFeature, Schema
+from rayrec.features.feature_kinds import Feature, NumericFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.ranker import Ranker
 from rayrec.preprocessing.numbers.summary import Fit
 from rayrec.sources.outbrain.features.definitions import Numeric

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.raw.table_reader import open_table
 

@@ -20,16 +20,9 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.schema import (
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    Rate,
-    RawColumn,
-    Schema,
-    SideTable,
-    VectorFeature,
-)
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.raw_columns import Rate, RawColumn, SideTable
+from rayrec.features.schema import Schema
 from tests.lookup_tables import write_rate, write_side_table
 from tests.vocabularies import write_vocabulary
 

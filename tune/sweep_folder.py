@@ -4,7 +4,6 @@ One process works in a sweep's folder at a time. A trial's folder has its record
 it trained in. Table, page and best recipe are made from these folders alone.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,9 @@ from typing import Any, Literal
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.evaluate import higher_is_better
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
+from rayrec.store.artifact import id_of
 from rayrec.store.files import is_vacant, locked, remove, require_absent, write_json
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
@@ -95,13 +95,12 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
     """
     folder = settings.folder
     file = folder / SWEEP_FILE
-    manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
     parameters = settings.space.parameters
     # What a resumed sweep must share with the one that was begun.
     now = {
         "recipe": settings.recipe.resolve().model_dump(mode="json"),
         "space": {name: p.model_dump(mode="json", exclude_defaults=True) for name, p in parameters.items()},
-        "dataset": hashlib.sha256(manifest).hexdigest(),
+        "dataset": id_of(settings.dataset),
         "metric": settings.metric,
         "trials": settings.trials,
         "search": settings.search,

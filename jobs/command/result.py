@@ -35,6 +35,8 @@ class Result(Config):
     """Wall-clock time of the command, without the start of the interpreter."""
     output: Folder | None = None
     """The folder (or file) that the command wrote; `result.json` is written into it if it is a folder."""
+    id: str | None = None
+    """The id of the output, if it is an artifact (`rayrec.store.artifact`)."""
     rows: int | None = None
     """Rows that the command read or wrote, as its documentation says."""
     metrics: dict[str, dict[str, float | None]] = {}
@@ -52,7 +54,7 @@ class Result(Config):
 
     def to_json(self) -> str:
         """Return indented JSON; fields that do not apply (null, empty) are left out."""
-        empty = {name for name in ("rows", "output", "execution", "error") if getattr(self, name) is None}
+        empty = {name for name in ("rows", "output", "id", "execution", "error") if getattr(self, name) is None}
         empty |= {name for name in ("metrics", "baselines", "details") if not getattr(self, name)}
         return self.model_dump_json(indent=2, exclude=empty)
 

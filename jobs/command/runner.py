@@ -33,6 +33,7 @@ from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
+from rayrec.store.artifact import id_of
 from rayrec.store.files import is_vacant
 from rayrec.store.node_copy import shown
 from rayrec.store.paths import cache_root
@@ -87,17 +88,20 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     A failure is not written into a folder that had content before (the output of an earlier command stays intact),
     unless the command has begun to continue the work in it.
     """
+    # A mistake that shows without the data is answered before anything is touched.
     request.check()
     reach_this_machine_directly()
     folder: Path | None = getattr(request, "output", None)
     before: int | None = 0  # until it is looked at, others' work may be in it
     started = time.perf_counter()
     try:
+        # The work; `before` tells afterwards whether the folder has become this command's.
         with _disk_errors(request):
             before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
             result = command.run(request, progress)
         progress.finish()
     except BaseException as error:
+        # Leave a result that says how it ended, and let the error go on.
         if folder is not None and folder.is_dir() and _is_taken_over(request, folder, before):
             with contextlib.suppress(
                 UserError, OSError
@@ -105,8 +109,9 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
                 _failure(command, error, started, folder).save(folder)
         raise
     result = result.model_copy(update={"seconds": time.perf_counter() - started})
-    if result.output is not None and result.output.is_dir():
-        result.save(result.output)
+    if (output := result.output) is not None and output.is_dir():
+        result = result.model_copy(update={"id": id_of(output)})
+        result.save(output)
     return result
 
 
@@ -158,12 +163,14 @@ def run_command(
     started = time.perf_counter()
     try:
         with _interruptible(), _stdout_kept_for_the_result() as stdout:
+            # Texts of the command line become a request, which runs; its result is all that stdout gets.
             request = build_request(command.request, values)
             with console_progress() as progress:
                 result = execute(command, request, progress)
             print(result.to_json() if json_output else command.describe(result), file=stdout, flush=True)
         return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
+        # One line on stderr; with --json also a result, which whoever reads stdout waits for.
         code = exit_code(error)
         if debug:
             traceback.print_exc()

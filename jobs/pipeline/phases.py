@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_outcome
-from jobs.command.execution import PlacedRequest, place_training, training_session
+from jobs.command.places import PlacedRequest, place_training, training_session
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
@@ -120,9 +120,10 @@ class PreprocessPhase(Phase):
         return self._places.dataset
 
     def finished(self) -> Result | None:
-        from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+        from rayrec.ingest.dataset import Dataset
         from rayrec.preprocessing.pipeline import source_files
         from rayrec.sources.registry import preprocessing_job
+        from rayrec.store.artifact import MANIFEST_FILE
 
         if is_vacant(self.folder) or not (self.folder / MANIFEST_FILE).is_file():
             return None

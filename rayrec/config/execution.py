@@ -7,14 +7,14 @@ from rayrec.config.base import Config
 from rayrec.config.train import DeviceName
 
 Place = Literal["process", "ray"]
-SPARK, TRAIN, DATA, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Serve"
+SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
 """The engines on Ray."""
 
 
 class Execution(Config):
     """Place, engine and number of CPUs of a command's work.
 
-    `jobs.command.execution` decides it. The command's result, a dataset's manifest and a run's `run.json` have it.
+    `jobs.command.places` decides it. The command's result, a dataset's manifest and a run's `run.json` have it.
     """
 
     on: Place

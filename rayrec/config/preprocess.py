@@ -191,8 +191,6 @@ class PreprocessConfig(Config):
 class VocabularyPreprocessConfig(PreprocessConfig):
     """Settings of the preprocessing of sources with vocabularies."""
 
-    broadcast_limit: PositiveInt = 2_000_000
-    """Most values of a vocabulary that are looked up in memory; Spark joins the rest."""
     expire_after: str | None = Field(None, pattern=_DURATION, examples=["30d"])
     """Time after which a value that no longer occurs leaves its vocabulary in an extension; without times of rows, an
     extension counts as a day.

@@ -6,12 +6,14 @@ import typing
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.common.errors import ConfigError, UserError, did_you_mean
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _NAME, _NUMBER = "NAME", "N"
 """Stand for a name of the user's own, and for a place in a list, in the path of a key."""
@@ -61,7 +63,7 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
     if first["type"] == "invalid_key":
         return f"{_locate(root, first['loc'][:-1])[0] or 'top level'}: {_wrong_key(first['input'])}{more}"
     if first["type"] == "json_invalid":
-        return "damaged, not whole JSON; make it again"
+        return "not whole JSON"
     is_section = isinstance(first["input"], (dict, BaseModel))
     shown = "" if is_section else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
     return f"{f'{location}: ' if location else ''}{_advice(problems, root)}{shown}{more}"
@@ -180,6 +182,22 @@ def _configs_in(annotation: Any, step: tuple[str, ...] = ()) -> Iterator[tuple[t
     inner = (*step, _NUMBER) if origin in (tuple, list) else (*step, _NAME) if origin is dict else step
     for argument in typing.get_args(annotation):
         yield from _configs_in(argument, inner)
+
+
+def read_json(kind: type[ModelT], path: Path, remedy: str) -> ModelT | None:
+    """Read a file that rayrec wrote as JSON; None if there is no such file.
+
+    Raises UserError that ends with the `remedy` if the file is damaged, or of another version of rayrec.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        reason = f"damaged ({describe_validation_error(error, kind)})"
+        if any(problem["loc"] == ("version",) for problem in error.errors()):
+            reason = "written by another version of rayrec"
+        raise UserError(f"{path}: {reason}; {remedy}") from None
 
 
 def is_yaml_file(name: str | Path) -> bool:

@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
+from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 
@@ -27,17 +27,16 @@ def encode_categorical(
 ) -> NDArray[np.signedinteger]:
     """Return one id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
-    With a `lookup` the column holds strings; with `Hash`, `Buckets` or `TimePart`, what these take. Otherwise it holds
-    integer ids: of the feature's vocabulary (looked up elsewhere, with unlisted values hashed), or of a feature without
-    one. An id that is null or outside of the table becomes 0. Raises UserError naming the feature if the column has
-    another type.
+    With a vocabulary, which `lookup` is, the column holds strings; with `Hash`, `Buckets` or `TimePart`, what these
+    take; otherwise integer ids. An id that is null or outside of the table becomes 0. Raises UserError naming the
+    feature if the column has another type.
     """
     if lookup is not None:
         ids = lookup.ids(_strings(feature.name, column))
     else:
         ids = _computed_ids(feature, column)
     for transform in feature.transforms:
-        if isinstance(transform, HashUnlisted) and lookup is not None:
+        if isinstance(transform, HashUnlisted):
             ids = hash_unlisted(ids, _strings(feature.name, column), transform)
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
@@ -95,7 +94,7 @@ def encode_multi_hot(
     lengths = lengths_of(column)
     row = np.repeat(np.arange(len(column)), lengths)
     values = column.flatten()
-    holds_strings = takes_strings(feature, lookup is not None)
+    holds_strings = feature.reads == "texts"
     values = _strings(feature.name, values) if holds_strings else values
     if weights is not None and not pa.types.is_null(weights.type) and wrong_weights(weights, column).any():
         raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
@@ -113,12 +112,6 @@ def encode_multi_hot(
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
     own = weights_of(weights, lengths)[is_present][kept]
     return pa.ListArray.from_arrays(pa.array(offsets), with_weights(ids, own))
-
-
-def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:
-    """Return whether raw values are strings: if a vocabulary is looked up here, or if the feature hashes strings."""
-    by_vocabulary = bool(feature.transforms) and isinstance(feature.transforms[0], Vocabulary)
-    return has_lookup if by_vocabulary else feature.reads in {"text", "texts"}
 
 
 def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:

@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.feature_kinds import VectorFeature
 from rayrec.features.numeric import as_float64, finite_float32
-from rayrec.features.schema import ListLength, VectorFeature
+from rayrec.features.raw_columns import ListLength
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 

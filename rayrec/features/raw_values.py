@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.text_forms import few_in_form, few_without_blanks, in_form, without_blanks
 
 Values: TypeAlias = pa.Array | list[Any]

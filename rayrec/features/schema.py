@@ -1,263 +1,20 @@
 """The feature schema: travels with the data and with the model, so that nothing downstream guesses a column."""
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal
 
-import pyarrow as pa
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import model_validator
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
-from rayrec.config.base import TimeFormat, Zone
-from rayrec.config.transforms import (
-    Buckets,
-    CategoricalTransform,
-    Cross,
-    Elapsed,
-    Hash,
-    HashIds,
-    HashUnlisted,
-    NumericTransform,
-    TimePart,
-    Vocabulary,
-)
-from rayrec.config.validation import describe_validation_error
-from rayrec.features.text_forms import TextForm
+from rayrec.config.validation import read_json
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.raw_columns import ListLength, Lookup, RawColumn, RawType
 from rayrec.store.files import write_json
 from rayrec.store.paths import confined
 
 SCHEMA_FILE = "schema.json"
-STATISTICS_FOLDER = "statistics"
-"""Tables in which columns or features of rows are looked up; export copies them into the model folder."""
-
-
-RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
-_SCALARS = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
-_ARROW_TYPES = _SCALARS | {f"{name}s": pa.list_(_SCALARS[name]) for name in ("number", "integer", "text")}
-
-
-class RawColumn(Config):
-    """A column of raw rows, and how its values are read; the same in files and in requests."""
-
-    name: str
-    type: RawType
-    """The type of a value: numbers, integers and texts are lists. An integer read as a text is its decimal digits."""
-    separator: str | None = None
-    """What separates the values of a list that a file or a request gives as one text; None takes lists alone."""
-    time_format: TimeFormat = "iso"
-    zone: Zone = "UTC"
-    """The IANA time zone of times that do not name one."""
-    form: TextForm = "text"
-    """How texts are spelled (`rayrec.features.text_forms`)."""
-    null_values: tuple[str, ...] = ()
-    """Texts that stand for a missing value, as the empty text does."""
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """Return the type of the column in raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
-        return _ARROW_TYPES[self.type]
-
-
-class _Feature(Config):
-    name: str
-    inputs: tuple[str, ...] = ()
-    """The raw columns that it is computed from (of a cross: features; of a list with weights: the values, then the
-    weights); empty if it is the one of its own name."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the names of what it is computed from."""
-        return self.inputs or (self.name,)
-
-    @property
-    def reads(self) -> RawType | None:
-        """Return the type of its raw columns (of weighted lists that of the values); None if it is made of features."""
-        raise NotImplementedError
-
-
-class NumericFeature(_Feature):
-    """One float32 per row."""
-
-    kind: Literal["numeric"] = "numeric"
-    transforms: tuple[NumericTransform, ...] = ()
-
-    @model_validator(mode="after")
-    def _elapsed_comes_first(self) -> "NumericFeature":
-        if any(isinstance(transform, Elapsed) for transform in self.transforms[1:]):
-            raise ValueError(f"feature '{self.name}': 'elapsed' must be its first transform")
-        return self
-
-    @property
-    def reads(self) -> RawType:
-        return "time" if self.transforms and isinstance(self.transforms[0], Elapsed) else "number"
-
-
-class VectorFeature(_Feature):
-    """`size` float32 per row, from a list of as many numbers; a missing list is all 0, a missing number in it 0."""
-
-    kind: Literal["vector"] = "vector"
-    size: PositiveInt
-    normalize: bool = False
-    """Divide a row's numbers by their Euclidean length, unless it is 0."""
-
-    @property
-    def reads(self) -> RawType:
-        return "numbers"
-
-
-class CategoricalFeature(_Feature):
-    """One id per row (int32, 0 = missing or unknown), looked up in an embedding table of `cardinality` rows."""
-
-    kind: Literal["categorical"] = "categorical"
-    transforms: tuple[CategoricalTransform, ...] = ()
-    cardinality: PositiveInt
-    """Rows of the table: ids are 0 ... cardinality - 1."""
-    embedding_dim: PositiveInt | None = None
-    """Width of the table; None in a dataset, resolved from the model's config when it is built."""
-    table: str | None = None
-    """The feature whose table it reads, with the same transforms and cardinality; None has a table of its own."""
-
-    @model_validator(mode="after")
-    def _transforms_in_order(self) -> "CategoricalFeature":
-        following = {Vocabulary: (HashUnlisted, HashIds), HashUnlisted: (HashIds,)}
-        if self.transforms and isinstance(self.transforms[0], HashUnlisted):
-            raise ValueError(f"feature '{self.name}': 'hash_unlisted' must follow 'vocabulary'")
-        for transform, after in pairwise(self.transforms):
-            if not isinstance(after, following.get(type(transform), ())):
-                raise ValueError(f"feature '{self.name}': '{after.op}' cannot follow '{transform.op}'")
-        return self
-
-    @model_validator(mode="after")
-    def _cardinality_fits_transforms(self) -> "CategoricalFeature":
-        rows = None
-        for transform in self.transforms:
-            match transform:
-                case Hash(buckets=buckets) | Cross(buckets=buckets):
-                    rows = buckets
-                case Vocabulary(size=size):
-                    rows = size + 1
-                case HashUnlisted(buckets=buckets):
-                    rows = (rows or 1) + buckets
-                case HashIds(buckets=buckets) if rows is not None:
-                    rows = min(rows, buckets)
-                case Buckets(boundaries=boundaries):
-                    rows = len(boundaries) + 2
-                case TimePart(cardinality=parts):
-                    rows = parts
-        if rows is not None and rows > self.cardinality:
-            raise ValueError(
-                f"feature '{self.name}': transforms give ids up to {rows - 1}, but cardinality is {self.cardinality}"
-            )
-        return self
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """Return the list of values that have ids; None if ids follow from the values themselves."""
-        return next((transform for transform in self.transforms if isinstance(transform, Vocabulary)), None)
-
-    @property
-    def unlisted_buckets(self) -> int:
-        """Return the number of ids, from 1 on, that unlisted values share; those of listed values follow."""
-        return next((t.buckets for t in self.transforms if isinstance(t, HashUnlisted)), 0)
-
-    @property
-    def reads(self) -> RawType | None:
-        match self.transforms[:1]:
-            case (Cross(),):
-                return None
-            case (Buckets(),):
-                return "number"
-            case (TimePart(),):
-                return "time"
-            case (Vocabulary() | Hash(of="strings"),):
-                return "text"
-        return "integer"
-
-
-class MultiHotFeature(CategoricalFeature):
-    """A list of ids per row (possibly empty), each perhaps with a weight, pooled after the look-up.
-
-    The weights, float32 from 0 on, multiply the embeddings; their mean is divided by the sum of the weights.
-    """
-
-    kind: Literal["multi_hot"] = "multi_hot"  # type: ignore[assignment]
-    pooling: Literal["sum", "mean"] = "sum"
-    hotness: PositiveInt = 1
-    """Most ids of a row; longer raw lists are cut."""
-
-    @model_validator(mode="after")
-    def _transforms_of_lists(self) -> "MultiHotFeature":
-        for transform in self.transforms:
-            if isinstance(transform, Buckets | TimePart | Cross):
-                raise ValueError(f"feature '{self.name}': '{transform.op}' is for one value a row, not for lists")
-        return self
-
-    @property
-    def reads(self) -> RawType:
-        return "texts" if super().reads == "text" else "integers"
-
-    @property
-    def weights(self) -> str | None:
-        """Return the raw column of the values' weights; None if all weigh the same."""
-        return self.inputs[1] if len(self.inputs) == 2 else None
-
-
-Feature = Annotated[NumericFeature | VectorFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
-
-
-class SideTable(Config):
-    """Raw columns that are looked up by a key, unless a request gives them."""
-
-    kind: Literal["table"] = "table"
-    name: str
-    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.lookup_table`)."""
-    key: str
-    """The raw column (text) whose value is looked up."""
-    columns: tuple[str, ...]
-    """The raw columns that it gives; a column NAME_x is x in the table's files."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the raw columns that it is looked up by."""
-        return (self.key,)
-
-
-class Rate(Config):
-    """A raw column (number) that is looked up by keys: the smoothed rate of the label in rows of `train`.
-
-    (positives + smoothing * mean) / (rows + smoothing); `mean` where the keys were never seen or one is missing. A row
-    of `train` counts only the rows of other folds (docs/own-data.md).
-    """
-
-    kind: Literal["rate"] = "rate"
-    name: str
-    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.lookup_table`)."""
-    keys: tuple[str, ...]
-    """Raw columns of text."""
-    smoothing: float
-    mean: float
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the raw columns that it gives."""
-        return (self.name,)
-
-
-Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
-
-
-class ListLength(NamedTuple):
-    """Required length of the lists of numbers in a raw column."""
-
-    column: str
-    length: int | str
-    """A number of elements, or the raw column of the lists whose elements these numbers weigh."""
-
-    def renamed(self, name: Callable[[str], str]) -> "ListLength":
-        """Return this rule for columns that have other names."""
-        return ListLength(name(self.column), name(self.length) if isinstance(self.length, str) else self.length)
 
 
 class InteractionColumns(Config):
@@ -281,7 +38,7 @@ _MADE_OF: dict[RawType, tuple[RawType, ...]] = {
 """What a feature reads, and the types of raw columns that it can be made of."""
 
 
-def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
+def _require_columns(feature: Feature, raw: Mapping[str, RawType]) -> None:
     """Raise ValueError unless the raw columns of a feature, given by name with their types, are what it reads."""
     assert feature.reads is not None
     where = f"feature '{feature.name}'"
@@ -499,15 +256,9 @@ class Schema(Config):
     def load(cls, folder: Path) -> "Schema":
         """Read `folder/schema.json`. Raises UserError if it is missing or invalid."""
         path = folder / SCHEMA_FILE
-        try:
-            schema = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; give a dataset or model folder") from None
-        except ValidationError as error:
-            if any(found["loc"] == ("version",) for found in error.errors()):
-                reason = "written by another version of rayrec; preprocess and train again"
-                raise UserError(f"{path}: {reason}") from None
-            raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
+        schema = read_json(cls, path, "preprocess and train again")
+        if schema is None:
+            raise UserError(f"{path}: missing; give a dataset or model folder")
         for feature in schema.categorical:
             if feature.vocabulary is not None:
                 confined(feature.vocabulary.file, path)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.features.hashes import hash_strings, hash_texts
-from rayrec.features.lookup_table import ENTRY, HASH, LookupTable, read_arrow
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.table_parts import ENTRY, HASH, read_arrow
 from rayrec.random.splitmix64 import mix
 from rayrec.store.files import new_file
 from rayrec.store.node_copy import on_this_node
@@ -132,18 +133,18 @@ def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:
                 file = path if path.suffix == ".parquet" else path / f"part-{number // per_file:05d}.parquet"
                 writer = stack.enter_context(new_parquet(file, VOCABULARY_SCHEMA))
             writer.write_batch(block.select(VOCABULARY_SCHEMA.names).cast(VOCABULARY_SCHEMA))
-    write_index(path, index_file(path))
+    write_index(path)
 
 
-def write_index(vocabulary: Path, index: Path, max_values: int | None = None) -> None:
-    """Write the index of a vocabulary, or with `max_values` that of its most frequent values, whole or not at all.
+def write_index(vocabulary: Path) -> None:
+    """Write the index of a vocabulary beside it (`index_file`), whole or not at all.
 
     It is an Arrow file of one batch: `hash` (int64), ascending; `entry` (int32, or int64 beyond 2^31 values), for each
     hash the place of its value; `value` (large_string), in the order of ids. Memory is bounded: what grows with the
     values lies in temporary files beside it. Raises UserError if `vocabulary` is missing or no vocabulary.
     """
     with ExitStack() as stack:
-        temporary = stack.enter_context(new_file(index))
+        temporary = stack.enter_context(new_file(index_file(vocabulary)))
 
         def column() -> IO[bytes]:
             return stack.enter_context(tempfile.TemporaryFile(dir=temporary.parent))
@@ -152,7 +153,7 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
         by_id, offsets, texts, hashes, entries = (column() for _ in range(5))
         offsets.write(np.int64(0).tobytes())
         rows = size = 0
-        for batch in read_vocabulary(vocabulary, max_values=max_values):
+        for batch in read_vocabulary(vocabulary):
             values = batch["value"]
             by_id.write(hash_texts(values).data)
             _, starts, data = values.buffers()
@@ -200,9 +201,7 @@ def _sorted(hashes: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDAr
         yield found[order], places[order]
 
 
-def read_vocabulary(
-    path: Path, columns: Sequence[str] = ("value", "id"), max_values: int | None = None
-) -> Iterator[pa.RecordBatch]:
+def read_vocabulary(path: Path, columns: Sequence[str] = ("value", "id")) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a vocabulary in the order of ids; `value` is large_string.
 
     `columns`: those wanted, `value` and `id` among them. Raises UserError if a file is missing or no vocabulary.
@@ -215,15 +214,12 @@ def read_vocabulary(
         try:
             with open_parquet(file) as parquet:
                 for batch in parquet.iter_batches(columns=list(columns)):
-                    head = batch if max_values is None else batch.slice(0, max_values - rows)
-                    ids = head.column("id").to_numpy(zero_copy_only=False)
+                    ids = batch.column("id").to_numpy(zero_copy_only=False)
                     if not np.array_equal(ids, np.arange(rows + 1, rows + 1 + len(ids))):
                         raise UserError(f"{file}: ids do not continue from {rows + 1}; run `rayrec preprocess` again")
                     rows += len(ids)
-                    large = head.column("value").cast(pa.large_string())
-                    yield head.set_column(head.schema.get_field_index("value"), "value", large)
-                    if rows == max_values:
-                        return
+                    large = batch.column("value").cast(pa.large_string())
+                    yield batch.set_column(batch.schema.get_field_index("value"), "value", large)
         except FileNotFoundError:
             raise UserError(f"{file}: missing; the vocabulary belongs beside schema.json") from None
         except (pa.ArrowInvalid, KeyError) as error:

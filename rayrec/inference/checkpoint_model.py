@@ -9,7 +9,8 @@ from filelock import FileLock
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.table_files import TABLE_TENSOR, MappedTable, new_table, table_file
 from rayrec.ingest.dataset import Dataset

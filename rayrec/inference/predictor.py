@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.few_rows import EncodedRows, PlainRows
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.raw_values import Values
-from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
@@ -53,10 +53,11 @@ class Predictor(Scorer):
                 for file in vocabulary.mapped:
                     memory.add(file)
         self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
-        self._id_rows = {self.encoded_columns.names[place]: row for row, place in enumerate(self._encoder.id_places)}
+        names, few_rows = self.encoded_columns.names, self._encoder.few_rows
+        self._id_rows = {names[place]: row for row, place in enumerate(few_rows.id_places)}
         self._lookups_of_few = _joined(self._lookups, self._id_rows)
         """All look-ups for a few rows, those of tables that are read as one joined."""
-        self._dense_of_numbers = [self._dense[self.encoded_columns.names[p]] for p in self._encoder.number_places]
+        self._dense_of_numbers = [self._dense[names[place]] for place in few_rows.number_places]
         self._warned: set[str] = set()
 
     @property
@@ -75,6 +76,7 @@ class Predictor(Scorer):
         UserError naming the row and the field that is unknown or wrong. Warns once for each column of which 100 values
         or more are given and most of them are unknown to the model.
         """
+        # Checked columns, then ids and numbers as the model was trained on.
         raw = self.columns_of(rows)
         encoded = self.encode(raw)
         if raw.num_rows >= ENOUGH:
@@ -128,6 +130,7 @@ class Predictor(Scorer):
 
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what `_inputs` does, for a few encoded rows."""
+        # Numbers and ids are one array each; `others` are vectors and lists.
         others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         dense[:, self._dense_of_numbers] = rows.numbers.T

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import needs, read_values
-from rayrec.features.schema import RawColumn
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.raw_rows import describe_value
 

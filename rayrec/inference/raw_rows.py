@@ -19,8 +19,9 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
 from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
+from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
-from rayrec.features.schema import ListLength, RawColumn, Schema
+from rayrec.features.schema import Schema
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_TOGETHER = 65_536

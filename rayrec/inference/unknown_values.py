@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import HashIds, HashUnlisted, Vocabulary
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.lists import ids_of, lengths_of
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.features.schema import Schema
 
 ENOUGH = 100
 """Values from which it is no chance that most are unknown."""

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.feature_kinds import MultiHotFeature
+from rayrec.features.schema import Schema
 from rayrec.ingest.order import BatchOrder, group_starts
 from rayrec.ingest.packed_rows import PackedRows, id_type
 from rayrec.models.common.batch import Batch

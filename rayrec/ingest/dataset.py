@@ -4,29 +4,25 @@ schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)  
 held_out_rows.json   manifest.json (written last)
 """
 
-import hashlib
-import json
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Config
 from rayrec.config.execution import Execution
-from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
-from rayrec.store.files import as_json, sizes_in, write_json
+from rayrec.store.artifact import Manifest, Parent, StoredFile, wrong_size
+from rayrec.store.files import sizes_in
 from rayrec.store.parquet import open_parquet
-from rayrec.store.paths import confined, to_path
+from rayrec.store.paths import to_path
 
-MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
 DROPPED_FOLDER = "dropped"
@@ -39,18 +35,8 @@ that it extends, and those that are no choices; not labelled."""
 
 _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32
-_WITHOUT_EFFECT = frozenset(
-    ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
-)
+_WITHOUT_EFFECT = frozenset(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))
 """Keys of a recipe that say how a dataset is made, and nothing of its rows."""
-
-
-class StoredFile(Config):
-    """One file of the dataset, its path relative to the folder."""
-
-    path: str
-    bytes: int
-    sha256: str
 
 
 class PartInfo(StoredFile):
@@ -111,22 +97,14 @@ class Times(Config):
     last: float
 
 
-class Parent(Config):
-    """The dataset that another one extends."""
+class DatasetManifest(Manifest):
+    """The manifest of a dataset; its `files` are all but the parts: schema, vocabularies, statistics, rejected rows."""
 
-    dataset: str
-    """Its folder or URI when it was extended."""
-    manifest: str
-    """The fingerprint of its manifest (`Dataset.fingerprint`)."""
+    command = "preprocess"
 
-
-class Manifest(Config):
-    """The content of manifest.json, which is written last: no command reads a folder without one."""
-
-    version: int = 1
+    kind: Literal["dataset"] = "dataset"
+    version: Literal[2] = 2
     splits: dict[str, SplitInfo]
-    files: tuple[StoredFile, ...] = ()
-    """All files but the parts and this one: the schema, vocabularies, statistics, rejected rows."""
     rejected: dict[str, int]
     """Rejected rows by reason."""
     dropped: dict[str, Dropped] = {}
@@ -134,8 +112,6 @@ class Manifest(Config):
     sources: tuple[SourceFile, ...]
     config: dict[str, Any]
     """The resolved recipe."""
-    parent: Parent | None = None
-    """The dataset whose vocabularies this one goes on with; None if it begins anew."""
     sequence: int = 0
     """The number of datasets that it extends, one after the other."""
     times: Times | None = None
@@ -148,28 +124,13 @@ class Manifest(Config):
     """How it was made; None if whoever made it did not say."""
 
     @property
+    def parent(self) -> Parent | None:
+        """Return the dataset whose vocabularies this one goes on with; None if it begins anew."""
+        return self.made_of.get("parent")
+
+    @property
     def every_file(self) -> list[StoredFile]:
-        """All files but this one."""
         return [*(part for split in self.splits.values() for part in split.parts), *self.files]
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
-
-    @classmethod
-    def load(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
-        path = folder / MANIFEST_FILE
-        try:
-            manifest = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(
-                f"{path}: missing, so this is not a finished dataset; give the output of `rayrec preprocess`"
-            ) from None
-        except ValidationError as error:
-            raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
-        for file in manifest.every_file:
-            confined(file.path, path)
-        return manifest
 
 
 def judged_split(preferred: str, labelled: Collection[str]) -> str | None:
@@ -183,7 +144,9 @@ class Dataset:
 
     folder: Path
     schema: Schema
-    manifest: Manifest
+    manifest: DatasetManifest
+    id: str
+    """The id of its manifest, also of a `head` of it."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
@@ -194,12 +157,12 @@ class Dataset:
         folder = to_path(folder).absolute()
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
-        manifest = Manifest.load(folder)
+        manifest = DatasetManifest.load(folder)
         sizes = sizes_in(folder)
         for file in manifest.every_file:
             if wrong := wrong_size(folder, file, sizes):
                 raise UserError(f"{wrong}; `rayrec verify {shlex.quote(str(folder))}` looks at every file")
-        return cls(folder, Schema.load(folder), manifest)
+        return cls(folder, Schema.load(folder), manifest, manifest.id)
 
     def split(self, name: str) -> SplitInfo:
         """Return a split. Raises UserError if the dataset does not have it, or it has no rows."""
@@ -285,11 +248,6 @@ class Dataset:
         return [self.folder / name for name in names if name.endswith(".parquet")]
 
     @property
-    def fingerprint(self) -> str:
-        """Return a hash of the manifest (`manifest_fingerprint`)."""
-        return manifest_fingerprint(self.folder)
-
-    @property
     def recipe(self) -> Recipe:
         """Recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
@@ -316,20 +274,3 @@ class Dataset:
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")
             yield f"{'.'.join(key)}: {now} {self.folder} was made with{before}"
-
-
-def manifest_fingerprint(folder: Path) -> str:
-    """Return a hash of what a dataset's manifest says of the dataset, not of how it was made."""
-    content = json.loads((folder / MANIFEST_FILE).read_bytes())
-    content.pop("execution", None)
-    return hashlib.sha256(as_json(content).encode()).hexdigest()
-
-
-def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:
-    """Return what is wrong with the size of a file of a dataset folder (`sizes_in`); None if it is as it should be."""
-    path = folder / file.path
-    try:
-        found = sizes(file.path)
-    except FileNotFoundError:
-        return f"{path}: missing"
-    return None if found == file.bytes else f"{path}: has {found:,} bytes, but had {file.bytes:,} when it was written"

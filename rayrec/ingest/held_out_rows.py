@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from rayrec.config import Config
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.store.files import write_json
 
 HELD_OUT_ROWS_FILE = "held_out_rows.json"

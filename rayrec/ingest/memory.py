@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.feature_kinds import MultiHotFeature
+from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays, cut_batches
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder

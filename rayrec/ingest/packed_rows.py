@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.feature_kinds import MultiHotFeature, VectorFeature
 from rayrec.features.lists import ids_of, weighted_type
-from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset, SplitInfo
 from rayrec.store.parquet import open_parquet
 from rayrec.store.paths import RemotePath
@@ -101,7 +102,7 @@ class RowPacker:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "RowPacker":
-        return cls(dataset.folder, dataset.schema, dataset.fingerprint)
+        return cls(dataset.folder, dataset.schema, dataset.id)
 
     @property
     def columns(self) -> list[str]:

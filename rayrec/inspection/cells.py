@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from rayrec.config.transforms import Buckets, HashIds, TimePart
 from rayrec.features.categorical import fold_ids
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import untransformed
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet

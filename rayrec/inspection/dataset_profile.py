@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import RowsPreprocessConfig
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.numeric import untransformed
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection.cells import (
@@ -100,6 +100,7 @@ def profile_dataset(dataset: Dataset, progress: Progress) -> DatasetProfile:
     preprocess = dataset.recipe.preprocess
     splits: dict[str, SplitProfile] = {}
     features: list[FeatureProfile] = []
+    # One column at a time is in memory, of every split.
     with ExitStack() as stack:
         names = [name for name, split in dataset.manifest.splits.items() if split.rows]
         columns = {name: stack.enter_context(SplitColumns(dataset, name, MOST_ROWS)) for name in names}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import Manifest
+from rayrec.ingest.dataset import DatasetManifest
 from rayrec.recipes import Recipe
 
 LEAST_ROWS_OF_A_CLASS = 10
@@ -38,7 +38,7 @@ def drawn_negatives(schema: Schema) -> dict[str, bool]:
     return {"drawn_negatives": True} if schema.has_drawn_negatives else {}
 
 
-def split_warnings(manifest: Manifest) -> list[str]:
+def split_warnings(manifest: DatasetManifest) -> list[str]:
     """Say what is wrong with the splits of a dataset."""
     splits, recipe = manifest.splits, Recipe.model_validate(manifest.config)
     empty = [
@@ -60,7 +60,7 @@ def split_warnings(manifest: Manifest) -> list[str]:
     return empty + class_warnings(held_out) + (_rate_changes(manifest, 0.0) if _is_random(recipe) else [])
 
 
-def split_notes(manifest: Manifest) -> list[str]:
+def split_notes(manifest: DatasetManifest) -> list[str]:
     """Return the splits that were not drawn at random and whose label rate differs from that of `train`, as by time it
     may.
     """
@@ -78,7 +78,7 @@ def _is_random(recipe: Recipe) -> bool:
     return isinstance(preprocess.split, HashSplitConfig) and preprocess.split.column is None
 
 
-def _rate_changes(manifest: Manifest, least: float) -> list[str]:
+def _rate_changes(manifest: DatasetManifest, least: float) -> list[str]:
     """Return the splits whose label rate differs from train's beyond chance (z test of two shares) and by a share of
     it.
     """

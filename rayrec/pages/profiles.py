@@ -42,7 +42,7 @@ _ENCODED = (
 
 
 def inspection_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec inspect` found in raw files (`rayrec.inspection.table_profile`)."""
+    """Return the page of what `rayrec inspect` found in raw files (`rayrec.inspection.table.table_profile`)."""
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (
@@ -287,9 +287,9 @@ def _encoded_columns(features: Sequence[Mapping[str, Any]]) -> Section:
     return Section("Columns", [HtmlTable(rows, marked=drifted)], _ENCODED)
 
 
-def _drift(against: Mapping[str, Any]) -> Section:
-    features = sorted(against["features"], key=lambda feature: -feature["index"])
-    rows = [
+def drift_rows(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table on how features differ (`FeatureDrift.as_json`), those that differ most first."""
+    return [
         {
             "feature": feature["name"],
             "kind": feature["kind"],
@@ -299,10 +299,13 @@ def _drift(against: Mapping[str, Any]) -> Section:
             "unknown before": percent(feature["unknown_share_before"]),
             "verdict": "drifted" if feature["has_drifted"] else "",
         }
-        for feature in features
+        for feature in sorted(features, key=lambda feature: -feature["index"])
     ]
-    marked = [number for number, feature in enumerate(features) if feature["has_drifted"]]
-    blocks = [HtmlTable(rows, marked=marked)]
+
+
+def _drift(against: Mapping[str, Any]) -> Section:
+    rows = drift_rows(against["features"])
+    blocks = [HtmlTable(rows, marked=[number for number, row in enumerate(rows) if row["verdict"]])]
     if against["not_compared"]:
         unlike = [{"feature": name, "why": reason} for name, reason in against["not_compared"].items()]
         blocks.append(HtmlTable(unlike, title="Not compared"))

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
+from rayrec.ingest.dataset import Dataset, SourceFile, Times
 from rayrec.preprocessing.vocabularies.value_counts import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
+from rayrec.store.artifact import Parent
 
 _END_BYTES = 2**16
 _DAY_SECONDS = 86_400
@@ -60,7 +61,7 @@ def facts_of(parent: Dataset) -> dict[str, Any]:
     """Return what the manifest of an extension says of its parent, by field."""
     before = parent.manifest
     return {
-        "parent": Parent(dataset=str(parent.folder), manifest=parent.fingerprint),
+        "made_of": {"parent": Parent(id=parent.id, folder=parent.folder)},
         "sequence": before.sequence + 1,
         "earlier_sources": (*before.earlier_sources, *(source.digest for source in before.sources)),
     }

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 from rayrec.common.machine import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
+from rayrec.ingest.dataset import Dataset, DatasetManifest, SourceFile
 from rayrec.preprocessing.extension import facts_of, source_file
 from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
+from rayrec.store.artifact import MANIFEST_FILE, stored_file
 from rayrec.store.files import (
     files_below,
     is_begun,
@@ -29,7 +30,6 @@ from rayrec.store.files import (
     remove,
     remove_unfinished_files,
     require_absent,
-    sha256_in,
 )
 from rayrec.store.paths import is_uri
 
@@ -106,7 +106,7 @@ class Preprocessing:
         *,
         shared: bool = False,
         execution: Execution | None = None,
-    ) -> Manifest:
+    ) -> DatasetManifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
@@ -114,12 +114,12 @@ class Preprocessing:
         so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `runner`.
         """
         progress = progress or SilentProgress()
-        fingerprint = self._fingerprint()
+        settings = self._settings()
         # What was begun at a URI is ended there, whoever does it now.
-        shared = shared or is_begun(self._output, fingerprint)
+        shared = shared or is_begun(self._output, settings)
         with (
             user_errors(),
-            new_folder(self._output, fingerprint, shared=shared) as folder,
+            new_folder(self._output, settings, shared=shared) as folder,
             no_tasks_left_behind(runner),
         ):
             scratch = folder / _SCRATCH
@@ -130,7 +130,7 @@ class Preprocessing:
                 self._write(Workspace(runner, folder, scratch, progress), execution)
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
             remove(scratch)
-            return Manifest.load(folder)
+            return DatasetManifest.load(folder)
 
     def _write(self, workspace: Workspace, execution: Execution | None) -> None:
         """Write all files of the dataset; the manifest is the last."""
@@ -140,9 +140,9 @@ class Preprocessing:
         written.schema.save(folder)
         parts = {part.path for split in written.splits.values() for part in split.parts}
         wanted = [name for name in files_below(folder) if is_output(name) and name not in parts]
-        manifest = Manifest(
+        manifest = DatasetManifest(
             splits=written.splits,
-            files=tuple(run_brief_tasks(workspace.runner, wanted, partial(_stored_file, folder))),
+            files=tuple(run_brief_tasks(workspace.runner, wanted, partial(stored_file, folder))),
             rejected=written.rejected,
             dropped=written.dropped,
             sources=source_files(self._job),
@@ -154,16 +154,16 @@ class Preprocessing:
         )
         manifest.save(folder)
 
-    def _fingerprint(self) -> str:
-        """Return a fingerprint that differs whenever the files of a stage, or their paths, would differ."""
-        settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
-        settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
+    def _settings(self) -> str:
+        """Return a hash that differs whenever the files of a stage, or their paths, would differ."""
+        sections: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
+        sections["preprocess"] = {name: value for name, value in sections["preprocess"].items() if name != "spark"}
         content = {
             "version": _STAGES_VERSION,
             "output": str(self._output),
             "sources": [source.model_dump() for source in source_files(self._job)],
-            "parent": None if self._parent is None else self._parent.fingerprint,
-            **settings,
+            "parent": None if self._parent is None else self._parent.id,
+            **sections,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -175,9 +175,3 @@ def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
 
 def _is_dense(file: InputFile) -> bool:
     return file.packing is not None or file.base_name.endswith(".parquet")
-
-
-def _stored_file(folder: Path, name: str) -> StoredFile:
-    with (folder / name).open("rb") as file:
-        sha256 = sha256_in(file)
-        return StoredFile(path=name, bytes=file.tell(), sha256=sha256)

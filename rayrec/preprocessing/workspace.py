@@ -38,11 +38,6 @@ class Workspace:
     progress: Progress
 
     @property
-    def has_spark(self) -> bool:
-        """Return whether Spark runs the tasks."""
-        return isinstance(self.runner, SparkRunner)
-
-    @property
     def spark(self) -> "SparkSession":
         """Spark session of a job that needs one."""
         assert isinstance(self.runner, SparkRunner), "the job says that it needs Spark"

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.schema import ListLength, RawColumn
+from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.formats import delimited, json_lines, parquet_layout
 from rayrec.raw.formats.row_types import RawCells, RowTypes

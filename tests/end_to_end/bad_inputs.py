@@ -122,7 +122,7 @@ USAGE = [
         "mistake in a submitted command",
         f"submit {TRAIN} --set train.epochs=many",
         2,
-        "dlrm-criteo-debug: train.epochs: must be a whole number (got 'many')",
+        "--set train.epochs: must be a whole number (got 'many')",
     ),
 ]
 CONFIG = [
@@ -166,7 +166,7 @@ CONFIG = [
         "override of a wrong type",
         f"{TRAIN} --set train.epochs=many",
         2,
-        "dlrm-criteo-debug: train.epochs: must be a whole number (got 'many')",
+        "--set train.epochs: must be a whole number (got 'many')",
     ),
     BadInput(
         "search space missing",
@@ -340,7 +340,7 @@ FILES = [
         "dataset damaged",
         "train dlrm-criteo-debug --data damaged --output run",
         1,
-        "damaged/manifest.json: damaged, not whole JSON; make it again",
+        "damaged/manifest.json: damaged (not whole JSON); make it again",
     ),
     BadInput(
         "evaluating a folder that is not a run",

@@ -88,7 +88,7 @@ def test_each_day_goes_on_from_the_one_before(three_days: Path) -> None:
     datasets = [Dataset.open(place / "dataset") for place in places]
     for before, dataset in pairwise(datasets):
         assert dataset.manifest.parent is not None
-        assert dataset.manifest.parent.manifest == before.fingerprint
+        assert dataset.manifest.parent.id == before.id
         sizes = [
             {f.name: f.vocabulary.size for f in d.schema.categorical if f.vocabulary is not None}
             for d in (before, dataset)

@@ -33,7 +33,7 @@ from rayrec.inference.export.checkpoint import export_checkpoint
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model
-from rayrec.ingest.dataset import Dataset, Manifest
+from rayrec.ingest.dataset import Dataset, DatasetManifest
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -106,7 +106,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     schema = make_raw_schema(folder / "data").with_embedding_dims(CONFIG.embedding_dim, {})
     schema.save(folder / "data")
     config = make_recipe(name="test", model=CONFIG).model_dump(mode="json")
-    Manifest(splits={}, rejected={}, sources=(), config=config).save(folder / "data")
+    DatasetManifest(splits={}, rejected={}, sources=(), config=config).save(folder / "data")
     run_ranks(_write_checkpoint, str(folder), str(folder / "rendezvous"), ranks=WORLD)
     return folder
 

@@ -13,7 +13,8 @@ import pytest
 from rayrec.common.progress import SilentProgress
 from rayrec.config.table import FileFormat, SideTableConfig
 from rayrec.features.lookups import RATES_FOLDER, Lookups
-from rayrec.features.schema import STATISTICS_FOLDER, Rate, RawColumn, Schema, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, RawColumn, SideTable
+from rayrec.features.schema import Schema
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds

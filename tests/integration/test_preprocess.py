@@ -202,16 +202,6 @@ def test_same_files_whatever_the_tasks(run: Run, spark: Any, skewed: Path, monke
         assert data == second["files"][name], name
 
 
-def test_long_vocabulary_gives_the_same_dataset(run: Run, skewed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_ROWS", 1_500)
-    config = {"frequency_limit": 1, "max_table_size": 300, "layout": {"rows_per_row_group": 128}}
-    inputs = {None: [str(skewed)]}
-    in_memory = run(inputs, "in-memory", **config)
-    joined = run(inputs, "joined", broadcast_limit=50, **config)
-    assert max(t.size for f in in_memory.schema.categorical for t in f.transforms if t.op == "vocabulary") > 300
-    assert contents(joined)["splits"] == contents(in_memory)["splits"]
-
-
 def line(day: int, number: int) -> str:
     """Return a row that says where it comes from: I1 the day, I2 its line."""
     return "\t".join([str(number % 2), str(day), str(number), *["5"] * 11, *[f"{number % 7:08x}"] * 26])

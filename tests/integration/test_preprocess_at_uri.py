@@ -21,7 +21,8 @@ from benchmarks.preprocess_kills import ROWS, write_raw
 from cluster.java import provide_java
 from cluster.local_cluster import ray_head, ray_nodes
 from jobs.command import RESULT_FILE
-from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
+from rayrec.ingest.dataset import REJECTED_FOLDER
+from rayrec.store.artifact import MANIFEST_FILE
 from rayrec.store.files import sha256_of
 from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Faults, Store, faulty_store
@@ -30,7 +31,7 @@ from tests.ray_nodes import hiding
 
 pytestmark = pytest.mark.minutes
 FAULTS = Faults(seed=9, fail=0.02, reset=0.02, slow=0.01, cut=0.02, short=0.02)
-STAGES = {"criteo": "vocabularies", "table": "joined", "interactions": "ordered", "displays": "traffic"}
+STAGES = {"criteo": "vocabularies", "table": "fit", "interactions": "ordered", "displays": "traffic"}
 """The stage of each kind at whose end the command is killed."""
 
 

@@ -220,7 +220,7 @@ def test_same_files_whatever_the_tasks(
     spark.conf.set("spark.sql.shuffle.partitions", "13")
     try:
         names = ("a.parquet", "b.parquet")
-        other = run({None: [str(tmp_path / name) for name in names]}, "other", broadcast_limit=50, **config)
+        other = run({None: [str(tmp_path / name) for name in names]}, "other", **config)
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
     assert contents(other) == contents(usual)

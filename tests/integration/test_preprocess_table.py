@@ -60,8 +60,7 @@ def test_csv_and_parquet_give_the_same_parts_and_those_of_pandas(run: Run, files
     source = {**SOURCE, "tables": side_tables(files)}
     settings = {"split": SPLIT, "layout": {"rows_per_row_group": 64}}
     csv, parquet = (run(name, name, source, **settings) for name in ("csv", "parquet"))
-    joined = run("csv", "joined", source, **settings, broadcast_limit=3)
-    assert compare_datasets(csv, parquet) == compare_datasets(csv, joined) > 70 * 0.9 * ROWS
+    assert compare_datasets(csv, parquet) > 70 * 0.9 * ROWS
 
     compared = TableReference(source, SPLIT, 5, files / "parquet", tables, csv).compare({})
     bad = parquet.manifest.rejected

@@ -85,5 +85,5 @@ def test_pages_are_read_from_files(site: Path, page: Page, width: int) -> None:
 def test_the_search_finds_keys_of_recipes(site: Path, page: Page) -> None:
     page.goto((site / "docs" / "tuning.html").as_uri())
     # Key by key: the page loads its index when the field has the focus, and looks at the field then and after each key.
-    page.get_by_label("Search", exact=True).first.press_sequentially("broadcast_limit")
+    page.get_by_label("Search", exact=True).first.press_sequentially("rows_per_row_group")
     page.locator(".md-search-result__link[href*='recipe.html#']").first.wait_for()

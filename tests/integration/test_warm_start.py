@@ -411,7 +411,7 @@ def test_the_run_folder_says_what_it_goes_on_from(days: Path, runs: Path, contin
     origin = RunFolder.open(continued / "two").origin
     assert origin is not None
     assert (origin.run, origin.checkpoint, origin.reset) == (str(runs / "adagrad"), checkpoint_name(STEPS), ())
-    assert origin.manifest == Dataset.open(days / "one").fingerprint
+    assert origin.manifest == Dataset.open(days / "one").id
     assert RunFolder.open(runs / "adagrad").origin is None
 
 

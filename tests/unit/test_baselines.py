@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from rayrec.inspection.baselines import baselines
-from rayrec.inspection.evidence import Evidence
+from rayrec.inspection.table.evidence import Evidence
 from rayrec.metrics.binary import BinaryMetrics
 from tests.builders import make_dataset, make_recipe, users_and_items, write_dataset
 

@@ -131,7 +131,6 @@ def test_a_target_that_is_undefined(folder: Path) -> None:
     [
         ("layout={rows_per_row_group: 77}", None),
         ("max_rejected_fraction=0.7", None),
-        ("broadcast_limit=3", None),
         (
             "order=input",
             "preprocess.order: is 'input', but {folder} was made with 'total_random'; the dataset is used as it is",

@@ -9,7 +9,7 @@ from torch import nn
 from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import SplitConfig
 from rayrec.config.table import TableSourceConfig
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.preprocessing.rows.column_plan import _MODULE_ATTRIBUTES, ColumnPlan, KeptColumn, plan_columns
 
 COLUMNS = ("click", "user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts", "weight", "debug_1")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.store.files import write_json
 from rayrec.training.run.compatibility import require_compatible
 from rayrec.training.run.folder import Origin, RunFolder
 from tests.builders import make_rows, write_dataset
@@ -165,8 +165,7 @@ def test_the_old_dataset_is_needed_only_for_look_ups(tmp_path: Path) -> None:
     require_compatible(run, _origin(), recipe, renumbered)
     needed = "^feature 'C1': its vocabulary does not begin with that of RUN, whose dataset "
     other = _dataset(tmp_path / "old2", listed="xyz")
-    shutil.copy(other.folder / "manifest.json", tmp_path / "old")
-    write_json(tmp_path / "old" / "manifest.json", {**other.manifest.model_dump(mode="json"), "rejected": {"some": 1}})
+    other.manifest.model_copy(update={"rejected": {"some": 1}}).save(tmp_path / "old")
     _refused(run, recipe, renumbered, (), needed + r"has changed \(.*old\); restore it, or give --reset C1")
     shutil.rmtree(tmp_path / "old")
     _refused(run, recipe, renumbered, (), needed + r"cannot be read \(.*\); restore it, or give --reset C1")

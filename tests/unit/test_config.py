@@ -163,6 +163,22 @@ def test_a_wrong_override_is_one_line_that_names_it(recipe: Path, override: str,
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("train.epochs", "many", "must be a whole number (got 'many')"),
+        ("train.epoch", "3", "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        ("train.early_stop", "{metric: auc}", None),
+        ("model.kind", "none", None),
+    ],
+)
+def test_a_wrong_override_is_not_blamed_on_the_file(recipe: Path, key: str, value: str, problem: str | None) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_recipe(recipe, [f"{key}={value}"])
+    assert str(raised.value).startswith(f"--set {key}")
+    assert problem is None or str(raised.value) == f"--set {key}: {problem}"
+
+
 def test_further_mistakes_are_counted(recipe: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(and 2 more\)$"):
         load_recipe(recipe, ["train.epochs=0", "train.workers=0", "serve.replicas=0"])

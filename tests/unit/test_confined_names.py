@@ -1,6 +1,5 @@
 """Names from outside, of files in manifests and archives or of columns, lead to no file outside of their folder."""
 
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +8,13 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
+from rayrec.store.artifact import StoredFile
 from rayrec.store.files import write_json
 from rayrec.store.paths import confined, file_name
 from rayrec.training.run.folder import RUN_FILE, RunFolder
 from tests.builders import make_dataset
+from tune.saved_state import can_be_restored
 from tune.sweep_folder import TRIAL_FILE, TrialRecord
-from tune.tuner import can_be_restored
 
 OUTSIDE = ["../x", "a/../../x", "/x", "a//x", "a/", "", ".", "a/./x", "a\0x"]
 
@@ -43,9 +43,8 @@ def test_every_name_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
 
 def _manifest(folder: Path) -> None:
     dataset = make_dataset(folder / "data")
-    content = json.loads((dataset.folder / "manifest.json").read_text())
-    content["splits"]["train"]["parts"][1]["path"] = "train/../../elsewhere.parquet"
-    write_json(dataset.folder / "manifest.json", content)
+    elsewhere = StoredFile(path="train/../../elsewhere.parquet", bytes=0, sha256="")
+    dataset.manifest.model_copy(update={"files": (elsewhere,)}).save(dataset.folder)
     Dataset.open(dataset.folder)
 
 

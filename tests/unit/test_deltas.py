@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.explanation.additive import load_explainer
 from rayrec.inference.export.examples import Examples
 from rayrec.inference.export.references import ReferenceTraffic

@@ -39,7 +39,6 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path) -> None:
     ("override", "message"),
     [
         ("preprocess.frequency_limit=3", "unknown key 'preprocess.frequency_limit'; known keys: feature_set, kind,"),
-        ("preprocess.broadcast_limit=3", "unknown key 'preprocess.broadcast_limit'; known keys: feature_set, kind,"),
         ("preprocess.feature_set=54", "preprocess.feature_set: must be 'full' or 'lean' (got 54)"),
         ("preprocess.split={kind: hash}", "preprocess.split.kind: must be 'displays' (got 'hash')"),
         ("preprocess.split.held_out_share=1", "preprocess.split.held_out_share: must be below 1 (got 1)"),

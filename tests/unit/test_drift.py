@@ -14,9 +14,11 @@ from jobs.inspect import COMMAND
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Fill, HashUnlisted, Standardize, TimePart, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.lists import with_weights
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
+from rayrec.features.schema import Schema
 from rayrec.inference.export.references import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
@@ -206,7 +208,7 @@ def test_the_verdict_is_the_exit_code(dataset: Dataset, tmp_path: Path, capfd: p
     assert code(rows) == 0
     shown = capfd.readouterr().out
     assert "nothing has drifted (4,000 rows; drifted: a stability index above 0.25 that chance" in shown
-    assert shown.splitlines()[0].split()[:2] == ["column", "kind"]
+    assert shown.splitlines()[0].split()[:2] == ["feature", "kind"]
     assert code({**rows, "price": ["9.5"] * ROWS}, json_output=True) == 1
     result = json.loads(capfd.readouterr().out)
     assert result["status"] == "failed"

@@ -30,19 +30,14 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.categorical import encode_categorical, fold_ids, hash_unlisted
+from rayrec.features.categorical import encode_categorical, fold_ids
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.hashes import hash_key, hash_string
 from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.numeric import encode_numeric
-from rayrec.features.schema import (
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import Schema
 from rayrec.random.splitmix64 import hash_integers
 from tests.vocabularies import write_vocabulary
 
@@ -243,15 +238,6 @@ def test_features_without_vocabulary_take_ids() -> None:
         encoder.encode(pa.record_batch({"user": ["3"]}))
 
 
-def test_ids_looked_up_elsewhere_give_the_same_rows(encoder: FeatureEncoder, folder: Path) -> None:
-    words = ["cyan", "unseen", None, "red"]
-    joined = pa.array([4, None, None, 1], pa.int64())
-    elsewhere = FeatureEncoder(SCHEMA, folder, looked_up={"C1", "C2"})
-    assert elsewhere.raw_schema.field("C1 (id)").type == pa.int64()
-    expected = encoder.encode(pa.record_batch({"C1": words, "C2": words}))
-    assert elsewhere.encode(pa.record_batch({"C1 (id)": joined, "C2 (id)": joined})).equals(expected)
-
-
 @pytest.mark.parametrize(("cardinality", "kind"), [(2**31, pa.int32()), (2**31 + 1, pa.int64())])
 def test_ids_widen_where_the_table_needs_it(cardinality: int, kind: pa.DataType) -> None:
     feature = CategoricalFeature(name="user", cardinality=cardinality)
@@ -264,7 +250,8 @@ def test_cached_builds_once_for_equal_arguments(folder: Path) -> None:
     first = FeatureEncoder.cached(SCHEMA, folder)
     again = FeatureEncoder.cached(Schema.model_validate_json(SCHEMA.model_dump_json()), Path(str(folder)))
     assert first is again
-    assert FeatureEncoder.cached(SCHEMA, folder, frozenset({"C1"})) is not first
+    without_last = SCHEMA.model_copy(update={"features": SCHEMA.features[:-1]})
+    assert FeatureEncoder.cached(without_last, folder) is not first
 
 
 def test_a_vocabulary_of_another_size_than_the_schema_says_is_named(tmp_path: Path) -> None:
@@ -366,13 +353,7 @@ def test_weights_go_with_their_values(folder: Path) -> None:
     assert kinds == [weighted_type(pa.int32()), weighted_type(pa.int64())]
     alone = encoder.encode(raw.select(["words"]))
     assert alone.column("M").to_pylist()[0] == pairs({2: 1.0, 0: 1.0, 1: 1.0})[0]
-    # Long vocabularies are looked up elsewhere.
     assert (encoder.reads, encoder.raw_schema.names) == (["words", "weights", "ids", "weights"], raw.schema.names)
-    elsewhere = FeatureEncoder(WEIGHTED, folder, looked_up={"M"})
-    assert elsewhere.reads == ["weights", "ids", "weights"]
-    ids = pa.array([[2, None, 0, None, 1, 3], [1, 3], None, []])
-    joined = elsewhere.encode(raw.append_column("M (id)", ids))
-    assert joined.column("M").equals(found.column("M"))
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, None], [1.0, -0.5], [1.0, math.nan], [1.0, math.inf], [1.0, 1e39]])
@@ -471,9 +452,6 @@ def test_unlisted_values_are_hashed_before_the_vocabulary(folder: Path) -> None:
     assert encoded["C"] == expected * 300
     assert encoded["D"] == [0 if i == 0 else 1 + (i - 1) % 3 for i in expected] * 300
     assert encoded["M"] == [[hashed[0], 8], [], [], [], [11]] * 300
-    elsewhere = FeatureEncoder(Schema(label="label", features=features[:1]), folder, looked_up={"C"})
-    ids = hash_unlisted(np.array([3, 0, 0, 0, 0]), pa.array(texts), HashUnlisted(buckets=7))
-    assert elsewhere.encode(pa.record_batch({"C (id)": ids})).column("C").to_pylist() == expected
 
 
 def test_crosses_of_encoded_ids() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -235,8 +236,8 @@ def test_the_manifest_names_the_parent(days: list[Dataset]) -> None:
         manifest = dataset.manifest
         assert manifest.sequence == day
         assert manifest.parent is not None
-        assert manifest.parent.manifest == before.fingerprint
-        assert manifest.parent.dataset == str(before.folder)
+        assert manifest.parent.id == before.id
+        assert manifest.parent.folder == before.folder
         assert len(manifest.earlier_sources) == day
     assert days[0].manifest.parent is None
 
@@ -261,7 +262,7 @@ def test_what_would_change_ids_is_refused(days: list[Dataset], tmp_path: Path) -
 def test_a_source_that_cannot_be_extended_says_so(days: list[Dataset], tmp_path: Path) -> None:
     made = Recipe.model_validate({"name": "o", "source": {"kind": "outbrain"}, "model": {"kind": "wide_deep"}})
     manifest = days[0].manifest.model_copy(update={"config": made.model_dump(mode="json")})
-    parent = Dataset(days[0].folder, days[0].schema, manifest)
+    parent = replace(days[0], manifest=manifest)
     with pytest.raises(UserError, match=r"source.kind 'outbrain': its datasets cannot be extended"):
         preprocessing(made, {None: [str(tmp_path)]}, tmp_path / "output", parent)
 

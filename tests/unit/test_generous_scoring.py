@@ -21,14 +21,16 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import LabelCondition
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.schema import CategoricalFeature, RawColumn, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import Ranker
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.sources.table.config import TableConfig
 from serve.arrow import parse_columns, stream_of
-from serve.grpc_messages import infer_request
+from serve.grpc_app import infer_request
 from serve.grpc_server import proto
 from serve.metrics import ServingMetrics, VersionStatistics
 from serve.requests import RequestError

@@ -18,8 +18,7 @@ from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from serve import grpc_server
 from serve.admission import Admission
-from serve.grpc_app import GrpcMethods
-from serve.grpc_messages import infer_request, infer_response
+from serve.grpc_app import GrpcMethods, infer_request, infer_response
 from serve.grpc_server import METHODS, proto
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError

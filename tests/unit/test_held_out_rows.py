@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.ingest.held_out_rows import held_out_rows, read_held_out_rows, write_held_out_rows
 
 NAN = float("nan")

@@ -52,7 +52,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
     [
         (
             ["preprocess.numeric_log=false"],
-            "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, expire_after, kind,",
+            "unknown key 'preprocess.numeric_log'; known keys: expire_after, kind,",
         ),
         (
             ["preprocess.split={kind: files, min_interactions: 5}"],

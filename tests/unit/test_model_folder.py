@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder, table_file
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable, UniformByRows

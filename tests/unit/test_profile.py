@@ -1,6 +1,7 @@
 """What a report says of a dataset, beside pandas on the raw rows that it was made from."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Clip, Fill, HashIds, Log, MinMax, NumericTransform, Quantile, Vocabulary
+from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.numeric import encode_numeric, untransformed
-from rayrec.features.schema import CategoricalFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import dataset_profile
@@ -250,7 +251,7 @@ def test_features_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
         capped.model_copy(update={"transforms": (HashIds(buckets=5),), "cardinality": 11}),
         before.schema.features[3].model_copy(update={"name": moved.name}),
     )
-    now = Dataset(before.folder, before.schema.model_copy(update={"features": features}), before.manifest)
+    now = replace(before, schema=before.schema.model_copy(update={"features": features}))
     _, unlike = drift_between(now, before)
     assert unlike == {
         "C1": "its values get ids by different rules there",

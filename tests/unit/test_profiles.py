@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import HASH, LookupTable, write_file
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.sources.outbrain.preprocessing.documents import VALUE_SCHEMA
 from rayrec.sources.outbrain.preprocessing.users import user_profiles as module
 from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, profiles

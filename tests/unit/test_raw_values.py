@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import needs, read_column
-from rayrec.features.schema import RawColumn
 
 BAD = object()
 """Stands for a value that cannot be read."""

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rayrec.config.optimizers import ScheduleConfig
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
+from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.outbrain.features.definitions import Numeric

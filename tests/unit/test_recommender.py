@@ -18,8 +18,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.arrow import parse_columns, stream_of
 from serve.request_tensors import make_tensor, rows_of
-from serve.requests import RequestError
-from serve.v1 import parse_recommend
+from serve.requests import RequestError, parse_body
+from serve.v1 import RecommendRequest
 from tests.builders import write_dataset
 from tests.model_folders import make_model_folder, make_recommender_folder
 
@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
     [
         (b"", 400, "the body is empty"),
         (b"[1]", 422, "the body must be"),
-        (b'{"k": 3}', 422, "user: missing"),
+        (b'{"k": 3}', 422, "user: must be a string or a number"),
         (b'{"user": ["a"]}', 422, "user: must be a string or a number"),
         (b'{"user": true}', 422, "user: must be"),
         (b'{"user": "1", "k": 0}', 422, "k: must be a whole number from 1 to 100"),
@@ -156,10 +156,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
 )
 def test_a_bad_request_is_told(body: bytes, status: int, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        parse_recommend(body, 100)
+        parse_body(RecommendRequest, body, 100)
     assert caught.value.status == status
 
 
 def test_users_may_be_numbers() -> None:
-    asked = parse_recommend(b'{"user": 42, "k": 3, "exclude_known": false}', 100)
+    asked = parse_body(RecommendRequest, b'{"user": 42, "k": 3, "exclude_known": false}', 100)
     assert (asked.user, asked.k, asked.exclude_known) == ("42", 3, False)

@@ -14,21 +14,16 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
 from rayrec.config.transforms import Cross, Hash, TimePart
-from rayrec.features.schema import (
-    CategoricalFeature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    Schema,
-    VectorFeature,
-)
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import Schema
 from rayrec.inference.export.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.store.paths import to_path
 from serve.arguments import ServeArguments, named_folders
 from serve.requests import RequestError
-from serve.v1 import parse_instances, predictions
+from serve.v1 import Predictions, parse_instances
 from tests.model_folders import make_model_folder
 
 OF_TEXT = Hash(buckets=10, of="strings")
@@ -244,7 +239,7 @@ def test_bad_bodies(case: str) -> None:
 
 def test_scores_keep_their_value() -> None:
     scores = np.array([0.1, 1e-8, 0.99999994], np.float32)
-    content = json.loads(predictions("m", "1", scores))
+    content = json.loads(Predictions(model="m", version="1", predictions=scores.tolist()).model_dump_json())
     assert content["model"] == "m"
     np.testing.assert_array_equal(np.array(content["predictions"], np.float32), scores)
 

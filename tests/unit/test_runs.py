@@ -1,6 +1,7 @@
 """`rayrec runs`: whole, unfinished and broken runs below a folder."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,22 @@ def test_runs_come_by_their_metric_with_what_differs(tmp_path: Path, capfd: pyte
     expected = {"status": "done", "recipe": "test", "model": "dlrm", "steps": 10, "rows": 640, "seconds": 2.5}
     assert expected.items() <= runs[0].items() and runs[0]["metrics"]["test"]["auc"] == 0.6
     assert run_command(COMMAND, {"folder": tmp_path}) == 0
-    header, _, first, *_ = capfd.readouterr().out.splitlines()
-    assert header.split()[:3] == ["run", "status", "epochs"]
-    assert first.split()[:4] == ["deep/er/high", "done", "2", "0.800"]
+    shown = capfd.readouterr().out
+    assert re.search(r"deep/er/high +done +0\.800 +0\.500 +640 +2\.50\n +epochs 2\n", shown)
+
+
+def test_many_runs_are_one_table_of_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for number in range(12):
+        optimizer = {"kind": "adam", "lr": 0.0123 * (1 + number)}
+        changes = {"dense_optimizer": optimizer, "epochs": 1 + number, "seed": number}
+        make_run(tmp_path / "experiments-of-november" / f"{number}-epochs" / "run", metrics(0.6), **changes)
+    assert run_command(COMMAND, {"folder": tmp_path}) == 0
+    shown = capfd.readouterr().out
+    assert "\n\n" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert "lr 0.123, epochs 10, seed 9" in shown
 
 
 def test_losses_are_better_when_they_are_lower(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

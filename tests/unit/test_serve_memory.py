@@ -24,10 +24,9 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def _arrive(memory: Memory, size: int, then: Awaitable[object]) -> None:
     """Receive a body of `size` bytes, the last of which comes `then`."""
-    with memory.hold() as share:
-        async with share.arriving():
-            await share.grow(size)
-            await then
+    with memory.hold() as share, share.arriving():
+        await share.grow(size)
+        await then
 
 
 def test_the_next_one_waits_until_there_is_room() -> None:
@@ -142,11 +141,10 @@ def test_who_sends_fast_may_take_long() -> None:
         memory, sent = Memory(10), asyncio.Event()
 
         async def large() -> None:
-            with memory.hold() as share:
-                async with share.arriving():
-                    await share.grow(9)
-                    share.arrived = 2**30
-                    await sent.wait()
+            with memory.hold() as share, share.arriving():
+                await share.grow(9)
+                share.arrived = 2**30
+                await sent.wait()
 
         works = [asyncio.create_task(large()), asyncio.create_task(_arrive(memory, 5, asyncio.sleep(0)))]
         await asyncio.sleep(0.15)
@@ -177,7 +175,7 @@ def test_what_has_arrived_is_never_turned_out() -> None:
 
         async def slow_answer() -> None:
             with memory.hold() as share:
-                async with share.arriving():
+                with share.arriving():
                     await share.grow(9)
                 await done.wait()
 
@@ -216,7 +214,7 @@ def test_the_limit_holds_and_all_are_answered(sizes: list[tuple[int, int]]) -> N
 
         async def work(size: int, pause: int) -> None:
             with memory.hold() as share:
-                async with share.arriving():
+                with share.arriving():
                     for _ in range(size):
                         await share.grow(1)
                         most.append((memory.held, share.held))

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serve import grpc_messages
-from serve.grpc_messages import require_few_values
+from serve import grpc_app
+from serve.grpc_app import require_few_values
 from serve.grpc_server import proto
 from serve.requests import RequestError
 
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_messages, "MOST_VALUES", 1000)
+    monkeypatch.setattr(grpc_app, "MOST_VALUES", 1000)
 
 
 HOSTILE: dict[str, bytes] = {
@@ -82,7 +82,7 @@ def test_honest_messages_have_no_more_than_their_values(message: Any) -> None:
         strings = sum(len(text.encode()) for text in (tensor.name, tensor.datatype))
         values += 8 + strings + len(contents.bytes_contents)
         values += 3 * len(contents.int_contents) + 2 * len(contents.fp64_contents)
-    assert grpc_messages._count(memoryview(message.SerializeToString()), 0, 0) <= values
+    assert grpc_app._count(memoryview(message.SerializeToString()), 0, 0) <= values
 
 
 @given(st.binary(max_size=200))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayrec.ingest.dataset import Manifest, SplitInfo
+from rayrec.ingest.dataset import DatasetManifest, SplitInfo
 from rayrec.inspection.split_checks import class_warnings, split_notes, split_warnings
 from rayrec.recipes import Recipe
 
@@ -10,7 +10,7 @@ RANDOM = {"kind": "hash", "validation": 0.1, "test": 0.1}
 LATEST = {"kind": "time", "validation": 0.1, "test": 0.1}
 
 
-def manifest(split: dict[str, object], **of_splits: tuple[int, int]) -> Manifest:
+def manifest(split: dict[str, object], **of_splits: tuple[int, int]) -> DatasetManifest:
     """A manifest of splits by their rows and positives; `submission` has no labels."""
     source = {"kind": "table", "label": "click", "time": "at", "features": [{"columns": "*", "kind": "categorical"}]}
     content = {"name": "t", "source": source, "preprocess": {"split": split}, "model": {"kind": "dlrm"}}
@@ -19,7 +19,7 @@ def manifest(split: dict[str, object], **of_splits: tuple[int, int]) -> Manifest
         name: SplitInfo(rows=rows, positives=positives, parts=(), labelled=name != "submission")
         for name, (rows, positives) in of_splits.items()
     }
-    return Manifest(splits=splits, rejected={}, sources=(), config=config)
+    return DatasetManifest(splits=splits, rejected={}, sources=(), config=config)
 
 
 @pytest.mark.parametrize(

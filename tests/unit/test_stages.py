@@ -168,7 +168,7 @@ class NothingLeft:
 def test_a_kill_while_the_scratch_is_removed_costs_nothing(tmp_path: Path) -> None:
     """The manifest is there, but marks may be gone in any order."""
     job = Preprocessing(NothingLeft(), make_recipe(), tmp_path / "out")
-    folder = tmp_path / f".out.unfinished-{job._fingerprint()}"
+    folder = tmp_path / f".out.unfinished-{job._settings()}"
     manifest = make_dataset(folder).manifest
     (folder / ".scratch" / "parse").mkdir(parents=True)
     (folder / ".scratch" / "fit.json").touch()

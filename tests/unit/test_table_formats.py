@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.schema import ListLength, RawColumn
+from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.json_lines import JsonLinesLayout
 from rayrec.raw.formats.row_types import RowTypes

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_values
-from rayrec.features.schema import RawColumn
 from rayrec.features.text_forms import TextFacts, TextForm, form_of, in_form, without_blanks
 
 SPELLED: dict[TextForm, dict[str, str]] = {

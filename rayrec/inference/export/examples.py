@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
+from rayrec.config.validation import read_json
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature
+from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
@@ -45,12 +46,9 @@ class Examples(Config):
     def load(cls, folder: Path) -> "Examples":
         """Read the examples of a model folder. Raises UserError if they are missing or not whole."""
         path = folder / EXAMPLES_FILE
-        try:
-            examples = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; export the model again") from None
-        except ValidationError:
-            raise UserError(f"{path}: not whole (instances, scores, tolerance); export the model again") from None
+        examples = read_json(cls, path, "export the model again")
+        if examples is None:
+            raise UserError(f"{path}: missing; export the model again")
         rows, scores = len(examples.instances), len(examples.scores)
         if rows == 0 or scores != rows:
             raise UserError(f"{path}: {rows} instances with {scores} scores; export the model again")
@@ -94,14 +92,8 @@ def load_held_out_rows(folder: Path) -> HeldOutRows | None:
 
     Raises UserError if the file is damaged.
     """
-    path = folder / HELD_OUT_ROWS_FILE
-    try:
-        found = HeldOutRows.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        raise UserError(f"{path}: damaged; remove it, or export the model again") from None
-    return found if found.rows else None
+    found = read_json(HeldOutRows, folder / HELD_OUT_ROWS_FILE, "remove it, or export the model again")
+    return found if found is not None and found.rows else None
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:

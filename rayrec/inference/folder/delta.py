@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import SCHEMA_FILE, STATISTICS_FOLDER, CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.features.vocabulary import index_file, write_changes, write_whole_vocabulary
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, ORIGIN_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import (
@@ -35,12 +37,12 @@ from rayrec.inference.folder.table_files import (
     table_file,
 )
 from rayrec.inference.folder.versions import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth
-from rayrec.ingest.dataset import StoredFile
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
-from rayrec.store.files import new_folder, sha256_of
+from rayrec.store.artifact import stored_files
+from rayrec.store.files import new_folder
 from rayrec.store.node_copy import original
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, ORIGIN_FILE, DENSE_FILE)
@@ -88,10 +90,7 @@ def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaM
             inherited=tuple(inherited),
             tables=tables,
             vocabularies=vocabularies,
-            files=tuple(
-                StoredFile(path=name, bytes=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
-                for name in names
-            ),
+            files=stored_files(folder, names),
         )
         manifest.save(folder)
     return manifest

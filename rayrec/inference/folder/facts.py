@@ -6,10 +6,10 @@ from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
+from rayrec.config.validation import read_json
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
@@ -36,13 +36,7 @@ class ModelFacts(Config):
     @classmethod
     def load(cls, model: ModelFolder) -> Self | None:
         """Return the content of a model's file; None if the model has none. Raises UserError if it is damaged."""
-        path = model.path(cls.file)
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            raise UserError(f"{path}: damaged; export the model again") from None
+        return read_json(cls, model.path(cls.file), "export the model again")
 
 
 class ModelOrigin(ModelFacts):

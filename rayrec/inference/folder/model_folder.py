@@ -26,7 +26,8 @@ from torch import Tensor
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
+from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,

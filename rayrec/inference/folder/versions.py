@@ -20,7 +20,8 @@ from rayrec.config import Config
 from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
 from rayrec.inference.folder.table_files import DELTA_FILE, is_delta, is_model_folder
 from rayrec.inference.folder.tensor_files import MappedTensors
-from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
+from rayrec.ingest.dataset import VOCABULARY_FOLDER
+from rayrec.store.artifact import StoredFile, wrong_size
 from rayrec.store.files import sha256_of, write_json
 from rayrec.store.paths import confined
 

@@ -13,7 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from rayrec.common.errors import UserError
 from rayrec.config.optimizers import MAIN_PART
-from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.feature_kinds import MultiHotFeature
+from rayrec.features.schema import Schema
 
 if TYPE_CHECKING:
     from torchrec.modules.embedding_modules import EmbeddingBagCollection

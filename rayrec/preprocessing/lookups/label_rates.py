@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.hashes import hash_texts
-from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
-from rayrec.features.schema import Rate
+from rayrec.features.raw_columns import Rate
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.scratch_rows import batch_of, gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows

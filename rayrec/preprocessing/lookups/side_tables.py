@@ -10,7 +10,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.scratch_rows import gathered_rows

@@ -26,7 +26,7 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.config.transforms import Elapsed
-from rayrec.features.schema import ListLength, Rate, RawColumn, SideTable
+from rayrec.features.raw_columns import ListLength, Rate, RawColumn, SideTable
 from rayrec.raw.table_reader import TableFiles, TableReader
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}

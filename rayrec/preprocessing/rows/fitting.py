@@ -21,14 +21,8 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.schema import (
-    CategoricalFeature,
-    Feature,
-    MultiHotFeature,
-    NumericFeature,
-    RawColumn,
-    VectorFeature,
-)
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.numbers.number_fitting import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary

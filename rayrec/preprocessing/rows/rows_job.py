@@ -10,8 +10,10 @@ import pyarrow as pa
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
+from rayrec.features.feature_kinds import Feature
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
+from rayrec.features.schema import Schema
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
@@ -27,7 +29,6 @@ from rayrec.preprocessing.rows.kept_columns import KeptColumns
 from rayrec.preprocessing.rows.row_inputs import resolve_inputs
 from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, keys_of_files, rows_by_day, split_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
-from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
@@ -127,13 +128,11 @@ class RowsJob:
             ),
         )
         schema = Schema.model_validate({**dict(others.schema), "features": features})
-        long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
-        stages.leave("joined", lambda _: join_long_vocabularies(workspace, others.read, every_segment, long))
 
         splits: dict[str, SplitInfo] = {}
         for split, of_split in segments.items():
             rows = train if split == "train" else others
-            encoder = RowEncoder(schema, workspace.folder, long, kept.fields, rows.read)
+            encoder = RowEncoder(schema, workspace.folder, kept.fields, rows.read)
             order = self._order(split, pieces[split], extracted)
             write = partial(self._write_split, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)

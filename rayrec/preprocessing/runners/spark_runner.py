@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import HASH
+from rayrec.features.table_parts import HASH
 from rayrec.internals.spark import frame_of_batches, has_running_tasks, java
 from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, Work
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.machine import available_cpus
-from rayrec.features.lookup_table import HASH
+from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, Work
 
 ROWS_PER_BATCH = 32_768

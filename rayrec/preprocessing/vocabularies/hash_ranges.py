@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.features.lookup_table import HASH, write_file
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.runners.task_runner import PartitionedRows, TaskRunner
 from rayrec.preprocessing.sorted_rows import whole_groups
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from rayrec.config.preprocess import seconds_of
 from rayrec.features.hashes import hash_texts
-from rayrec.features.lookup_table import HASH
+from rayrec.features.table_parts import HASH
 from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import cut_row_groups, whole_groups

@@ -22,7 +22,6 @@ from rayrec.features.vocabulary import (
     VOCABULARY_SCHEMA,
     VocabularyLookup,
     content_hash,
-    index_file,
     write_index,
 )
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
@@ -236,12 +235,8 @@ def _number(
     for file, word in zip(files, run_brief_tasks(workspace.runner, files, _write_ids), strict=True):
         words[file.feature] = (words[file.feature] + word) % 2**64
     paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in pieces]
-    run_brief_tasks(workspace.runner, paths, _write_index)
+    run_brief_tasks(workspace.runner, paths, write_index)
     return words
-
-
-def _write_index(path: Path) -> None:
-    write_index(path, index_file(path))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import WrittenPart, rows_of_a_part, write_part
 
@@ -27,7 +26,6 @@ class RowEncoder:
     schema: Schema
     dataset: Path
     """Folder that holds the vocabularies."""
-    long_vocabularies: LongVocabularies
     kept: tuple[pa.Field, ...]
     """The columns of parsed rows that stay as they are, such as the label."""
     read: ReadRows = read_segment
@@ -37,18 +35,13 @@ class RowEncoder:
         """Kept columns and the features."""
         return pa.schema([*self.kept, *encoded_schema(self.schema)])
 
-    @property
-    def _features(self) -> FeatureEncoder:
-        return FeatureEncoder.cached(self.schema, self.dataset, self.long_vocabularies.names)
-
     def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
         """Yield the encoded rows of a segment, in order."""
-        kept = [field.name for field in self.kept]
-        long, features = self.long_vocabularies, self._features
-        read = dict.fromkeys((*kept, *features.reads, *long.columns))
-        rest, schema = long.rest_of_segment(segment.index), self.encoded_schema
-        for raw in self.read(segment, list(read), list({*features.string_columns, *long.columns})):
-            encoded = features.encode_completed(long.with_ids(raw, rest))
+        kept, schema = [field.name for field in self.kept], self.encoded_schema
+        features = FeatureEncoder.cached(self.schema, self.dataset)
+        read = list(dict.fromkeys((*kept, *features.reads)))
+        for raw in self.read(segment, read, features.string_columns):
+            encoded = features.encode_completed(raw)
             yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=schema)
 
 

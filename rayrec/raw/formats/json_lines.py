@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import Values, read_column
-from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
 from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_lines

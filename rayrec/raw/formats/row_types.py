@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
 from rayrec.features.lists import wrong_lists
+from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
-from rayrec.features.schema import ListLength, RawColumn
 from rayrec.features.text_forms import in_form
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 

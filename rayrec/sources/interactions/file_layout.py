@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
-from rayrec.features.schema import RawColumn
+from rayrec.features.raw_columns import RawColumn
 from rayrec.raw.input_files import READ_ERRORS, InputFile
 from rayrec.raw.text_lines import unquoted_fields
 from rayrec.sources.interactions.config import ITEM, TIMESTAMP, USER, USUAL_NAMES, InteractionSourceConfig

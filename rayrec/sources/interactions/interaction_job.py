@@ -18,14 +18,14 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.hashes import hash_texts
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo, Times
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, extract, pieces_of
 from rayrec.preprocessing.numbers.number_fitting import Number, summarize
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_piece, read_segment, segments_by_split
-from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
 from rayrec.preprocessing.vocabularies.value_counts import Listing
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
@@ -112,10 +112,7 @@ class InteractionJob:
         growth = growth_of(self._parent, times, config.expire_after)
         vocabularies = fit_vocabularies(workspace, stages, read_segment, segments[HISTORIES], listings, growth)
         schema = interactions_schema(vocabularies)
-        every_segment = [segment for of_split in segments.values() for segment in of_split]
-        long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
-        stages.leave("joined", lambda _: join_long_vocabularies(workspace, read_segment, every_segment, long))
-        encoder = RowEncoder(schema, workspace.folder, long, (pa.field(SPLIT, pa.int8(), False),))
+        encoder = RowEncoder(schema, workspace.folder, (pa.field(SPLIT, pa.int8(), False),))
         held_out = self._held_out(vocabularies[ITEM].size)
         drawn, short_lists = stages.run(
             "ordered",

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.schema import RawColumn
 from rayrec.features.text_forms import in_form
 from rayrec.raw.blocks import ParsedLines, Reason
 from rayrec.raw.text_lines import TextLines, split_fields, unquoted_fields

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import Numbers
+from rayrec.features.table_parts import Numbers
 
 DEFAULT_OFFSET = -240
 """The offset of places that are not listed: New York's, whose time is the most frequent in the data."""

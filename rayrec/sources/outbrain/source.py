@@ -10,7 +10,7 @@ from pyarrow import csv
 
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_number
-from rayrec.features.schema import STATISTICS_FOLDER
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
-from rayrec.features.lookup_table import HASH, LookupTable
+from rayrec.config.validation import read_json
+from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import RATES_FOLDER
+from rayrec.features.table_parts import HASH
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.store.files import write_json
 
@@ -127,12 +129,10 @@ class Constants(Config):
     def load(cls, folder: Path) -> "Constants":
         """Read the constants of `folder`. Raises UserError if the file is missing or damaged."""
         path = folder / CONSTANTS_FILE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
-        except ValidationError:
-            raise UserError(f"{path}: damaged; create its folder again") from None
+        constants = read_json(cls, path, "create its folder again")
+        if constants is None:
+            raise UserError(f"{path}: missing; the statistics belong beside schema.json")
+        return constants
 
 
 @dataclass(frozen=True)

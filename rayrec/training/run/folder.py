@@ -13,8 +13,9 @@ from typing import Any
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, manifest_fingerprint
+from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
+from rayrec.store.artifact import id_of
 from rayrec.store.files import GrowingFiles, new_folder, write_atomically, write_json
 from rayrec.store.paths import confined, to_path
 
@@ -120,10 +121,7 @@ class RunFolder:
         with new_folder(folder.path) as unfinished:
             write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
             schema.save(unfinished)
-            content: dict[str, Any] = {
-                "dataset": str(dataset.folder),
-                "manifest": _fingerprint(dataset.folder),
-            }
+            content: dict[str, Any] = {"dataset": str(dataset.folder), "manifest": dataset.id}
             if origin is not None:
                 content["warm_start"] = asdict(origin)
             if refit_of is not None:
@@ -180,7 +178,7 @@ class RunFolder:
 
     def was_trained_on(self, dataset_folder: Path) -> bool:
         """Return True if the dataset in a folder is the one that the run was begun with."""
-        return bool(self._content()["manifest"] == _fingerprint(dataset_folder))
+        return self._content()["manifest"] == id_of(dataset_folder)
 
     def progress(self) -> RunProgress | None:
         """Return the progress of the newest whole checkpoint; None if there is no checkpoint, or no run."""
@@ -266,8 +264,3 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def read_progress(checkpoint: Path) -> RunProgress:
     """Return the progress of a checkpoint, by its folder."""
     return RunProgress(**json.loads((checkpoint / PROGRESS_FILE).read_text()))
-
-
-def _fingerprint(dataset_folder: Path) -> str | None:
-    """Return the fingerprint of the dataset in a folder; None if it holds no finished one."""
-    return manifest_fingerprint(dataset_folder) if (dataset_folder / MANIFEST_FILE).is_file() else None

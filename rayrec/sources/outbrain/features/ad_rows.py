@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import Lists, Numbers
+from rayrec.features.table_parts import Lists, Numbers
 from rayrec.sources.outbrain.outbrain_tables import EVENT_FIELDS
 from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Statistics

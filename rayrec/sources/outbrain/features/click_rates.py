@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import Numbers
 from rayrec.features.lookups import counts_of
+from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows, RateEstimate
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey
 

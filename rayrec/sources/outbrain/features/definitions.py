@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
 from rayrec.config.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
-from rayrec.features.lookup_table import Numbers
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature
+from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
+from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.statistics import Aspect
 

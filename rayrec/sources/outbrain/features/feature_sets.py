@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import UNKNOWN, Numbers
+from rayrec.features.lookup_table import UNKNOWN
+from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.features.click_rates import compute_rate, confidence_of, rate_of, views_of
 from rayrec.sources.outbrain.features.definitions import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import Lists, Ranges, search_ranges
+from rayrec.features.table_parts import Lists, Ranges, search_ranges
 from rayrec.sources.outbrain.features.ad_rows import AdRows, RateEstimate
 from rayrec.sources.outbrain.statistics import Aspect
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import Numbers
+from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import utc_offsets

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.feature_kinds import NumericFeature
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.features.schema import STATISTICS_FOLDER, NumericFeature, Schema
+from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.runners.spark_runner import reclaim_shuffles
 from rayrec.preprocessing.segments import read_segment
-from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
@@ -169,9 +170,8 @@ class _DisplayRun:
         return self._stages.run("fit", Schema, fit)
 
     def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
-        no_vocabularies = LongVocabularies((), self._workspace.folder, 0, self._scratch)
         kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
-        encoder = RowEncoder(schema, self._workspace.folder, no_vocabularies, kept)
+        encoder = RowEncoder(schema, self._workspace.folder, kept)
         splits = {}
         for split, files in features.splits.items():
             if files.rows:

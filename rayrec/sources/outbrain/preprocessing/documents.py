@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.config import Config
 from rayrec.features.hashes import hash_key, hash_strings
-from rayrec.features.lookup_table import HASH, LookupTable, write_file
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges
 from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.features.hashes import hash_key
-from rayrec.features.lookup_table import HASH, Numbers
+from rayrec.features.table_parts import HASH, Numbers
 from rayrec.preprocessing.lookups.label_rates import count_columns
 from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges, spark_schema
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows

@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import HASH, LookupTable
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.runners.spark_runner import in_hash_ranges
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows, new_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_piece

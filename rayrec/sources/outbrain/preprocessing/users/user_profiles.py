@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_texts
-from rayrec.features.lookup_table import LookupTable, write_file
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.table_parts import write_file
 from rayrec.preprocessing.runners.spark_runner import collect_rows, in_number_ranges
 from rayrec.preprocessing.scratch_rows import frame_of_rows
 from rayrec.preprocessing.segments import Segment

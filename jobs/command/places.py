@@ -201,6 +201,7 @@ def _place(
     """
     from cluster.ray_session import has_cluster
 
+    # What was asked for, unless it cannot be; else Ray where it alone can do it, where it is worth it, or is there.
     if request.on == "process" and only_ray is not None:
         raise ConfigError(f"--on process: {only_ray} needs {engine}; leave out --on, or do without")
     if request.on == "auto":

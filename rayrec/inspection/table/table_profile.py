@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.text import format_number, format_share
 from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
-from rayrec.inspection.column_profile import ColumnProfile
-from rayrec.inspection.decisions import Decision
 from rayrec.inspection.drift import drift_of_counts
-from rayrec.inspection.inspected_table import InspectedTable
+from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
 _BINS, _MOST_VALUES = 12, 15
@@ -41,6 +41,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     Everything comes from the sample. The label's evidence is what inspection has measured; associations are computed
     from at most 20,000 rows of the 40 columns that predict the label best.
     """
+    # Columns whose values can be shown, each cut into cells: values, ranges, or spans of time.
     label, rows = found.label, found.sample.rows.num_rows
     shown = [d for d in found.decisions if d.column.form != "nested" and d.column.present]
     cells = {decision.column.name: _cells_of(decision) for decision in shown}
@@ -66,6 +67,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         of_column = cells[decision.column.name]
         counts = [np.bincount(of_column.places[half], minlength=len(of_column.names)) for half in halves]
         drift.append(drift_of_counts(decision.column.name, decision.kind, *counts).as_json())
+    # Everything that the page shows; the alerts come last, as they are drawn from the rest.
     figures: dict[str, Any] = {
         "kind": "inspection",
         "subject": subject,
@@ -182,6 +184,7 @@ def _associations(used: Sequence[Decision], cells: dict[str, _RowCells], rows: i
     Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
     (Bergsma 2013, "A bias-correction for Cramer's V and Tschuprow's T").
     """
+    # Pairs of the columns that predict the label best, over rows that are spread evenly.
     best = sorted(used, key=lambda d: -max((r.auc for r in d.auc.values()), default=0.0))[:_ASSOCIATED_COLUMNS]
     chosen = [decision for decision in used if decision in best and len(cells[decision.column.name].names) > 1]
     taken = np.arange(0, rows, max(1, -(-rows // _ASSOCIATED_ROWS)))

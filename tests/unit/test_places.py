@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.command.execution import (
+from jobs.command.places import (
     PlacedRequest,
     place_evaluation,
     place_preprocessing,
@@ -19,7 +19,8 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig
-from rayrec.ingest.dataset import Manifest, manifest_fingerprint
+from rayrec.ingest.dataset import DatasetManifest
+from rayrec.store.artifact import id_of
 from tests.builders import make_dataset
 
 NO_SPARK, SPARK = SparkConfig(), SparkConfig(executors=3)
@@ -124,13 +125,13 @@ def test_a_gpu_is_for_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dataset_is_the_same_however_it_was_made(tmp_path) -> None:
     folder = make_dataset(tmp_path / "data").folder
-    before, manifest = manifest_fingerprint(folder), Manifest.load(folder)
+    before, manifest = id_of(folder), DatasetManifest.load(folder)
     manifest.model_copy(update={"execution": Execution(on="ray", engine="Spark on Ray", workers=8, cpus=4)}).save(
         folder
     )
-    assert manifest_fingerprint(folder) == before
+    assert id_of(folder) == before
     manifest.model_copy(update={"rejected": {"too long": 1}}).save(folder)
-    assert manifest_fingerprint(folder) != before
+    assert id_of(folder) != before
 
 
 @pytest.mark.parametrize(

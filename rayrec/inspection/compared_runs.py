@@ -13,8 +13,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.held_out import MOST_ROWS, score_held_out
 from rayrec.inspection.run_facts import run_metrics, training_curves
+from rayrec.inspection.scored_split import MOST_ROWS, score_held_out
 from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
 from rayrec.recipes import differences
@@ -50,7 +50,7 @@ class ComparedRun:
         config = {**recipe, "source": made["source"], "preprocess": made["preprocess"]}
         train = {key: value for key, value in recipe["train"].items() if key not in _SAYS_NOTHING}
         others = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
-        return {**others, "train": train, "dataset": self.dataset.fingerprint[:12]}
+        return {**others, "train": train, "dataset": self.dataset.id[:12]}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def require_same_rows(runs: Sequence[ComparedRun], split: str) -> None:
     first = runs[0]
     columns = None
     for run in runs[1:]:
-        if run.dataset.fingerprint == first.dataset.fingerprint:
+        if run.dataset.id == first.dataset.id:
             continue
         columns = _row_columns(first.dataset, split) if columns is None else columns
         if not _same(columns, _row_columns(run.dataset, split)):
@@ -134,6 +134,7 @@ def compare_runs(
 
     `stored_model` opens the model of a run's folder. Raises UserError if all rows have one label.
     """
+    # Score the held-out rows with every run, by recipe.
     scored: dict[str, list[ScoredRows]] = {}
     for recipe in recipes:
         for run in recipe.runs:
@@ -143,6 +144,7 @@ def compare_runs(
     labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
     if len(labels) < 2:
         raise UserError(f"all rows of '{split}' have the label {labels.pop():g}; compare on a dataset with both labels")
+    # Each pair of recipes, by metric: the same resamples of the rows for all runs, and what seeds change.
     progress.stage("compare")
     repeats = repeats_of(scored)
     seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}

@@ -1,0 +1,163 @@
+"""What a command leaves is an artifact: a folder of files that never change, and `manifest.json`, written last.
+
+The manifest says what the artifact is, which files it has, and by their ids what it is made of, so that the chain from
+scores to model, checkpoint, dataset and the dataset before can be followed. A folder without a manifest is unfinished,
+or none of rayrec's. The id of an artifact is a hash of what its manifest says of it, not of how or where it was made.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rayrec.common.errors import UserError
+from rayrec.common.machine import available_cpus
+from rayrec.store.files import sha256_in, write_json
+from rayrec.store.paths import Folder, confined
+
+MANIFEST_FILE = "manifest.json"
+_VALUES = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class StoredFile(BaseModel):
+    """One file of an artifact."""
+
+    model_config = _VALUES
+
+    path: str
+    """Relative to the folder."""
+    bytes: int
+    sha256: str | None
+    """None for the shards of a checkpoint, which are too large to be read again after each one."""
+
+
+class Parent(BaseModel):
+    """An artifact that another one is made of."""
+
+    model_config = _VALUES
+
+    id: str
+    folder: Folder
+    """Its folder or URI at that time."""
+
+
+class Manifest(BaseModel):
+    """The content of manifest.json; each kind of artifact has a class of its own, with its facts."""
+
+    model_config = _VALUES
+    command: ClassVar[str]
+    """The command that makes artifacts of the kind."""
+
+    kind: str
+    version: int
+    """Of the kind's layout: a folder of another one is made again."""
+    made_of: dict[str, Parent] = {}
+    """What it is made of, by role."""
+    files: tuple[StoredFile, ...] = ()
+    """The files of the artifact; those that a kind lists elsewhere are in `every_file`."""
+
+    @property
+    def every_file(self) -> list[StoredFile]:
+        """All files of the artifact, without the manifest."""
+        return list(self.files)
+
+    @property
+    def id(self) -> str:
+        """Identity of the artifact: a hash of all that is said here, but for `execution` and the parents' folders."""
+        content = self.model_dump(mode="json", exclude={"execution": True, "made_of": {"__all__": {"folder"}}})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest, after which the artifact is whole and stays as it is."""
+        write_json(folder / MANIFEST_FILE, {"id": self.id, **self.model_dump(mode="json")})
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the manifest of an artifact of this kind.
+
+        Raises UserError if there is none, if it is damaged, or if it is of another kind or version.
+        """
+        path, kind = folder / MANIFEST_FILE, cls.model_fields["kind"].default
+        content = read_manifest(folder)
+        if content is None:
+            raise UserError(
+                f"{path}: missing, so this is not a finished {kind}; give the output of `rayrec {cls.command}`"
+            )
+        if content.get("kind", kind) != kind:
+            raise UserError(f"{folder}: is a {content['kind']}; give a {kind}, the output of `rayrec {cls.command}`")
+        if "kind" not in content or content.get("version") != cls.model_fields["version"].default:
+            raise UserError(f"{path}: of another version of rayrec; make it again with `rayrec {cls.command}`")
+        stated = content.pop("id", None)
+        try:
+            manifest = cls.model_validate(content)
+        except ValidationError:
+            manifest = None
+        if manifest is None or manifest.id != stated:
+            raise UserError(f"{path}: damaged; make it again with `rayrec {cls.command}`, or copy it again")
+        for file in manifest.every_file:
+            confined(file.path, path)
+        return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what a manifest says, unchecked; None if there is none. Raises UserError if it is not JSON."""
+    path = folder / MANIFEST_FILE
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: damaged (not whole JSON); make it again")
+    # At a URI, that of a folder that is being written, or of one that is whole but no artifact.
+    return None if content.keys() & {"unfinished", "finished"} else content
+
+
+def id_of(folder: Path) -> str | None:
+    """Return the id of the artifact that is in a folder now; None if none is. Raises UserError if it is damaged."""
+    return (read_manifest(folder) or {}).get("id")
+
+
+def stored_files(folder: Path, names: Iterable[str]) -> tuple[StoredFile, ...]:
+    """Describe files of an artifact, given by their paths in its folder; reads all of them, several at once."""
+    with ThreadPoolExecutor(available_cpus()) as pool:  # computing a hash lets other threads run
+        return tuple(pool.map(lambda name: stored_file(folder, name), sorted(names)))
+
+
+def stored_file(folder: Path, name: str) -> StoredFile:
+    """Describe one file of an artifact, which is read for it."""
+    with (folder / name).open("rb") as file:
+        sha256 = sha256_in(file)
+        return StoredFile(path=name, bytes=file.tell(), sha256=sha256)
+
+
+def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:
+    """Return what is wrong with the size of a file, by `rayrec.store.files.sizes_in`; None if it is as it should be."""
+    path = folder / file.path
+    try:
+        found = sizes(file.path)
+    except FileNotFoundError:
+        return f"{path}: missing"
+    return None if found == file.bytes else f"{path}: has {found:,} bytes, but had {file.bytes:,} when it was written"
+
+
+def describe_parents(made_of: Mapping[str, Parent]) -> dict[str, Any]:
+    """Return what an artifact is made of, as JSON values: id, folder and, as far as it is there, its own parents."""
+    found = {}
+    for role, parent in made_of.items():
+        described: dict[str, Any] = {"id": parent.id, "folder": str(parent.folder)}
+        try:
+            content = read_manifest(parent.folder)
+        except UserError:
+            content = None
+        described["found"] = content is not None and content.get("id") == parent.id
+        if content is not None and described["found"]:
+            parents = {name: Parent.model_validate(value) for name, value in content["made_of"].items()}
+            described["made_of"] = describe_parents(parents)
+        found[role] = described
+    return found
