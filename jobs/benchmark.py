@@ -48,7 +48,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
     """Return the samples/s after `warmup_steps`, as `rayrec train` runs them, streamed and from memory; medians over
     windows.
     """
-    from jobs.command.places import training_session
+    from jobs.command.placement import training_session
     from rayrec.training.driver import train
     from rayrec.training.run.folder import HISTORY_FILE
     from rayrec.training.run.history import read_history

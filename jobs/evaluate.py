@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import PositiveInt
 
 from jobs.command import ByPosition, Command, PathText, Positional, Result, main
-from jobs.command.places import PlacedRequest, place_evaluation
+from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.export import read_schema
 from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
@@ -87,7 +87,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         # Score the rows where it is decided, and measure each of them.
         device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
         rows = part.split(request.split).rows
-        place = place_evaluation(request, request.workers, device, rows, progress)
+        place = place_scoring("evaluate", request, progress, rows=rows, workers=request.workers, device=device)
         with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
             pool,
             execution,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from jobs.command import Command, PathText, Positional, Result, describe_result, main
-from jobs.command.places import PlacedRequest, place_scoring
+from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from jobs.stored_model import scoring_pool, stored_model
@@ -83,10 +83,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
         part = dataset.head(request.split, request.rows)
-        place = place_scoring(request, progress, rows=part.split(request.split).rows)
+        place = place_scoring("predict", request, progress, rows=part.split(request.split).rows)
     else:
         raw_bytes = sum(file.bytes for file in list_inputs([request.input]))
-        place = place_scoring(request, progress, rows=request.rows, raw_bytes=raw_bytes)
+        place = place_scoring("predict", request, progress, rows=request.rows, raw_bytes=raw_bytes)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.sources.registry import source_of
@@ -136,7 +136,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     with exported(request.model) as folder:
         recommender = load_recommender(folder)
         users = len(recommender.user_ids)
-        place = place_scoring(request, progress, pairs=users * recommender.num_items)
+        place = place_scoring("predict", request, progress, pairs=users * recommender.num_items)
         with scoring_pool(place, progress) as (pool, execution):
             recommend_to_all(recommender, k, request.output, pool, progress)
     return Result(command="predict", output=request.output, rows=users, execution=execution, details={"top_k": k})

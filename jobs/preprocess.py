@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
-from jobs.command.places import PlacedRequest, place_preprocessing
+from jobs.command.placement import PlacedRequest, place_preprocessing
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution

@@ -107,7 +107,7 @@ def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> lis
 
 def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.dataset_profile import profile_dataset
+    from rayrec.inspection.dataset_profile import dataset_figures
     from rayrec.inspection.drift import drift_between
     from rayrec.inspection.split_checks import split_notes, split_warnings
     from rayrec.pages.profiles import dataset_page
@@ -131,8 +131,8 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     }
     # Before rows are read: a mistake is answered at once.
     _checked(request, flat)
-    found = profile_dataset(dataset, progress)
-    flat |= {f"{feature.name}.missing_share": feature.missing_share for feature in found.features}
+    found = dataset_figures(dataset, progress)
+    flat |= {f"{feature['name']}.missing_share": feature["missing_share"] for feature in found["features"]}
     against = None
     if other is not None:
         progress.stage("drift")
@@ -150,7 +150,7 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
         "source": recipe.source.kind,
         "times": ends,
         "warnings": [*split_warnings(dataset.manifest), *split_notes(dataset.manifest)],
-        **found.as_json(),
+        **found,
         "against": against,
         "expectations": _checked(request, flat),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
-from jobs.command.places import PlacedRequest, place_training, training_session
+from jobs.command.placement import PlacedRequest, place_training, training_session
 from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress

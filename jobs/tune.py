@@ -89,7 +89,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     all candidates.
     """
     from cluster.ray_session import ray_session
-    from jobs.command.places import require_gpu, trial_training
+    from jobs.command.placement import require_gpu, trial_training
     from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page

@@ -17,7 +17,7 @@ from rayrec.inspection.run_facts import run_metrics, training_curves
 from rayrec.inspection.scored_split import MOST_ROWS, score_held_out
 from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
-from rayrec.recipes import differences
+from rayrec.recipes import differing_values
 from rayrec.training.run.folder import RunFolder
 
 _SAYS_NOTHING = ("name", "description", "seed")
@@ -83,17 +83,9 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
 
 def config_differences(recipes: Sequence[ComparedRecipe]) -> dict[str, dict[str, Any]]:
     """Return, by key, the value of each recipe, where one differs from the first."""
-    first, *others = recipes
-    base = first.runs[0].config()
-    found: dict[str, dict[str, Any]] = {}
-    for other in others:
-        for key, before, now in differences(base, other.runs[0].config()):
-            found.setdefault(".".join(key), {first.name: before})[other.name] = now
-    for values in found.values():
-        # Recipes that do not differ from the first in this key.
-        for other in others:
-            values.setdefault(other.name, values[first.name])
-    return found
+    found = differing_values([recipe.runs[0].config() for recipe in recipes])
+    names = [recipe.name for recipe in recipes]
+    return {".".join(key): dict(zip(names, values, strict=True)) for key, values in found.items()}
 
 
 def require_same_rows(runs: Sequence[ComparedRun], split: str) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from cluster.local_cluster import ray_head
 from jobs.command import RESULT_FILE
-from jobs.command.places import trial_training
+from jobs.command.placement import trial_training
 from jobs.train import train_recipe
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset

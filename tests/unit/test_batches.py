@@ -139,7 +139,7 @@ DAMAGES = {
     ),
     "id in place of a list": (
         lambda folder: _rewrite(folder, _set("M1", pa.array([1] * 50, pa.int32()))),
-        "column 'M1': int32, the schema says a list",
+        "column 'M1': int32, the schema says list<",
     ),
     "text in place of a number": (
         lambda folder: _rewrite(folder, _set("I1", pa.array(["x"] * 50))),
@@ -151,7 +151,7 @@ DAMAGES = {
 WEIGHTED = {
     "ids without weights": (
         pa.array([[1]] * 50),
-        "column 'M1': list<element: int64>, the schema says a list of int32 w",
+        "column 'M1': list<element: int64>, the schema says list<item: struct<",
     ),
     "weights below 0": (_weighted(-1.0), "column 'M1': weights that are not numbers of at least 0; "),
     "weights that are none": (_weighted(float("nan")), "column 'M1': weights that are not numbers of at least 0; "),

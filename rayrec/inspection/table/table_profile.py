@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.text import format_number, format_share
-from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
+from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.table.column_profile import ColumnProfile
 from rayrec.inspection.table.decisions import Decision
@@ -49,7 +49,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     columns = found.columns_as_json()
     for column in columns:
         of_column = cells.get(column["name"])
-        column["cells"] = [] if of_column is None else _as_json(label_rates(of_column.names, of_column.places, label))
+        column["cells"] = [] if of_column is None else label_rates(of_column.names, of_column.places, label)
     # Drift: the second half of the file against the first.
     others = {"label", "time", "user", "item"}
     used = [d for d in shown if d.role not in others and (d.role != "ignored" or d.warning)]
@@ -78,7 +78,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "columns": columns,
         "logistic_regression_auc": found.baseline,
         "with_label": _best_readings(found.decisions),
-        "along": [] if label is None else _as_json(label_rates_along(label)),
+        "along": [] if label is None else label_rates_along(label),
         "drift": drift,
         "missing": _missing([d.column for d in found.decisions], label),
         "associations": _associations(used, cells, rows),
@@ -88,10 +88,6 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "recipe": found.recipe,
     }
     return {**figures, "alerts": _alerts(found, figures)}
-
-
-def _as_json(cells: Sequence[CellProfile]) -> list[dict[str, Any]]:
-    return [dict(vars(cell)) for cell in cells]
 
 
 def _cells_of(decision: Decision) -> _RowCells:
@@ -173,7 +169,7 @@ def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None
     places = places.reshape(rows)
     frequent = np.argsort(-np.bincount(places), kind="stable")[:_PATTERNS]
     names = [[column.name for column in lacking if column.codes[row] < 0] for row in first.tolist()]
-    cells = _as_json(label_rates([""] * len(kinds), places, label))
+    cells = label_rates([""] * len(kinds), places, label)
     patterns = [{"columns": names[n], **{k: v for k, v in cells[n].items() if k != "value"}} for n in frequent.tolist()]
     return {"columns": [{"name": c.name, "share": c.missing_share} for c in lacking], "patterns": patterns}
 
