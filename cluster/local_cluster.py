@@ -156,6 +156,7 @@ def _running(
     ]  # fmt: skip
     node: subprocess.Popen[bytes] | None = None
     try:
+        # Start it, once more if the machine was only too busy; the node runs until the block ends.
         for may_try_again in (True, False):
             with log.open("w") as out:
                 # A session of its own: Ctrl-C in a terminal is for this process, which then ends the node.

@@ -22,7 +22,7 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import session_size
 from rayrec.common.ray_waits import waits_shown
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
-from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER
+from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, WARN_OF_WAITS
 
 ASKS_FOR_TOKEN = (
     "the Ray cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those "
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 5.0
 """How long a cluster's head may take to accept a connection."""
-_OF_TRAINING = {POLL_INTERVAL: "0.5", **ENVIRONMENT_OF_WORKERS}
+_OF_TRAINING = {POLL_INTERVAL: "0.5", WARN_OF_WAITS: "0", **ENVIRONMENT_OF_WORKERS}
 """Variables of the processes of a session that trains, unless they are set otherwise."""
 _OF_THIS_MACHINE = {PREEMPTION_WATCHER: "0"}
 """And where it is on this machine alone: a node that takes the whole run with it needs nobody who waits for its end."""
@@ -58,14 +58,17 @@ def ray_session(
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
     """
+    # Ray and its processes read the environment when they start, so it comes first.
     address = _cluster_address()
     missing = _prepare_environment(local=address is None)
     import ray
 
+    # A command that another one calls works in the other one's session.
     if ray.is_initialized():
         meanwhile()
         yield
         return
+    # What Ray says while it starts is held until there is a session, whose logs get it.
     progress.stage("start Ray")
     held = hold_messages()
     with interrupts_kept(), ExitStack() as stack:
@@ -81,6 +84,7 @@ def ray_session(
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
+        # The block's work; while it waits for room on the cluster, people are told.
         stack.enter_context(waits_shown(progress))
         try:
             yield

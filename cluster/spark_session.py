@@ -52,8 +52,10 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
     """
     import raydp
 
+    # Every node can start Java; copies of Ray's library that earlier Java processes left are removed.
     _require_java_on_nodes()
     ask_nodes(remove_java_libraries)
+    # How many executors of which size, and what their Python workers import.
     executors = _size(config, on_all_nodes)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = executors.count * executors.cores

@@ -48,7 +48,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
     """Return the samples/s after `warmup_steps`, as `rayrec train` runs them, streamed and from memory; medians over
     windows.
     """
-    from jobs.command.execution import training_session
+    from jobs.command.placement import training_session
     from rayrec.training.driver import train
     from rayrec.training.run.folder import HISTORY_FILE
     from rayrec.training.run.history import read_history
@@ -76,6 +76,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
     session = training_session("ray", recipe.train)
     with session as execution, tempfile.TemporaryDirectory(prefix="rayrec-benchmark-") as folder:
         for data in ("stream", "memory"):
+            # The same steps with rows from disk and from memory: the difference is what reading costs.
             values = {**changes, "ingest.in_memory": data == "memory"}
             changed = content.with_values({f"train.{key}": value for key, value in values.items()}).resolve()
             train(changed, dataset, Path(folder) / data, execution, progress=progress)

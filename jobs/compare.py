@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
+from jobs.command import Command, PathTexts, Positional, Request, Result, describe_result, main
 from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -34,17 +34,14 @@ class CompareRequest(Request):
         """Return the absolute folders of the runs. Raises ConfigError on a wrong URI."""
         return [to_path(run).absolute() for run in self.run]
 
-    def with_absolute_paths(self) -> "CompareRequest":
-        """Return the same request for a process in another folder."""
-        return super().with_absolute_paths().model_copy(update={"run": tuple(map(absolute_path, self.run))})
-
 
 def run(request: CompareRequest, progress: Progress) -> Result:
     """Compare; `details.differences` has each pair of recipes by metric, and its verdict."""
-    from rayrec.inspection.comparison import ComparedRun, compare_runs, group_by_recipe, require_same_rows
+    from rayrec.inspection.compared_runs import ComparedRun, compare_runs, group_by_recipe, require_same_rows
     from rayrec.pages.comparison import comparison_page
     from rayrec.pages.page import write_page
 
+    # Runs can be compared that were judged on the same rows.
     require_absent(request.output)
     folders = request.folders()
     runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
@@ -52,6 +49,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
     require_same_rows(runs, split)
+    # Score these rows with every run; those with the same recipe tell what another seed changes.
     figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, stored_model, progress)}
     progress.finish()
     with new_folder(request.output) as folder:

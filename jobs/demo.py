@@ -31,7 +31,7 @@ from jobs.command import (
     main,
     text_table,
 )
-from jobs.command.execution import PlacedRequest
+from jobs.command.placement import PlacedRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS

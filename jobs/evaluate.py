@@ -1,12 +1,12 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command import ByPosition, Command, PathText, Positional, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_evaluation
+from jobs.command import ByPosition, Command, PathText, Positional, Result, main
+from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.export import read_schema
 from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
@@ -61,10 +61,6 @@ class EvaluateRequest(PlacedRequest):
         elif self.precision != "fp32":
             raise ConfigError("--precision: a server has its own (`rayrec serve --precision`); leave it out")
 
-    def with_absolute_paths(self) -> Self:
-        changed = {"input": None if self.input is None else absolute_path(self.input)}
-        return super().with_absolute_paths().model_copy(update=changed)
-
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, or of its part, each of which counts once.
@@ -91,7 +87,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         # Score the rows where it is decided, and measure each of them.
         device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
         rows = part.split(request.split).rows
-        place = place_evaluation(request, request.workers, device, rows, progress)
+        place = place_scoring("evaluate", request, progress, rows=rows, workers=request.workers, device=device)
         with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
             pool,
             execution,

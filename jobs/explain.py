@@ -69,6 +69,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     """
     from rayrec.ingest.dataset import Dataset
 
+    # The names that were given are features of the model, and the dataset is encoded as it reads it.
     require_absent(request.output)
     dataset = Dataset.open(request.data)
     recipe, schema = read_schema(request.source)
@@ -91,13 +92,16 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         predictor = Predictor(model)
         progress.stage("read rows")
         rows = LabelledRows.read(dataset, split, request.rows)
+        # Importance: each feature, and each group, dealt anew to the rows.
         permuted = {feature.name: (feature.name,) for feature in schema.features} | groups
         importance = permutation_importance(predictor, rows, permuted, request.permutations, progress)
         best = recipe.train.checkpoint.keep_best
         metric = best if best in importance.metrics else "auc"
         ranked = sorted(permuted, key=lambda name: -importance.worse_by[name][metric].value)
+        # Dependence: the score over the values of those asked for, or of the most important ones.
         shown = request.feature or [name for name in ranked if _has_values(schema, name)][:_SHOWN_BY_DEFAULT]
         dependence = partial_dependence(predictor, rows, shown, progress)
+    # The page is made from figures that lie beside it.
     figures = {
         "kind": "explanation",
         "subject": str(request.source),

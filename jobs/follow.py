@@ -71,6 +71,7 @@ class _Follower:
 
     def take(self) -> bool:
         """Take in the files that wait, the oldest first; whether there were any."""
+        # A day that was begun before a crash goes first, with the same files.
         begun = unfinished_input(self._request.output, self._request.serve)
         if begun is not None:
             self._run(list(map(Path, begun)), waiting=0)
@@ -79,6 +80,7 @@ class _Follower:
         if not files:
             self._progress.note(f"waiting for files in {self._landing}")
             return False
+        # The oldest files, as many as make a day of bounded size.
         batch: list[Path] = []
         size = 0
         for file in files:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main, text_table
+from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, as_arguments, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
@@ -59,11 +59,6 @@ class InspectRequest(Request):
             if value is not None and self.against is not None:
                 raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
-    def with_absolute_paths(self) -> "InspectRequest":
-        """Return the same request for a process in another folder."""
-        paths = tuple(map(absolute_path, self.path))
-        return super().with_absolute_paths().model_copy(update={"path": paths})
-
 
 def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
@@ -77,8 +72,8 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
-    from rayrec.inspection.inspected_table import inspect_table
-    from rayrec.inspection.table_profile import table_figures
+    from rayrec.inspection.table.inspected_table import inspect_table
+    from rayrec.inspection.table.table_profile import table_figures
     from rayrec.pages.page import write_page
     from rayrec.pages.profiles import inspection_page
     from rayrec.recipes import write_recipe_file
@@ -90,18 +85,18 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     notes = _shipped_recipes_for(request.path)
     for note in notes:
         progress.message(f"note: {note}")
+    # Read a sample, decide what each column becomes, write the recipe's text, and try it on the sample.
     progress.stage("read a sample")
-    words = ["rayrec", "inspect", *request.path]
-    for option, value in (
-        ("--label", request.label),
-        ("--missing-label", request.missing_label),
-        ("--model", request.model),
-    ):
-        words += [option, str(value)] if value is not None else []
+    # The recipe says what it was written by: all that its content depends on, but for the size of the sample.
+    asked = InspectRequest(
+        path=request.path, label=request.label, missing_label=request.missing_label, model=request.model
+    )
+    command = shlex.join(["rayrec", "inspect", *as_arguments(asked)])
     found = inspect_table(
-        request.path, request.label, request.model, request.rows, shlex.join(words), missing_label=request.missing_label
+        request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
     progress.finish()
+    # What was found, as a program reads it; a person sees the same as a table, a page, and the recipe's comments.
     inputs = [word for path in request.path for word in ("--input", path)]
     training = ["rayrec", "run", str(request.output or "RECIPE.yaml"), *inputs, "--output", "out"]
     details: dict[str, Any] = {
@@ -150,7 +145,7 @@ def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
     """Return a line on the recipes for files of this layout, if a source says that it is its own."""
     from rayrec.common.plugins import SOURCES
     from rayrec.config.validation import parse_yaml
-    from rayrec.inspection.file_form import first_lines
+    from rayrec.inspection.table.file_form import first_lines
     from rayrec.raw.input_files import list_inputs
     from rayrec.raw.table_reader import format_of
     from rayrec.recipes import shipped_recipes

@@ -4,12 +4,12 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
-from jobs.command.execution import PlacedRequest, place_scoring
+from jobs.command import Command, PathText, Positional, Result, describe_result, main
+from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from jobs.stored_model import scoring_pool, stored_model
@@ -57,10 +57,6 @@ class PredictRequest(PlacedRequest):
         """Dataset folder, if the input is one."""
         return None if self.input is None or self.raw else to_path(self.input)
 
-    def with_absolute_paths(self) -> Self:
-        changed = {"input": None if self.input is None else absolute_path(self.input)}
-        return super().with_absolute_paths().model_copy(update=changed)
-
 
 def run(request: PredictRequest, progress: Progress) -> Result:
     """Score every row in the order of the input; `rows` counts those scored.
@@ -71,29 +67,31 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     `details.part` says that --rows left rows out, as far as it is known.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.store.artifact import MANIFEST_FILE
+    from rayrec.store.artifact import kind_of
 
     require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
-    if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
-        raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
+    if request.dataset is not None and kind_of(request.dataset) != "dataset":
+        raise ConfigError(f"--input {request.input}: not a dataset folder; add --raw for raw rows")
     from rayrec.raw.input_files import list_inputs
 
+    # How much there is to score decides where it is done.
     recipe, schema = read_schema(request.model)
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
         part = dataset.head(request.split, request.rows)
-        place = place_scoring(request, progress, rows=part.split(request.split).rows)
+        place = place_scoring("predict", request, progress, rows=part.split(request.split).rows)
     else:
         raw_bytes = sum(file.bytes for file in list_inputs([request.input]))
-        place = place_scoring(request, progress, rows=request.rows, raw_bytes=raw_bytes)
+        place = place_scoring("predict", request, progress, rows=request.rows, raw_bytes=raw_bytes)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.sources.registry import source_of
 
+    # Score encoded rows, or raw ones as the recipe's source reads them.
     with stored_model(request.model) as model:
         began = time.perf_counter()
         with scoring_pool(place, progress, precision=request.precision) as (pool, execution):
@@ -114,6 +112,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                     max_rejected=most,
                 )
         seconds = time.perf_counter() - began
+    # How fast it was, and what could not be scored as it should.
     read = counts.rows + sum(counts.rejected.values())
     details: dict[str, Any] = {"rows_per_second": read / seconds}
     if request.dataset is not None:
@@ -137,7 +136,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     with exported(request.model) as folder:
         recommender = load_recommender(folder)
         users = len(recommender.user_ids)
-        place = place_scoring(request, progress, pairs=users * recommender.num_items)
+        place = place_scoring("predict", request, progress, pairs=users * recommender.num_items)
         with scoring_pool(place, progress) as (pool, execution):
             recommend_to_all(recommender, k, request.output, pool, progress)
     return Result(command="predict", output=request.output, rows=users, execution=execution, details={"top_k": k})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
-from jobs.command.execution import PlacedRequest, place_preprocessing
+from jobs.command.placement import PlacedRequest, place_preprocessing
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
@@ -68,10 +68,12 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from rayrec.preprocessing.runners.thread_runner import ThreadRunner
     from rayrec.sources.registry import preprocessing
 
+    # What is to be done: the source of the recipe makes the job.
     recipe = request.load_recipe()
     parent = None if request.extend is None else Dataset.open(request.extend)
     job = preprocessing(recipe, request.inputs(recipe), request.output, parent)
     spark = recipe.preprocess.spark
+    # Do it by threads of this process, or by Spark on Ray. Both write the same files.
     with owned(request.output):
         if place_preprocessing(request, job, spark, progress) == "process":
             manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
@@ -108,6 +110,7 @@ def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progr
     place.mkdir(parents=True, exist_ok=True)
     with ray_session(progress=progress):
         progress.stage("start Spark on Ray")
+        # Executors on other nodes need to see what this process sees; a bucket is seen by all.
         is_seen = all_nodes_see(place)
         shared = is_remote and job.reads_uris and not is_seen
         if shared:

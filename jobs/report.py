@@ -57,11 +57,13 @@ def run(request: ReportRequest, progress: Progress) -> Result:
     """
     from rayrec.pages.page import write_page
 
+    # Look at what the folder holds; the page is made from the figures alone, which lie beside it.
     require_absent(request.output)
     found = _look(request, progress)
     progress.finish()
     with new_folder(request.output) as folder:
         write_page(folder, found.page(found.figures), found.figures)
+    # An expectation that is not met is the exit code, so that a pipeline can stop at it.
     expectations = found.figures["expectations"]
     for check in expectations:
         progress.message(f"{'pass' if check['is_met'] else 'fail'}: {check['line']}")
@@ -78,11 +80,11 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.store.artifact import MANIFEST_FILE
+    from rayrec.store.artifact import kind_of
     from tune.sweep_folder import SWEEP_FILE
 
     source = request.source
-    is_dataset, is_model = (source / MANIFEST_FILE).is_file(), is_model_folder(source)
+    is_dataset, is_model = kind_of(source) == "dataset", is_model_folder(source)
     is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
     if not (is_dataset or is_model or is_run or is_sweep):
         raise UserError(f"{source}: no dataset, run, model or search; give the folder that another command wrote")
@@ -105,7 +107,7 @@ def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> lis
 
 def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.dataset_profile import profile_dataset
+    from rayrec.inspection.dataset_profile import dataset_figures
     from rayrec.inspection.drift import drift_between
     from rayrec.inspection.split_checks import split_notes, split_warnings
     from rayrec.pages.profiles import dataset_page
@@ -129,8 +131,8 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     }
     # Before rows are read: a mistake is answered at once.
     _checked(request, flat)
-    found = profile_dataset(dataset, progress)
-    flat |= {f"{feature.name}.missing_share": feature.missing_share for feature in found.features}
+    found = dataset_figures(dataset, progress)
+    flat |= {f"{feature['name']}.missing_share": feature["missing_share"] for feature in found["features"]}
     against = None
     if other is not None:
         progress.stage("drift")
@@ -148,7 +150,7 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
         "source": recipe.source.kind,
         "times": ends,
         "warnings": [*split_warnings(dataset.manifest), *split_notes(dataset.manifest)],
-        **found.as_json(),
+        **found,
         "against": against,
         "expectations": _checked(request, flat),
     }
@@ -254,7 +256,7 @@ def _sweep(request: ReportRequest) -> _Report:
 
 def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
     """Return the figures of the held-out rows, scored by a model."""
-    from rayrec.inspection.held_out import held_out_figures, score_held_out
+    from rayrec.inspection.scored_split import held_out_figures, score_held_out
 
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 

@@ -1,6 +1,5 @@
 """`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -38,22 +37,24 @@ def run(request: RunsRequest, progress: Progress) -> Result:
     `recipe`, `model`, `steps`, `rows`, `seconds` of training, `metrics` by split, and `settings`: its values of the
     recipe's keys in which the runs differ. Raises UserError if there is no run.
     """
+    from rayrec.recipes import differing_values
+
+    # Every run below the folder; of one that can be read also the recipe.
     found: list[dict[str, Any]] = []
-    recipes: list[dict[_Key, Any]] = []
+    recipes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for folder in _run_folders(request.folder):
         name = str(folder.relative_to(request.folder)) if folder != request.folder else folder.absolute().name
         summary, recipe = _summary(folder, name)
         found.append(summary)
-        recipes.append({} if recipe is None else dict(_leaves(recipe.model_dump(mode="json"))))
+        if recipe is not None:
+            recipes.append((summary, recipe.model_dump(mode="json", exclude={"name"})))
     if not found:
         raise UserError(f"{request.folder}: no run below it; give a folder that holds outputs of `rayrec train`")
-    # A key that a recipe does not have counts as null there, as of a model of another kind.
-    keys = dict.fromkeys(key for leaves in recipes for key in leaves if key != ("name",))
-    different = [key for key in keys if len({json.dumps(leaves.get(key)) for leaves in recipes if leaves}) > 1]
-    names = _short_names(different)
-    for summary, leaves in zip(found, recipes, strict=True):
-        if leaves:
-            summary["settings"] = {names[key]: leaves.get(key) for key in different}
+    # The keys in which the recipes differ, under the shortest names that tell them apart.
+    different = differing_values([recipe for _, recipe in recipes]) if recipes else {}
+    names = _short_names(list(different))
+    for place, (summary, _) in enumerate(recipes):
+        summary["settings"] = {names[key]: values[place] for key, values in different.items()}
     return Result(command="runs", details={"runs": sorted(found, key=_rank)})
 
 
@@ -90,14 +91,6 @@ def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
         summary |= {"steps": reached.step, "rows": rows, "seconds": reached.seconds}
     metric = recipe.train.checkpoint.keep_best or "auc"
     return {**summary, "best_by": [recipe.train.evaluation_split, metric], "metrics": metrics}, recipe
-
-
-def _leaves(value: Any, key: _Key = ()) -> Iterator[tuple[_Key, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, (*key, name))
-    else:
-        yield key, value
 
 
 def _short_names(keys: Sequence[_Key]) -> dict[_Key, str]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rayrec.features.schema import Schema
+    from rayrec.inference.raw_rows import RawRows
+    from rayrec.raw.blocks import ExampleReader
+    from rayrec.raw.input_files import InputFile
     from rayrec.recipes import Recipe
 
 _CHUNK_BYTES = 2**26
@@ -157,7 +160,7 @@ def evaluate_server(
     from rayrec.inference.raw_rows import RawRows
     from rayrec.metrics.binary import BinaryMetrics
     from rayrec.raw.blocks import LEFT_OUT, describe_reasons
-    from rayrec.raw.input_files import list_inputs, plan_chunks
+    from rayrec.raw.input_files import list_inputs
     from rayrec.sources.registry import source_of
 
     if schema.interactions is not None:
@@ -167,25 +170,8 @@ def evaluate_server(
     files = list_inputs(paths)
     reader = source_of(recipe.source.kind).reader(recipe.source, schema, files)
     raw_rows = RawRows(schema, recipe.unneeded_columns)
-    lost = Counter[str]()
-
-    def batches() -> "Iterator[tuple[pa.RecordBatch, NDArray[np.float32]]]":
-        """Yield raw rows that have a label, and the labels."""
-        for chunk in plan_chunks(files, _CHUNK_BYTES):
-            for block in reader.read(chunk):
-                lost.update(block.rejected["reason"].to_pylist())
-                if reader.label not in block.rows.schema.names:
-                    raise ConfigError(f"--input {chunk.file.name}: no column '{reader.label}', the label of the model")
-                rows = block.rows.filter(block.rows[reader.label].is_valid())
-                lost["no label"] += block.rows.num_rows - rows.num_rows
-                features = rows.select([name for name in rows.schema.names if name in raw_rows.columns.names])
-                for start in range(0, rows.num_rows, batch_rows):
-                    batch = raw_rows.from_batch(features.slice(start, batch_rows))
-                    yield batch, rows[reader.label].slice(start, batch_rows).to_numpy()
-
-    metrics = BinaryMetrics.from_config(recipe.evaluate)
-    samples: list[tuple[float, float]] = []
-    versions = Counter[str]()
+    metrics, lost = BinaryMetrics.from_config(recipe.evaluate), Counter[str]()
+    answers: list[tuple[Answer, int]] = []
     waiting: deque[tuple[Future[Answer], NDArray[np.float32]]] = deque()
 
     def count_first() -> None:
@@ -196,15 +182,15 @@ def evaluate_server(
         scores = np.clip(answer.scores.astype(np.float64), 2.0**-150, 1.0 - 2.0**-26)
         logits = torch.from_numpy(np.log(scores) - np.log1p(-scores))
         metrics.update(logits, torch.from_numpy(labels.copy()), torch.ones(len(labels)))
-        samples.append((answer.began, answer.seconds))
-        versions[answer.version] += len(labels)
+        answers.append((answer, len(labels)))
         progress.advance(len(labels))
 
+    # Batches go out over all connections at once; their answers are counted in the order of the rows.
     progress.stage(f"evaluate at {client.url}")
     with ThreadPoolExecutor(connections, "rayrec-evaluate") as pool:
         try:
-            for batch, labels in batches():
-                waiting.append((pool.submit(client.score, batch), labels))
+            for rows, labels in _labelled_batches(files, reader, raw_rows, batch_rows, lost):
+                waiting.append((pool.submit(client.score, rows), labels))
                 # As many again are ready, so that no connection waits for rows to be read.
                 if len(waiting) >= 2 * connections:
                     count_first()
@@ -212,28 +198,54 @@ def evaluate_server(
                 count_first()
         finally:
             pool.shutdown(cancel_futures=True)
-    rows = versions.total()
+    # Metrics of few of the rows would mislead: as in preprocessing, too many bad ones are an error.
+    total = sum(count for _, count in answers)
     bad = {reason: n for reason, n in lost.items() if n and reason not in LEFT_OUT}
-    if not rows:
+    every = total + sum(bad.values())
+    if not total:
         raise UserError(f"--input {', '.join(paths)}: no labelled row can be used ({describe_reasons(lost)})")
-    most = recipe.preprocess.max_rejected_fraction
-    if sum(bad.values()) > most * (rows + sum(bad.values())):
-        every, reasons = rows + sum(bad.values()), describe_reasons(bad)
-        raise UserError(f"--input: {sum(bad.values()):,} of {every:,} rows cannot be used ({reasons}); fix them")
-    took = max(began + seconds for began, seconds in samples) - min(began for began, _ in samples)
+    if every - total > recipe.preprocess.max_rejected_fraction * every:
+        raise UserError(
+            f"--input: {every - total:,} of {every:,} rows cannot be used ({describe_reasons(bad)}); fix them"
+        )
+    # How fast it was, from the first request to the last answer.
+    took = max(one.began + one.seconds for one, _ in answers) - min(one.began for one, _ in answers)
+    speed, latencies = round(total / took), percentiles([one.seconds for one, _ in answers])
+    shown = ", ".join(f"{name} {value:.1f} ms" for name, value in latencies.items())
+    notes = [f"{speed:,} rows/s over {connections} connections; a request: {shown}"]
+    if getattr(recipe.source, "weight", None) is not None:
+        notes.append("source.weight: ignored, because a server's answers have no weights; every row counts once")
+    versions = Counter[str]()
+    for one, count in answers:
+        versions[one.version] += count
     details: dict[str, Any] = {
         "server": client.url,
         "versions": dict(versions),
         "lost": {reason: n for reason, n in lost.items() if n},
-        "rows_per_second": round(rows / took),
-        "latency_ms": percentiles([seconds for _, seconds in samples]),
-        "requests": len(samples),
+        "rows_per_second": speed,
+        "latency_ms": latencies,
+        "requests": len(answers),
         "connections": connections,
+        "notes": notes,
     }
-    latency = ", ".join(f"{name} {value:.1f} ms" for name, value in details["latency_ms"].items())
-    details["notes"] = [f"{details['rows_per_second']:,} rows/s over {connections} connections; a request: {latency}"]
-    if getattr(recipe.source, "weight", None) is not None:
-        details["notes"].append(
-            "source.weight: ignored, because a server's answers have no weights; every row counts once"
-        )
     return metrics.compute(), details
+
+
+def _labelled_batches(
+    files: "Sequence[InputFile]", reader: "ExampleReader", raw_rows: "RawRows", size: int, lost: Counter[str]
+) -> "Iterator[tuple[pa.RecordBatch, NDArray[np.float32]]]":
+    """Yield up to `size` raw rows that have a label, and the labels; count in `lost` why others cannot be used."""
+    from rayrec.raw.input_files import plan_chunks
+
+    for chunk in plan_chunks(files, _CHUNK_BYTES):
+        for block in reader.read(chunk):
+            lost.update(block.rejected["reason"].to_pylist())
+            if reader.label not in block.rows.schema.names:
+                raise ConfigError(f"--input {chunk.file.name}: no column '{reader.label}', the label of the model")
+            rows = block.rows.filter(block.rows[reader.label].is_valid())
+            lost["no label"] += block.rows.num_rows - rows.num_rows
+            # The server is sent what a model reads, in the types of a request.
+            features = rows.select([name for name in rows.schema.names if name in raw_rows.columns.names])
+            for start in range(0, rows.num_rows, size):
+                batch = raw_rows.from_batch(features.slice(start, size))
+                yield batch, rows[reader.label].slice(start, size).to_numpy()

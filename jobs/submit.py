@@ -48,11 +48,13 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     """
     if request.command[0] == "submit":
         raise ConfigError("'submit' cannot be submitted; give the command to run")
+    # The job's command is read and checked here: a mistake must not first travel to the cluster.
     command, inner, flags = parse_command(request.command)
     inner.check()
     sent = inner.with_absolute_paths()
     from cluster.job_client import FILES_FOLDER, LOST_SECONDS, RESTART_SECONDS, JobClient, job_folder
 
+    # Small files travel with the code; all other paths are on storage that the nodes share.
     values = {name: getattr(sent, name) for name in sent.small_files}
     files = {f"{name}/{Path(value).name}": value for name, value in values.items() if value and is_yaml_file(value)}
     sent = sent.model_copy(update={name.partition("/")[0]: f"{FILES_FOLDER}/{name}" for name in files})
@@ -76,6 +78,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
             except KeyboardInterrupt:
                 progress.message(f"job {job} keeps running; `{_ray_job('stop', job, client.address)}` stops it")
                 raise
+            # A job that ended by itself has a result. One that was lost with its node or process begins again.
             loss = _loss(end)
             if loss is None or tries_left == 0:
                 break

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
-from jobs.command.execution import PlacedRequest, place_training, training_session
+from jobs.command.placement import PlacedRequest, place_training, training_session
 from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -87,6 +87,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
 
+    # The recipe and the dataset have to fit each other.
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
     dataset.require_source(recipe)
@@ -94,6 +95,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         progress.message(f"note: {difference}")
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
+    # A new run, or one that goes on, from where it was or from another run's weights.
     resumes = request.resume and not is_vacant(request.output)
     if not resumes:
         require_absent(request.output)
@@ -101,6 +103,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     if resumes:
         RunFolder.require_resumable(request.output, recipe, dataset, origin)
     require_trainable(recipe, dataset)
+    # Train where it is decided, and evaluate at the end; the loop is rayrec/training/loop/worker.py.
     place = place_training(request, recipe.train, progress)
     session = training_session(place, recipe.train, progress, by_ray_data=request.on == "ray")
     with owned(request.output), session as execution:
@@ -114,6 +117,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             refit_of=request.refit_of,
             progress=progress,
         )
+    # What came of it, from what the run folder has recorded.
     run_folder = RunFolder.open(request.output)
     reached = run_folder.progress()
     assert reached is not None

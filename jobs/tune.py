@@ -14,15 +14,8 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.paths import Folder
-from tune.space import (
-    Space,
-    check_space,
-    load_space,
-    require_comparable,
-    require_decisions,
-    searchable_space,
-    trial_recipe,
-)
+from tune.space import Space, load_space, trial_recipe
+from tune.space_checks import check_space, require_comparable, require_decisions, searchable_space
 from tune.sweep_folder import Scheduler, Search, SweepSettings, owned_folder
 
 if TYPE_CHECKING:
@@ -96,7 +89,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     all candidates.
     """
     from cluster.ray_session import ray_session
-    from jobs.command.execution import require_gpu, trial_training
+    from jobs.command.placement import require_gpu, trial_training
     from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
@@ -104,6 +97,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from tune.results import confirm, confirmation_table, sweep_figures, write_csv
     from tune.sweep_folder import outcome_rows
 
+    # What is searched, and from where.
     recipe = request.trial_content()
     settings = SweepSettings(
         recipe=recipe,
@@ -120,6 +114,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     require_gpu(recipe.resolve().train.device)
     dataset = Dataset.open(settings.dataset)
     with owned_folder(settings, request.resume):
+        # Trials can be compared, and each can begin; then Ray starts, and the trials run.
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
         initial_weights(recipe.resolve(), dataset)
         with ray_session(progress=progress):
@@ -128,10 +123,12 @@ def run(request: TuneRequest, progress: Progress) -> Result:
             execution = trial_training(recipe.resolve().train)
             settings = replace(settings, train=partial(train_trial, execution), in_actors=execution.on == "process")
             outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
+            # The best of many noisy values is too good: train the best ones again with other seeds.
             found = []
             if request.confirm:
                 found = confirm(settings, outcomes, request.confirm, concurrent=request.concurrent, progress=progress)
     progress.finish()
+    # The recipe that was best, a row for each trial, and the page.
     best = _tuned_recipe(settings, outcomes, found)
     confirmed = confirmation_table(settings, found) if found else []
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)

@@ -271,6 +271,21 @@ def differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tu
         yield key, before, now
 
 
+def differing_values(configs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], list[Any]]:
+    """Return, by key, the value of each JSON value, such as a dumped recipe, where one differs from the first.
+
+    What one does not have is None, as the settings of a model of another kind.
+    """
+
+    def value(config: Any, key: tuple[str, ...]) -> Any:
+        for name in key:
+            config = config.get(name) if isinstance(config, Mapping) else None
+        return config
+
+    keys = dict.fromkeys(key for other in configs[1:] for key, _, _ in differences(configs[0], other))
+    return {key: [value(config, key) for config in configs] for key in keys}
+
+
 def value_texts(values: Sequence[Any]) -> list[str]:
     """Return JSON values that a key has in several recipes, as a person would write them.
 

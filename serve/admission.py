@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,29 +52,33 @@ class Call:
         self.model, self.version, self.method = model, version, method
 
 
-@dataclass(frozen=True)
 class Admission:
     """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
 
-    settings: ServeConfig
-    tokens: Mapping[str, bool]
-    """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
-    metrics: "ServingMetrics"
-    access_log: JsonLog | None = None
-    """The log of requests; if absent, a request leaves metrics only."""
-    root_path: str = ""
-    """What the paths of requests may begin with, as that of a server behind a proxy."""
-    bodies: Memory = field(init=False)
-    """Holds the bodies, from their first byte to the answer."""
-    _parsed: Memory = field(init=False)
-    """Holds what the bodies are parsed into, up to the answer."""
-    _parser: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "parsing"))
-    """One thread: what a body is while it is parsed is many times its size, and no two of them are there at once."""
+    def __init__(
+        self,
+        settings: ServeConfig,
+        tokens: Mapping[str, bool],
+        metrics: "ServingMetrics",
+        access_log: JsonLog | None = None,
+        root_path: str = "",
+    ) -> None:
+        """Make the rule of a replica.
 
-    def __post_init__(self) -> None:
-        half = int(self.settings.request_memory_mib * 2**20) // 2
-        object.__setattr__(self, "bodies", Memory(half))
-        object.__setattr__(self, "_parsed", Memory(half))
+        Args:
+            tokens: The hashes of the tokens of which a request must have one (`read_tokens`); if empty, all may ask.
+            access_log: The log of requests; if absent, a request leaves metrics only.
+            root_path: What the paths of requests may begin with, as that of a server behind a proxy.
+        """
+        self.settings, self.root_path = settings, root_path
+        self._tokens, self._metrics, self._access_log = tokens, metrics, access_log
+        self.most_bytes = int(settings.max_body_mib * 2**20)
+        """Bytes that a body may have."""
+        # Half of the memory is for bodies, from their first byte to the answer, and half for what they are parsed into.
+        # One thread parses: meanwhile a body is many times its size, and no two of them are there at once.
+        half = int(settings.request_memory_mib * 2**20) // 2
+        self.bodies, self._parsed = Memory(half), Memory(half)
+        self._parser = ThreadPoolExecutor(1, "parsing")
 
     def receive(self, call: Call) -> "_Limits":
         """Read the body of a request within the block; if it is not refused, `admit` records it later.
@@ -120,35 +124,32 @@ class Admission:
             raise content
         return content
 
-    def check(self, call: Call) -> None:
-        """Raise RequestError: 401 no valid token, 413 too large."""
-        if call.needs_token and not is_allowed(call.authorization, self.tokens):
+    def require_size(self, size: int) -> None:
+        """Raise RequestError 413 for a body of more bytes than the limit."""
+        if size > self.most_bytes:
+            message = f"the body is larger than {self.settings.max_body_mib:g} MiB; send several requests"
+            raise RequestError(413, message)
+
+    def require_token(self, call: Call) -> None:
+        """Raise RequestError 401 unless the request has a token, or needs none."""
+        if call.needs_token and not is_allowed(call.authorization, self._tokens):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
-        require_size(call.size, self.settings)
 
     def require_admin(self, call: Call) -> None:
         """Raise RequestError 403 unless the request has the token of an administrator."""
-        if not is_admin(call.authorization, self.tokens):
+        if not is_admin(call.authorization, self._tokens):
             how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
             raise RequestError(403, f"this needs an administrator's token; {how}")
-
-    def unanswered(self, call: Call, error: Exception) -> RequestError:
-        """Return what a client is told of an error that nobody expected; the log has it."""
-        if isinstance(error, TimeoutError):
-            seconds = self.settings.request_timeout_seconds
-            return RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
-        logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
-        return RequestError(500, "internal error; the server's log has the details")
 
     def record(self, call: Call, seconds: float) -> None:
         """Count a request that took so long, and log it."""
         status = call.status or CLIENT_LEFT
-        self.metrics.answered(call.model, call.version, call.method, status, seconds)
-        if self.access_log is not None:
+        self._metrics.answered(call.model, call.version, call.method, status, seconds)
+        if self._access_log is not None:
             noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
             request = {name: getattr(call, name) for name in noted}
-            self.access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
+            self._access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
 
 
 class _Limits:
@@ -163,7 +164,8 @@ class _Limits:
     async def __aenter__(self) -> None:
         self._began = time.perf_counter()
         try:
-            self._admission.check(self._call)
+            self._admission.require_token(self._call)
+            self._admission.require_size(self._call.size)
         except RequestError as error:
             self._end(error)
             raise
@@ -173,13 +175,18 @@ class _Limits:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        raised = error
+        raised, call = error, self._call
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError as late:
             raised = late
-        if isinstance(raised, Exception) and not isinstance(raised, RequestError) and not self._call.status:
-            raised = self._admission.unanswered(self._call, raised)
+        # An error that nobody expected becomes one line for the client, unless the answer has begun; the log has it.
+        if isinstance(raised, TimeoutError) and not call.status:
+            seconds = self._admission.settings.request_timeout_seconds
+            raised = RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
+        elif isinstance(raised, Exception) and not isinstance(raised, RequestError) and not call.status:
+            logger.error("%s %s failed", call.http_method, call.path, exc_info=raised)
+            raised = RequestError(500, "internal error; the server's log has the details")
         self._end(raised)
         if raised is not error and raised is not None:
             raise raised from None
@@ -212,17 +219,6 @@ def set_of_this_replica(admission: Admission) -> None:
 def of_this_replica() -> Admission | None:
     """Return the admission of the replica that this process runs; None in a proxy of Ray Serve."""
     return _replica[0] if _replica else None
-
-
-def limit_of(settings: ServeConfig) -> int:
-    """Return the most bytes of a body."""
-    return int(settings.max_body_mib * 2**20)
-
-
-def require_size(size: int, settings: ServeConfig) -> None:
-    """Raise RequestError 413 for a body of more bytes than the limit."""
-    if size > limit_of(settings):
-        raise RequestError(413, f"the body is larger than {settings.max_body_mib:g} MiB; send several requests")
 
 
 def request_id(given: str | None) -> str:

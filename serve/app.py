@@ -92,8 +92,9 @@ class ModelServer(GrpcMethods):
         pa.set_memory_pool(pa.system_memory_pool())
         keep_freed_memory(_KEPT_BYTES)
         receive_little_unread()
-        # Beside the event loop, so that requests are read and checked while a batch is scored.
+        # One thread scores, beside the event loop: requests are read and checked while a batch is in its pass.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
+        # What requests are answered with, and by which rule.
         metrics = ServingMetrics()
         memory = TableMemory(settings.table_memory_gib * 2**30)
         context = ray_serve.get_replica_context()
@@ -106,6 +107,7 @@ class ModelServer(GrpcMethods):
         def load(name: str, version: str, folder: Path) -> ServedVersion:
             return ServedVersion(name, version, folder, executor, settings, metrics, memory)
 
+        # The models are loaded now, and changed by a thread of their own afterwards.
         updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica), metrics)
         updates.load_all()
         super().__init__(models, admission, updates)

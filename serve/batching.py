@@ -68,6 +68,7 @@ class Batcher(Generic[RequestT, AnswerT]):
         if len(waiting) == 1:
             self._waiting = []
             return waiting
+        # The smallest first; every other time behind the oldest, whatever its size.
         order = sorted(range(len(waiting)), key=lambda index: self.size(waiting[index][0]))
         if self._oldest_is_next and waiting:
             order.remove(0)
@@ -91,6 +92,7 @@ class Batcher(Generic[RequestT, AnswerT]):
             else:
                 answers = await asyncio.get_running_loop().run_in_executor(self.executor, self.answer, requests)
         except Exception as error:
+            # Of several, each is tried alone, so that only the bad one fails.
             if len(taken) == 1:
                 _, future = taken[0]
                 if not future.done():

@@ -140,17 +140,13 @@ def _model_source(folder: Path) -> ModelSource | None:
 
 
 def _models_in(folder: Path) -> dict[str, ModelSource]:
-    children = [child for child in _children(folder) if not child.name.startswith(".")]
+    try:
+        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     return {_as_text(child.name): source for child in children if (source := _model_source(child)) is not None}
 
 
 def _as_text(name: str) -> str:
     """Return a folder's name without what is not UTF-8 in it, which neither JSON nor a URL can have."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(child for child in folder.iterdir() if child.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []

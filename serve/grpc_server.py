@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from serve.admission import Admission, Call, limit_of, of_this_replica, request_id
+from serve.admission import Admission, Call, of_this_replica, request_id
 from serve.requests import RequestError
 
 # A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of the same
@@ -143,7 +143,7 @@ async def _receive(
             async with admission.receive(call):
                 with share.arriving():
                     # How large it is shows when it is there; how much of it is there does not show.
-                    await share.grow(limit_of(admission.settings))
+                    await share.grow(admission.most_bytes)
                     reading = asyncio.ensure_future(context.read())
                     # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
                     reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

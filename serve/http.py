@@ -6,7 +6,6 @@ Starlette take as long as the rest of the application.
 """
 
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,12 @@ from functools import partial
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.haproxy import NOT_SERVED
 from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
-from serve.admission import Admission, Call, limit_of, of_this_replica, request_id, require_size
+from serve.admission import Admission, Call, of_this_replica, request_id
 from serve.memory import Share
 from serve.requests import CLIENT_LEFT, IDENTITY, RequestError, inflated, most_bytes, require_known_encoding
 
@@ -155,14 +155,14 @@ async def _receive_body(receive: Receive, headers: Mapping[bytes, bytes], admiss
             is_whole = not message.get("more_body", False)
             # A body that is sent in chunks states no size: it is counted as it comes.
             share.arrived += len(chunks[-1])
-            require_size(share.arrived, admission.settings)
+            admission.require_size(share.arrived)
             await share.grow(max(0, share.arrived - share.held))
         body = b"".join(chunks)
         chunks.clear()
         if encoding != IDENTITY:
-            await share.grow(most_bytes(len(body), limit_of(admission.settings)))
+            await share.grow(most_bytes(len(body), admission.most_bytes))
     if encoding != IDENTITY:
-        body = await admission.in_turn(partial(inflated, body, limit_of(admission.settings)))
+        body = await admission.in_turn(partial(inflated, body, admission.most_bytes))
         share.shrink(len(body))
     return body
 
@@ -179,10 +179,12 @@ class Gate:
             await self.app(scope, receive, send)
             return
         scope = below(self.admission.root_path, scope)
+        # The intake has made the call of a request with a body.
         if _CALL not in scope:
             scope[_CALL] = _call(scope, headers_of(scope))
         call: Call = scope[_CALL]
 
+        # Metrics and log have the status that the client gets.
         async def send_noting_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
@@ -200,10 +202,7 @@ class Route:
 
     def __init__(self, path: str, answer: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
         """`methods`: GET and HEAD, unless others are given."""
-        parts = re.split(r"\{(\w+)\}", path)
-        self.pattern = re.compile(
-            "".join(f"(?P<{part}>[^/]+)" if place % 2 else re.escape(part) for place, part in enumerate(parts))
-        )
+        self.pattern, *_ = compile_path(path)
         self.answer = answer
         self.methods = methods or ("GET", "HEAD")
 
@@ -226,6 +225,7 @@ class Router:
         for route in self._routes:
             if (found := route.pattern.fullmatch(path)) is None:
                 continue
+            # No other route has this path, so a method that it does not take is wrong.
             if method not in route.methods:
                 message = f"{method} {path[:200]}: use {' or '.join(route.methods)}"
                 raise RequestError(405, message, {"Allow": ", ".join(route.methods)})

@@ -162,17 +162,20 @@ class VersionStatistics:
         for one in passes:
             self.metrics.batch_requests.observe(one.requests, self._tags)
             self.metrics.batch_rows.observe(len(one.scores), self._tags)
+        # Ids that are missing or unknown, of all rows.
         batches = _batches(passes)
         encoded = pa.concat_batches([of_pass for _, of_pass in batches])
         for name, (unknown, ids) in unknown_counts(self.folder.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
+        # Values can be unknown in raw rows alone; those that came encoded are the last ones of a pass.
         if raw := [given for given, _ in batches if given is not None]:
             # A table of batches copies nothing of the columns whose values are all known.
             rows = pa.Table.from_batches(raw)
             if rows.num_rows < encoded.num_rows:
                 encoded = pa.concat_batches([of[: given.num_rows] for given, of in batches if given is not None])
             self._count_unknown(rows, encoded)
+        # Scores, to compare their distribution with that at export.
         if self._scores is not None:
             self._scores += score_counts(np.concatenate([one.scores for one in passes]), self._edges)
         if time.monotonic() - self._reported > _SECONDS_BETWEEN_REPORTS:
@@ -241,10 +244,16 @@ def of_all_nodes() -> bytes:
 
 
 def _of_node(node: dict[str, Any]) -> bytes:
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    exported = _read(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics")
+    return b"".join(line for line in exported.splitlines(keepends=True) if line.startswith(b"ray_rayrec_"))
+
+
+def _read(url: str) -> bytes:
+    """Return what a node answers; nothing if it does not."""
     try:
         with _OPENER.open(url, timeout=_NODE_SECONDS) as answer:
-            return b"".join(line for line in answer if line.startswith(b"ray_rayrec_"))
+            content: bytes = answer.read()
+            return content
     except (OSError, HTTPException):
         return b""
 
@@ -255,12 +264,7 @@ def refused_requests() -> bytes:
     Empty where requests do not come through HAProxy. The counts begin anew when the number of replicas changes.
     """
     port = os.environ.get("RAY_SERVE_HAPROXY_METRICS_PORT", "9101")
-    url = f"http://127.0.0.1:{port}/metrics?scope=frontend&scope=server"
-    try:
-        with _OPENER.open(url, timeout=_NODE_SECONDS) as answer:
-            return count_refused(answer.read())
-    except (OSError, HTTPException):
-        return b""
+    return count_refused(_read(f"http://127.0.0.1:{port}/metrics?scope=frontend&scope=server"))
 
 
 def count_refused(metrics: bytes) -> bytes:

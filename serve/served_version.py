@@ -109,6 +109,7 @@ class ServedVersion:
 
     async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
+        # The batcher joins it with other requests and calls `_score_together`.
         scores = await self._score(rows)
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])

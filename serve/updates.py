@@ -176,6 +176,7 @@ class Updates:
     def _take(self, models: Mapping[str, ServedModel]) -> None:
         """Let these models answer from now on, and tell what has changed."""
         before, self.states = self.states, models
+        # A request sees the old models or the new ones: they are put in place by one assignment.
         absent: dict[str, str] = {}
         for name, model in models.items():
             if not model.weights:
@@ -187,6 +188,7 @@ class Updates:
         for name in before.keys() & models.keys():
             if models[name].weights != before[name].weights:
                 self._metrics.switches.inc(1, {"model": ascii_name(name)})
+        # Versions that answer no more are let go; they are loaded again if they are asked for.
         for (name, version), state in self._states.items():
             if state.version is not None and (name not in models or version not in models[name].versions):
                 state.version = state.tried = None
@@ -195,12 +197,14 @@ class Updates:
         """Return the state of one model that its folder asks for, or the present one if that fails."""
         before = self.states.get(name) or ServedModel(name, {}, {})
         failed: dict[str, str] = {}
+        # `serving.json` says which versions answer; without it, the newest does.
         try:
             traffic = TrafficSplit.load(source.folder)
         except (UserError, OSError) as error:
             return replace(before, failed={TRAFFIC_FILE: _without_folder(str(error), source.folder)})
         if traffic is not None and traffic.unloaded:
             return ServedModel(name, {}, {})
+        # Load what is new; a version that does not load leaves the model as it was.
         versions: dict[str, ServedVersion] = {}
         for version in sorted(traffic.versions) if traffic else source.versions:
             if version not in source.versions:

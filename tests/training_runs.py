@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from jobs.command.execution import ray_training
+from jobs.command.placement import ray_training
 from jobs.train import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model

@@ -15,23 +15,18 @@ booleans and strings; any other choice (a list, a mapping) is represented by its
 
 import itertools
 import json
-import math
-import random
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
-from rayrec.config import Config, TrainConfig
+from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, read_text
-from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
-from rayrec.training.run.preflight import require_trainable
 
 Search = Literal["random", "grid", "optuna", "pbt"]
 Scheduler = Literal["none", "asha"]
@@ -47,6 +42,10 @@ _FIXED = {
 }  # fmt: skip
 
 
+def _as_tuple(values: Any) -> Any:
+    return values if isinstance(values, list | tuple) else (values,)
+
+
 class Parameter(Config):
     """One searched parameter, of exactly one of four kinds: choice, uniform, loguniform or integer."""
 
@@ -56,7 +55,7 @@ class Parameter(Config):
     loguniform: tuple[float, float] | None = None
     integer: tuple[int, int] | None = None
     """A range that includes both ends."""
-    when: dict[str, Scalar | tuple[Scalar, ...]] = {}
+    when: dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_as_tuple)]] = {}
     """Searched only if each of these parameters, which come before it, has the value or one of the values."""
 
     @model_validator(mode="after")
@@ -134,7 +133,7 @@ class Space:
         """
         drawn: dict[str, Scalar] = {}
         for name, parameter in self.parameters.items():
-            if all(other in drawn and drawn[other] in _as_tuple(values) for other, values in parameter.when.items()):
+            if all(other in drawn and drawn[other] in values for other, values in parameter.when.items()):
                 drawn[name] = pick(name, parameter)
         return drawn
 
@@ -186,122 +185,27 @@ def parse_space(origin: str, text: str) -> Space:
     parameters: dict[str, Parameter] = {}
     for name, value in content.items():
         try:
-            parameters[str(name)] = parameter = Parameter.model_validate(value)
+            parameter = Parameter.model_validate(value)
         except ValidationError as error:
             raise ConfigError(f"{origin}: {name}: {describe_validation_error(error, Parameter)}") from None
-        _check_conditions(origin, str(name), parameter, parameters)
-        _check_keys(origin, str(name), parameter)
+        # Conditions name choices that are drawn before.
+        for other, values in parameter.when.items():
+            if other not in parameters:
+                raise ConfigError(f"{origin}: {name}: when: '{other}' is not a parameter that comes before it")
+            if unknown := [value for value in values if value not in parameters[other].labels]:
+                raise ConfigError(f"{origin}: {name}: when: '{other}' is never {unknown[0]!r}; name one of its choices")
+        # Keys are those in which trials may differ.
+        for key in sorted(parameter.keys(str(name))):
+            if key.partition(".")[0] not in _SECTIONS:
+                raise ConfigError(
+                    f"{origin}: {key}: cannot be searched: trials share one dataset, so only keys of "
+                    f"{' and '.join(_SECTIONS)} can; a name for choices that set several keys needs "
+                    "`choice: {name: {key: value}}`"
+                )
+            if key in _FIXED:
+                raise ConfigError(f"{origin}: {key}: cannot be searched: it is the same for all trials; use --set")
+        parameters[str(name)] = parameter
     return Space(origin, parameters)
-
-
-def _as_tuple(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    return values if isinstance(values, tuple) else (values,)
-
-
-def _check_conditions(origin: str, name: str, parameter: Parameter, before: Mapping[str, Parameter]) -> None:
-    for other, values in parameter.when.items():
-        if other not in before or other == name:
-            raise ConfigError(f"{origin}: {name}: when: '{other}' is not a parameter that comes before it")
-        unknown = [v for v in _as_tuple(values) if before[other].choice is None or v not in before[other].labels]
-        if unknown:
-            raise ConfigError(f"{origin}: {name}: when: '{other}' is never {unknown[0]!r}; name one of its choices")
-
-
-def _check_keys(origin: str, name: str, parameter: Parameter) -> None:
-    for key in sorted(parameter.keys(name)):
-        if key.partition(".")[0] not in _SECTIONS:
-            raise ConfigError(
-                f"{origin}: {key}: cannot be searched: trials share one dataset, so only keys of "
-                f"{' and '.join(_SECTIONS)} can; a name for choices that set several keys needs "
-                "`choice: {name: {key: value}}`"
-            )
-        if key in _FIXED:
-            raise ConfigError(f"{origin}: {key}: cannot be searched: it is the same for all trials; use --set")
-
-
-_MOST_COMBINATIONS = 400
-_MOST_POINTS = 10_000
-# Each training step reads these keys anew, so they can change while a model is trained.
-_CHANGEABLE = re.compile(
-    r"train\.(parts\.\w+\.)?((embedding|dense)_optimizer\.lr|schedule\..+|embedding_l2)|model\.dropout"
-)
-
-
-def searchable_space(space: Space, search: Search, trials: int) -> Space:
-    """Return the part of a space that a search can vary. Raises ConfigError if there is none, or too few trials."""
-    if search == "grid":
-        points = sum(1 for _ in itertools.islice(space.grid(), _MOST_POINTS))
-        if points > trials:
-            count = f"{points} points" if points < _MOST_POINTS else f"{_MOST_POINTS} points or more"
-            raise ConfigError(
-                f"--trials {trials}: the grid of {space.origin} has {count} (choices, and the ends and the middle of "
-                "ranges); give as many --trials, or a smaller space"
-            )
-    if search != "pbt":
-        return space
-    movable = {
-        name: parameter
-        for name, parameter in space.parameters.items()
-        if all(_CHANGEABLE.fullmatch(key) for key in parameter.keys(name)) and not parameter.when
-    }
-    if not movable:
-        raise ConfigError(
-            f"{space.origin}: population based training changes values during a training, and none of these can be "
-            f"({', '.join(space.names)}); search learning rates, the schedule, dropout or embedding_l2"
-        )
-    return replace(space, parameters=movable)
-
-
-def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: TrainConfig) -> None:
-    """Raise ConfigError if trials have too few evaluations to compare, or there are too few trials to compare."""
-    if train.evaluations_per_epoch == 0:
-        raise ConfigError(
-            "train.evaluations_per_epoch: trials are compared by their evaluations, but this is 0; add "
-            "--set train.evaluations_per_epoch=1"
-        )
-    evaluations = train.most_evaluations
-    if scheduler == "asha" and evaluations < 2:
-        raise ConfigError(
-            "--scheduler asha: a trial has only one evaluation, so it cannot be stopped early; "
-            "add --set train.evaluations_per_epoch=4"
-        )
-    if search == "pbt" and scheduler != "none":
-        raise ConfigError(f"--scheduler {scheduler}: population based training is a scheduler itself; leave it out")
-    if search == "pbt" and (evaluations < 2 or trials < 2):
-        raise ConfigError(
-            "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
-            "--set train.evaluations_per_epoch=4"
-        )
-
-
-def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) -> None:
-    """Raise ConfigError if a trial cannot train on the dataset, or no evaluation tells trials apart."""
-    base = recipe.resolve()
-    dataset.require_source(base)
-    name = base.train.evaluation_split
-    if name not in dataset.evaluation_splits:
-        raise ConfigError(
-            f"train.evaluation_split: {dataset.folder} has no rows in split '{name}' to choose by; preprocess it with "
-            "one, or choose by another with --set train.evaluation_split=test"
-        )
-    split = dataset.split(name)
-    if split.positives in (0, split.rows) and not base.source.gives_interactions:
-        raise ConfigError(
-            f"train.evaluation_split: every label of split '{name}' of {dataset.folder} is "
-            f"{split.positives / split.rows:.0f}, so trials cannot be compared; preprocess it with another split"
-        )
-
-    check_space(space, recipe, lambda trial: require_trainable(trial, dataset))
-
-
-def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:
-    """Raise ConfigError, naming the values, on the first combination that is not a valid recipe or that `also` refuses.
-
-    All combinations of choices and of the ends and middles of ranges are tried if they are few; otherwise some of them,
-    each value at least once.
-    """
-    for assignment in combinations(space):
-        trial_recipe(space, recipe, assignment, also)
 
 
 def trial_recipe(
@@ -340,19 +244,6 @@ def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar]
         return space.draw(pick)
     except LookupError:
         return None
-
-
-def combinations(space: Space) -> Iterator[dict[str, Scalar]]:
-    """Yield the assignments that together contain every choice and the ends and middle of every range."""
-    sizes = [len(parameter.representatives()) for parameter in space.parameters.values()]
-    if math.prod(sizes) <= _MOST_COMBINATIONS:
-        yield from space.grid()
-        return
-    chance = random.Random(0)
-    for index in range(max(sizes)):
-        yield space.draw(lambda name, p: p.representatives()[index % len(p.representatives())])  # noqa: B023
-    for _ in range(_MOST_COMBINATIONS - max(sizes)):
-        yield space.draw(lambda name, p: chance.choice(p.representatives()))
 
 
 def _value(content: Any, key: str) -> Any:

@@ -62,6 +62,7 @@ class Trial(Trainable):
     """
 
     def setup(self, config: dict[str, Any], settings: SweepSettings) -> None:
+        """Begin the trial of the values in `config`, or take up what an earlier process of it left in its folder."""
         self._settings = settings
         self._assignment = {name: config[name] for name in settings.space.names if name in config}
         self._folder = settings.trials_folder / self.trial_id
@@ -83,7 +84,8 @@ class Trial(Trainable):
         return self._folder / self._record.run
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next evaluation, or for the end of training."""
+        """Wait for the next evaluation and report it to Tune, or for the end of training."""
+        # Training is begun by the first step and goes on by itself; the steps read what it writes into its run folder.
         if self._training is None and self._record.state == "running":
             self._training = threading.Thread(
                 target=self._run_training, args=(self._run,), name="rayrec-trial", daemon=True
@@ -98,10 +100,18 @@ class Trial(Trainable):
                 record = found[len(self._reported)]
                 # The evaluation is recorded before its checkpoint is saved, which a scheduler may ask for.
                 if is_over or self._checkpoint_step() >= record["step"]:
-                    return self._result(record)
+                    self._reported.append(record[self._settings.metric])
+                    return {EVALUATION: len(self._reported), OBJECTIVE: self._objective, "step": record["step"]}
             elif is_over:
-                return self._end()
+                break
             time.sleep(_REMOTE_SECONDS if isinstance(self._run, RemotePath) else _POLL_SECONDS)
+        # All evaluations are reported, and the training has ended: by itself, or by an error.
+        if self._training is not None:
+            self._record_end(self._error)
+        # Without a value, the searcher learns to avoid such assignments.
+        has_value = self._reported and self._record.state != "refused"
+        last = {OBJECTIVE: self._objective} if has_value else {}
+        return {"done": True, EVALUATION: len(self._reported), **last}
 
     def _run_training(self, run: Path) -> None:
         try:
@@ -110,19 +120,8 @@ class Trial(Trainable):
         except BaseException as error:  # reported by `step`, which waits for the thread
             self._error = error
 
-    def _result(self, record: dict[str, Any]) -> dict[str, Any]:
-        self._reported.append(record[self._settings.metric])
-        return {EVALUATION: len(self._reported), OBJECTIVE: self._objective, "step": record["step"]}
-
-    def _end(self) -> dict[str, Any]:
-        if self._training is not None:
-            self._record_end(self._error)
-        # Without a value, the searcher learns to avoid such assignments.
-        has_value = self._reported and self._record.state != "refused"
-        last = {OBJECTIVE: self._objective} if has_value else {}
-        return {"done": True, EVALUATION: len(self._reported), **last}
-
     def _record_end(self, error: BaseException | None) -> None:
+        """Record how training ended. Raises an error that is none of the values: Tune starts the trial again."""
         if error is None:
             self._record = replace(self._record, state="finished")
         elif isinstance(error, UserError) and not isinstance(error, SmallClusterError | PassingError):
@@ -131,8 +130,7 @@ class Trial(Trainable):
         else:
             self._record = replace(self._record, state="failed", message=f"{type(error).__name__}: {error}")
         self._record.save(self._folder)
-        if self._record.state == "failed":
-            assert error is not None
+        if error is not None and self._record.state == "failed":
             raise error
 
     @property

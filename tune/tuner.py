@@ -1,18 +1,14 @@
 """Runs a sweep on Ray Tune: a new one, or one that was interrupted.
 
-Tune's state says which trials there are, and what the searcher knows. Tune overwrites its files in place every other
-second: a kill may cut one short, or leave files of two moments, after which Tune waits forever for a trial that has
-ended. So a copy of one moment is kept beside them as one file, which is all that another machine needs.
+Tune's state says which trials there are, and what the searcher knows (`saved_state` keeps a whole copy); what came of
+them is in their folders (`sweep_folder`), to which each trial (`trial`) writes by itself.
 """
 
-import io
-import json
 import logging
 import os
 import socket
 import threading
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,11 +20,11 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
-from rayrec.store.files import remove, write_atomically
-from rayrec.store.paths import RemotePath, confined, copy_of
+from rayrec.store.files import remove
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
-from tune.space import check_space, searchable_space
+from tune.saved_state import backup, can_be_restored, forget, state_folder
+from tune.space_checks import check_space, searchable_space
 from tune.sweep_folder import ENDED_STATES, EXCHANGE_FOLDER, SweepSettings, TrialOutcome, TrialRecord, read_outcomes
 
 _SHORTEST_PAUSE = 1.0
@@ -49,18 +45,6 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-STATE_FOLDER = ".tune"
-_BACKUP_FILE = "tune-state.zip"
-# The last two are pickles, despite their names.
-_STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
-_TUNER_FILE = "tuner.pkl"
-"""The arguments of the Tuner, written once."""
-_END_OF_PICKLE = b"."
-_QUIET_SECONDS = 0.2
-_SAVE_SECONDS = 1.0
-"""Tune writes all files of one save within this time; the previous save is older."""
-_Files = dict[str, tuple[bytes, int]]
-"""Content and time of change, in nanoseconds, by the file's name."""
 
 
 def run_sweep(
@@ -73,14 +57,16 @@ def run_sweep(
     the sweep cannot work, and UserError if no trial came to an evaluation.
     """
     os.environ.update(_ENVIRONMENT)
+    import ray
     import ray.tune
 
     # Tune logs a traceback for every process that dies; each trial's end is shown in one line instead.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    from rayrec.models.registry import build_model
     from tune.search import strategy
     from tune.trial import Trial, trial_resources
 
-    dataset = Dataset.open(settings.dataset)
+    # What the search can vary: not all of the space, under population based training.
     varied = searchable_space(settings.space, settings.search, settings.trials)
     if left_out := set(settings.space.names) - set(varied.names):
         progress.message(
@@ -90,13 +76,22 @@ def run_sweep(
     recipe = settings.recipe.with_values({"train.ingest.task_cpus": 0})
     settings = replace(settings, space=varied, recipe=recipe)
     base = settings.recipe.resolve()
-    _check(settings, base, dataset)
+
+    # No combination of values may be one that cannot be trained on these machines.
+    dataset = Dataset.open(settings.dataset)
+    device = resolve_device(base.train.device, gpus=ray.cluster_resources().get("GPU", 0))
+    require_parts(base.train, build_model(base.model, dataset.schema, device="meta"))
+    check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
+
+    # Tune starts a `Trial` for each assignment that the searcher draws, and asks the scheduler after each evaluation
+    # whether it goes on.
     chosen = strategy(settings, base.train.most_evaluations)
     at_once = _concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_resources(
         ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)
     )  # fmt: skip
     if resume and can_be_restored(settings.folder):
+        # Trials that had not ended run again, each from its own latest checkpoint.
         state = str(state_folder(settings.folder))
         tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
     else:
@@ -120,6 +115,8 @@ def run_sweep(
                 verbose=0,
             ),
         )
+
+    # Trials write what they do into their folders, and a thread reads it there.
     progress.stage(f"{what}, {at_once} at once", chosen.trials)
     disk_errors: list[DiskError] = []
     with in_background(partial(_watch, settings, progress, disk_errors), "rayrec-sweep"):
@@ -132,17 +129,6 @@ def run_sweep(
     return _finish(settings, {Path(result.path).name for result in results})
 
 
-def _check(settings: SweepSettings, base: Recipe, dataset: Dataset) -> None:
-    """Raise ConfigError if trials could not be compared, or some combination of values cannot be trained."""
-    import ray
-
-    from rayrec.models.registry import build_model
-
-    device = resolve_device(base.train.device, gpus=ray.cluster_resources().get("GPU", 0))
-    require_parts(base.train, build_model(base.model, dataset.schema, device="meta"))
-    check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
-
-
 def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     """Return how many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
 
@@ -152,6 +138,7 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     """
     import ray
 
+    # As many as Ray has places for; more are refused.
     available = ray.cluster_resources()
     cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
     workers = recipe.train.workers
@@ -163,17 +150,11 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
             f"{f' and {gpus} GPUs' if on_gpus else ''}; lower it, or --workers"
         )
     if not on_gpus:
-        fitting = max(1, _cores(cpus) // workers)
+        # By default as many as compute: a Ray session on this machine alone may declare more CPUs than it may use.
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
+        fitting = max(1, (min(cpus, available_cpus()) if is_here else cpus) // workers)
     return min(trials, wanted or fitting)
-
-
-def _cores(cpus: int) -> int:
-    """Return the CPUs that really compute: a Ray session on this machine alone may declare more than it may use."""
-    import ray
-
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
-    return min(cpus, available_cpus()) if is_here else cpus
 
 
 def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
@@ -210,7 +191,7 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
     shown: set[str] = set()
     pause, is_over = _SHORTEST_PAUSE, False
     while not is_over:
-        is_over = ended.wait(pause)
+        is_over = ended.wait(pause)  # once more after the end
         began = time.monotonic()
         try:
             backup(settings.folder)
@@ -229,74 +210,3 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
             progress.note(f"best {settings.metric} {outcomes[0].value:.4f}")
         # Reading many trials from slow storage takes a while.
         pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
-
-
-def state_folder(sweep: Path) -> Path:
-    """Return the folder of this node in which Tune keeps its state of a sweep."""
-    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / STATE_FOLDER
-
-
-def can_be_restored(sweep: Path) -> bool:
-    """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
-    missing.
-
-    It cannot if it was killed before it had saved a trial.
-    """
-    state, backup_file = state_folder(sweep), sweep / _BACKUP_FILE
-    found = _read(state)
-    if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
-        return True
-    if not backup_file.exists():
-        return False
-    for name in found:
-        (state / name).unlink()
-    with zipfile.ZipFile(io.BytesIO(backup_file.read_bytes())) as archive:
-        archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
-    return True
-
-
-def backup(sweep: Path) -> None:
-    """Copy the state, unless Tune is writing it at this moment."""
-    found = _read(state_folder(sweep))
-    if not _is_complete(found) or not _is_of_one_save(found):
-        return
-    time.sleep(_QUIET_SECONDS)
-    if _read(state_folder(sweep)) != found:
-        return
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, (content, _) in found.items():
-            archive.writestr(name, content)
-    write_atomically(sweep / _BACKUP_FILE, packed.getvalue())
-
-
-def forget(sweep: Path) -> None:
-    """Remove the state and its backup."""
-    remove(state_folder(sweep))
-    (sweep / _BACKUP_FILE).unlink(missing_ok=True)
-
-
-def _read(folder: Path) -> _Files:
-    paths = [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
-
-
-def _newest(files: _Files) -> dict[str, tuple[bytes, int]]:
-    """Return the newest state file of each kind, by its pattern; names contain the time at which Tune began."""
-    names = {pattern: [name for name in files if Path(name).match(pattern)] for pattern in _STATE_FILES}
-    return {pattern: files[max(found)] for pattern, found in names.items() if found}
-
-
-def _is_complete(files: _Files) -> bool:
-    """Return whether the newest state files are there to their last byte and know a trial."""
-    newest = {pattern: content for pattern, (content, _) in _newest(files).items()}
-    try:
-        has_trials = bool(json.loads(newest.pop(_STATE_FILES[0], b"{}")).get("trial_data"))
-    except ValueError:
-        return False
-    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in newest.values())
-
-
-def _is_of_one_save(files: _Files) -> bool:
-    times = [changed for _, changed in _newest(files).values()]
-    return max(times) - min(times) < _SAVE_SECONDS * 1e9

@@ -52,12 +52,14 @@ def typer_command(command: Command[RequestT]) -> Any:
     fields = fields_of(command.request)
     forwards = command.request.forwards
 
+    # What typer calls with the parsed words: options that were given make the request.
     def call(**values: Any) -> None:
         given = _given(fields, values)
         if forwards is not None:
             given[forwards] = [*given[forwards], *_flags(values)]
         raise typer.Exit(run_command(command, given, json_output=values["json"], debug=values["debug"]))
 
+    # Typer reads a function's signature, so the function gets one that says what the request's fields are.
     parameters = [_parameter(field) for field in fields]
     for name, text in FLAGS.items():
         parameters.append(_keyword(name, bool, typer.Option(f"--{name}", help=text, rich_help_panel=_SHARED), False))

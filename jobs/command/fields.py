@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jobs.command.request import ByPosition, Metavar, Positional, Request
+from jobs.command.request import ByPosition, Metavar, Positional, Request, is_annotated, without_none
 from rayrec.store.paths import Folder, LocalPath
 
 _METAVARS = {Folder: "FOLDER|URI", LocalPath: "PATH", Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
@@ -49,7 +49,9 @@ class RequestField:
     @property
     def metavar(self) -> str:
         """Word that stands for the value in help texts."""
-        named = [item.name for item in _annotations(self.type) if isinstance(item, Metavar) and item.name]
+        named = [
+            item.name for item in getattr(self.type, "__metadata__", ()) if isinstance(item, Metavar) and item.name
+        ]
         plain = _plain(self.type)
         if named:
             return named[-1]
@@ -70,6 +72,7 @@ def fields_of(request: type[Request]) -> list[RequestField]:
     """Return the fields in the order of help texts: positional, required, the command's own, those that
     commands share.
     """
+    # Python has the annotations by class, and pydantic the defaults and docstrings.
     hints = typing.get_type_hints(request, include_extras=True)
     declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
     # A request that declares a shared field again says something else about it.
@@ -82,11 +85,11 @@ def fields_of(request: type[Request]) -> list[RequestField]:
     fields = [
         RequestField(
             name=name,
-            type=_without_none(hints[name]),
+            type=without_none(hints[name]),
             help=" ".join((field.description or "").split()),
-            is_positional=(is_positional := _is_annotated(hints[name], Positional)),
+            is_positional=(is_positional := is_annotated(hints[name], Positional)),
             is_required=field.is_required(),
-            is_by_position=is_positional or field.is_required() or _is_annotated(hints[name], ByPosition),
+            is_by_position=is_positional or field.is_required() or is_annotated(hints[name], ByPosition),
             is_shared=name in shared,
             default=None if field.is_required() else field.default,
         )
@@ -94,21 +97,6 @@ def fields_of(request: type[Request]) -> list[RequestField]:
         if (field := request.model_fields.get(name)) is not None
     ]
     return sorted(fields, key=lambda field: (not field.is_positional, not field.is_required, not field.is_by_position))
-
-
-def _without_none(hint: Any) -> Any:
-    if type(None) not in typing.get_args(hint):
-        return hint
-    (member,) = (member for member in typing.get_args(hint) if member is not type(None))
-    return member
-
-
-def _is_annotated(hint: Any, kind: type) -> bool:
-    return any(isinstance(item, kind) for item in _annotations(_without_none(hint)))
-
-
-def _annotations(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
 
 
 def _plain(hint: Any) -> Any:

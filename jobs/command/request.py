@@ -2,6 +2,7 @@
 
 import json
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ class Positional(Metavar):
     """Annotates a field that the command line takes by position."""
 
 
+class RawPath(Metavar):
+    """Annotates a text, or several, that are names, paths or URIs; `with_absolute_paths` completes the paths."""
+
+
 @dataclass(frozen=True)
 class ByPosition:
     """Annotates an option that Python takes by position, as it does required ones, though it may be left out."""
@@ -49,9 +54,9 @@ def _as_overrides(given: object) -> object:
     return tuple(f"{key}={json.dumps(value)}" for key, value in given.items()) if isinstance(given, Mapping) else given
 
 
-PathText = Annotated[str, BeforeValidator(_as_text), Metavar("PATH")]
+PathText = Annotated[str, BeforeValidator(_as_text), RawPath("PATH")]
 """A name, path or URI that stays text; a Path is accepted too."""
-PathTexts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Metavar("PATH")]
+PathTexts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), RawPath("PATH")]
 """Several names, paths or URIs; a single one is accepted too."""
 RecipeText = Annotated[str, BeforeValidator(_as_text), Positional("RECIPE")]
 Overrides = Annotated[tuple[str, ...], BeforeValidator(_as_overrides), Metavar("SECTION.KEY=VALUE")]
@@ -85,8 +90,29 @@ class Request(Config):
 
     def with_absolute_paths(self) -> Self:
         """Return the same request for a process that runs in another folder of a machine with the same storage."""
-        paths = {name: value for name, value in self if isinstance(value, Path) and name not in self.small_files}
-        return self.model_copy(update={name: path.expanduser().absolute() for name, path in paths.items()})
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        made: dict[str, Any] = {}
+        for name, value in self:
+            if name in self.small_files or value is None:
+                continue
+            if isinstance(value, Path):
+                made[name] = value.expanduser().absolute()
+            elif is_annotated(hints[name], RawPath):
+                made[name] = absolute_path(value) if isinstance(value, str) else tuple(map(absolute_path, value))
+        return self.model_copy(update=made)
+
+
+def without_none(hint: Any) -> Any:
+    """Return the type of a field that may be None, without None."""
+    if type(None) not in typing.get_args(hint):
+        return hint
+    (member,) = (member for member in typing.get_args(hint) if member is not type(None))
+    return member
+
+
+def is_annotated(hint: Any, kind: type) -> bool:
+    """Tell whether a field's type, None aside, has an annotation of this class."""
+    return any(isinstance(item, kind) for item in getattr(without_none(hint), "__metadata__", ()))
 
 
 class RecipeRequest(Request):

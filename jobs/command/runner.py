@@ -88,17 +88,20 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     A failure is not written into a folder that had content before (the output of an earlier command stays intact),
     unless the command has begun to continue the work in it.
     """
+    # A mistake that shows without the data is answered before anything is touched.
     request.check()
     reach_this_machine_directly()
     folder: Path | None = getattr(request, "output", None)
     before: int | None = 0  # until it is looked at, others' work may be in it
     started = time.perf_counter()
     try:
+        # The work; `before` tells afterwards whether the folder has become this command's.
         with _disk_errors(request):
             before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
             result = command.run(request, progress)
         progress.finish()
     except BaseException as error:
+        # Leave a result that says how it ended, and let the error go on.
         if folder is not None and folder.is_dir() and _is_taken_over(request, folder, before):
             with contextlib.suppress(
                 UserError, OSError
@@ -160,12 +163,14 @@ def run_command(
     started = time.perf_counter()
     try:
         with _interruptible(), _stdout_kept_for_the_result() as stdout:
+            # Texts of the command line become a request, which runs; its result is all that stdout gets.
             request = build_request(command.request, values)
             with console_progress() as progress:
                 result = execute(command, request, progress)
             print(result.to_json() if json_output else command.describe(result), file=stdout, flush=True)
         return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
+        # One line on stderr; with --json also a result, which whoever reads stdout waits for.
         code = exit_code(error)
         if debug:
             traceback.print_exc()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import Result, TrainingRecipeRequest, describe_outcome
-from jobs.command.execution import PlacedRequest, place_training, training_session
+from jobs.command.placement import PlacedRequest, place_training, training_session
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress

@@ -14,7 +14,7 @@ SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
 class Execution(Config):
     """Place, engine and number of CPUs of a command's work.
 
-    `jobs.command.execution` decides it. The command's result, a dataset's manifest and a run's `run.json` have it.
+    `jobs.command.placement` decides it. The command's result, a dataset's manifest and a run's `run.json` have it.
     """
 
     on: Place

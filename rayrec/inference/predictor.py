@@ -76,6 +76,7 @@ class Predictor(Scorer):
         UserError naming the row and the field that is unknown or wrong. Warns once for each column of which 100 values
         or more are given and most of them are unknown to the model.
         """
+        # Checked columns, then ids and numbers as the model was trained on.
         raw = self.columns_of(rows)
         encoded = self.encode(raw)
         if raw.num_rows >= ENOUGH:
@@ -129,6 +130,7 @@ class Predictor(Scorer):
 
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what `_inputs` does, for a few encoded rows."""
+        # Numbers and ids are one array each; `others` are vectors and lists.
         others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         dense[:, self._dense_of_numbers] = rows.numbers.T

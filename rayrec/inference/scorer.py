@@ -93,6 +93,7 @@ class Scorer:
                     message = f"column '{feature.name}': missing; rows must have every feature of the model"
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
+        # Look-ups and forward pass, chunk by chunk.
         if 0 < rows.num_rows <= self._chunk_rows:
             return self._logits(*self._inputs(rows))
         slices = (rows.slice(start, self._chunk_rows) for start in range(0, rows.num_rows, self._chunk_rows))
@@ -214,6 +215,7 @@ class PooledLookup:
             return self.read_one_hot(ids.to_numpy(), out)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
         offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
+        # The rows of all ids of all lists, then their sum or mean for each list.
         values = ids_of(elements).to_numpy()
         read = np.empty((len(values), self.dim), np.float32)
         self.rows.read(values, read)

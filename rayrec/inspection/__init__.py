@@ -1,1 +1,1 @@
-"""Inspection of raw files: the kinds of their columns, a recipe for them, and drift."""
+"""Looks at data, runs and scores: raw tables and the recipe for them, profiles, drift, held-out rows, what differs."""

@@ -31,25 +31,13 @@ _PARTS = 20
 """Parts of the rows, one after the other, by which the label rate is shown."""
 
 
-@dataclass(frozen=True)
-class CellProfile:
-    """The rows, or of lists their values, in one cell."""
-
-    value: str
-    rows: int
-    share: float
-    label_rate: float | None
-    """Of the rows whose label is known; None if none is."""
-    low: float | None
-    high: float | None
-    """The 95 % interval of the label rate."""
-
-
 def label_rates(
     names: Sequence[str], places: NDArray[np.int64], label: NDArray[np.float64] | None
-) -> list[CellProfile]:
-    """Return the cells that have rows, with their label rates.
+) -> list[dict[str, Any]]:
+    """Return the cells that have rows, as JSON values.
 
+    A cell is a `value`, with the `rows` (of lists: values) that have it, their `share` of all, and the `label_rate` of
+    those whose label is known, with its 95 % interval from `low` to `high`; all None if none is.
     `places` (n,) are the cells of the rows, by their places in `names`; `label` (n,) is 0 or 1, NaN where not known.
     """
     counts = np.bincount(places, minlength=len(names))
@@ -64,11 +52,13 @@ def label_rates(
             rate = float(positives[place] / labelled[place])
             low, high = wilson(rate, int(labelled[place]))
         rows = int(counts[place])
-        found.append(CellProfile(names[place], rows, rows / total, rate, low, high))
+        found.append({
+            "value": names[place], "rows": rows, "share": rows / total, "label_rate": rate, "low": low, "high": high
+        })  # fmt: skip
     return found
 
 
-def label_rates_along(label: NDArray[np.float64]) -> list[CellProfile]:
+def label_rates_along(label: NDArray[np.float64]) -> list[dict[str, Any]]:
     """Return the label rates of twentieths of the rows, one after the other; `label` (n,) as for `label_rates`."""
     names = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
     return label_rates(names, np.arange(len(label)) * _PARTS // max(len(label), 1), label)

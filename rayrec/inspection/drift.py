@@ -104,6 +104,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     config = dataset.recipe.source
     if not isinstance(config, TableSourceConfig):
         raise UserError(f"{dataset.folder}: made from source.kind '{config.kind}'; only tables can be compared")
+    # Read the files as the dataset's recipe has it; what has another form is counted by column.
     sample = sample_rows(list_inputs(paths), config, rows, seed).rows
     if not sample.num_rows:
         raise UserError(f"{paths[0]}: no row can be read like the dataset's rows; give files with the same columns")
@@ -118,6 +119,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     parsed = RowTypes(columns, label, needs_label=False, list_lengths=schema.list_lengths).parse(cells)
     if not parsed.rows.num_rows:
         raise UserError(f"{paths[0]}: no row can be read like the dataset's rows; give files with the same columns")
+    # Columns that are missing, or have too many values of another form.
     problems = [f"no column '{name}'" for name in missing]
     labels = pa.nulls(0) if label is None else parsed.rows.column(0)
     wrong = list(parsed.rejected_cells.values())
@@ -126,6 +128,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         no_labels = given.filter(pc.and_(labels.is_null(), pc.invert(given.is_null(nan_is_null=True))))
         wrong += [(config.label_column, as_text(value)) for value in no_labels.to_pylist() if value != ""]
     problems += _unreadable(wrong, {column.name: column for column in columns}, sample.num_rows)
+    # Encode the rows as those of `train` are, and compare the shares of their cells.
     raw = parsed.rows.select([column.name for column in columns])
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
@@ -151,6 +154,7 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
     before_labels, labels = (np.array([s.rows - s.positives, s.positives]) for s in (parent.split("train"), split))
     if dataset.schema.interactions is None:
         found.append(drift_of_counts(dataset.schema.label, "label", before_labels, labels))
+    # Yesterday's ids and numbers of today's rows: only then do equal values have equal encodings.
     names = [feature.name for feature in dataset.schema.features]
     rows_before, rows = (
         pa.concat_batches(list(of.rows("train", names, _REFERENCE_ROWS, spread=True))) for of in (parent, dataset)
@@ -170,6 +174,7 @@ def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift]
     The two may list other values and be fitted to other numbers: the rows are compared as `before` encodes them. As
     they are samples, an index has to exceed what chance explains (`FeatureDrift.limit`).
     """
+    # Pairs of features whose encoded values mean the same in both.
     earlier = {feature.name: feature for feature in before.schema.features}
     alike: list[tuple[Feature, Feature]] = []
     unlike: dict[str, str] = {}

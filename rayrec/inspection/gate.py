@@ -57,11 +57,13 @@ def judge(
         parent: The dataset that it extends.
         preferred: The split to compare on, if it has labelled rows.
     """
+    # Both models score the same held-out rows: is the new one worse than chance explains?
     faults: list[str] = []
     split = dataset.split_to_judge(preferred)
     comparison = _compare(candidate, serving, dataset, parent, split) if split is not None else None
     if comparison is not None:
         faults += comparison.faults(config, is_calibrated=dataset.schema.interactions is None)
+    # Are today's rows unlike those that the serving model has learned from?
     drift = drift_of_extension(dataset, parent)
     for feature in drift if config.max_drift is not None else ():
         assert config.max_drift is not None

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import distinct_labels, intervals, lines, plain
+from rayrec.pages.held_out import METRIC_NAMES
 from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, plus_minus, text_of
 
-_METRIC_NAMES = {"auc": "AUC", "log_loss": "log loss"}
 _MOST_SHOWN = 40
 _TICKS = 3
 _IMPORTANCE = (
@@ -115,4 +115,4 @@ def _ticks(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _name(metric: str) -> str:
-    return _METRIC_NAMES.get(metric, metric)
+    return METRIC_NAMES.get(metric, metric)

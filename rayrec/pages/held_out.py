@@ -13,7 +13,7 @@ METRIC_NAMES = {
 
 
 def held_out_sections(held_out: Mapping[str, Any]) -> list[Section]:
-    """Return the sections on what `rayrec.inspection.held_out.held_out_figures` found."""
+    """Return the sections on what `rayrec.inspection.scored_split.held_out_figures` found."""
     sections = [Section("Held-out scores", [_metrics(held_out), *_curves(held_out)], _scope(held_out))]
     sections.append(Section("Slices", _slices(held_out), _slices_text(held_out)))
     return sections
@@ -40,6 +40,7 @@ def _metrics(held_out: Mapping[str, Any]) -> HtmlTable:
 
 
 def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
+    # Where all rows have one label there is nothing to rank.
     curves = held_out["curves"]
     if curves is None:
         return []

@@ -92,6 +92,7 @@ def write_page(folder: Path, page: Page, figures: Figures, name: str = PAGE_FILE
 
 def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
     """Return the page as HTML; it says that its figures are in `figures_file`."""
+    # Sections come first, as they number the charts; then what stands above them, and the library that draws.
     charts: list[Chart] = []
     body = "".join(_section(section, number, charts) for number, section in enumerate(page.sections))
     links = "".join(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(page.sections))

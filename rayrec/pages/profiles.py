@@ -42,7 +42,7 @@ _ENCODED = (
 
 
 def inspection_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec inspect` found in raw files (`rayrec.inspection.table_profile`)."""
+    """Return the page of what `rayrec inspect` found in raw files (`rayrec.inspection.table.table_profile`)."""
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (

@@ -10,7 +10,7 @@ import pytest
 from jobs.command.runner import run_command
 from jobs.inspect import COMMAND
 from rayrec.config.table import TableSourceConfig
-from rayrec.inspection.inspected_table import InspectedTable, inspect_table
+from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.recipes import Recipe, load_recipe
@@ -116,7 +116,7 @@ def test_models_can_begin_so(model: str, rows: int) -> None:
     """The sections that a model's package has for tables of so many rows are valid, and the model can be built."""
     import yaml
 
-    from rayrec.inspection.recipe_text import starting_point
+    from rayrec.inspection.table.recipe_text import starting_point
     from rayrec.sources.criteo.config import CONFIG
 
     sections = yaml.safe_load(starting_point(model, rows, features=12, values=40))

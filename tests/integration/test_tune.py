@@ -15,7 +15,7 @@ import yaml
 
 from cluster.local_cluster import ray_head
 from jobs.command import RESULT_FILE
-from jobs.command.execution import trial_training
+from jobs.command.placement import trial_training
 from jobs.train import train_recipe
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
@@ -27,8 +27,8 @@ from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.training_runs import recipe
 from tune.results import SEEDS
+from tune.saved_state import STATE_FOLDER
 from tune.trial import EVALUATION
-from tune.tuner import STATE_FOLDER
 
 TRIALS = 4
 EVALUATIONS = 3

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.inspection.baselines import baselines
-from rayrec.inspection.evidence import Evidence
+from rayrec.inspection.table.evidence import Evidence
 from rayrec.metrics.binary import BinaryMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
 

@@ -8,7 +8,7 @@ import pytest
 from jobs.compare import CompareRequest, _names
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.comparison import ComparedRun, config_differences, group_by_recipe, require_same_rows
+from rayrec.inspection.compared_runs import ComparedRun, config_differences, group_by_recipe, require_same_rows
 from rayrec.models.registry import build_model
 from rayrec.training.run.folder import RunFolder
 from tests.builders import make_dataset

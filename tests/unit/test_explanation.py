@@ -17,10 +17,9 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
 from rayrec.features.feature_kinds import NumericFeature
 from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
-from rayrec.inference.explanation.columns import with_columns
 from rayrec.inference.explanation.dependence import partial_dependence
 from rayrec.inference.explanation.importance import permutation_importance
-from rayrec.inference.explanation.rows import LabelledRows, MetricsOfBlocks, estimate
+from rayrec.inference.explanation.rows import LabelledRows, MetricsOfBlocks, estimate, with_columns
 from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import Predictor, load_model

@@ -17,8 +17,8 @@ from jobs.inspect import InspectRequest, describe
 from jobs.inspect import run as command
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.inspection.decisions import Decision
-from rayrec.inspection.inspected_table import InspectedTable, inspect_table
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import load_recipe

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.inspection import recipe_text
-from rayrec.inspection.column_forms import profile_column
-from rayrec.inspection.column_profile import ColumnProfile
-from rayrec.inspection.decisions import Decision
-from rayrec.inspection.evidence import Evidence
-from rayrec.inspection.file_form import recognize
-from rayrec.inspection.inspected_table import InspectedTable, inspect_table
+from rayrec.inspection.table import recipe_text
+from rayrec.inspection.table.column_forms import profile_column
+from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.evidence import Evidence
+from rayrec.inspection.table.file_form import recognize
+from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.metrics.auc import auc_of_rows
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.input_files import list_inputs

@@ -11,7 +11,7 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.inspected_table import InspectedTable, inspect_table
+from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.registry import preprocessing

@@ -12,7 +12,7 @@ import pytest
 
 import rayrec
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.inspection.table_profile import cramers_v
+from rayrec.inspection.table.table_profile import cramers_v
 from tests.unit.test_inspected_tables import ROWS, UNTIDY
 
 COUNT = 4_000

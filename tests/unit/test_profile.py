@@ -19,7 +19,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.inspection import dataset_profile
 from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
-from rayrec.inspection.dataset_profile import DatasetProfile, FeatureProfile, profile_dataset
+from rayrec.inspection.dataset_profile import dataset_figures
 from rayrec.inspection.drift import drift_between
 from rayrec.metrics.estimates import wilson
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
@@ -29,6 +29,7 @@ from tests.builders import make_dataset
 from tests.table_schema import CHAINS
 from tests.vocabularies import write_vocabulary
 
+Figures = dict[str, Any]
 ROWS = 3_000
 LEAST = 16
 """How often a listed shop occurs in train."""
@@ -102,8 +103,8 @@ def dataset(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Da
 
 
 @pytest.fixture(scope="module")
-def found(dataset: Dataset) -> DatasetProfile:
-    return profile_dataset(dataset, SilentProgress())
+def found(dataset: Dataset) -> Figures:
+    return dataset_figures(dataset, SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +113,8 @@ def train(frame: pd.DataFrame) -> pd.DataFrame:
     return good.assign(click=good["click"].astype(float))
 
 
-def feature(found: DatasetProfile, name: str) -> FeatureProfile:
-    return next(one for one in found.features if one.name == name)
+def feature(found: Figures, name: str) -> Figures:
+    return next(one for one in found["features"] if one["name"] == name)
 
 
 def expected(train: pd.DataFrame, by: Any) -> dict[Any, tuple[int, float]]:
@@ -122,29 +123,31 @@ def expected(train: pd.DataFrame, by: Any) -> dict[Any, tuple[int, float]]:
     return {value: (int(row["size"]), float(row["mean"])) for value, row in groups.iterrows()}
 
 
-def rates(one: FeatureProfile) -> dict[str, tuple[int, float]]:
-    return {cell.value: (cell.rows, pytest.approx(cell.label_rate)) for cell in one.cells}
+def rates(one: Figures) -> dict[str, tuple[int, float]]:
+    return {cell["value"]: (cell["rows"], pytest.approx(cell["label_rate"])) for cell in one["cells"]}
 
 
-def test_splits_and_rejected_rows(found: DatasetProfile, train: pd.DataFrame) -> None:
-    assert found.splits["train"].rows == found.splits["train"].rows_read == len(train)
-    assert found.splits["train"].label_rate == pytest.approx(train["click"].mean())
-    assert [(one.reason, one.rows, len(one.examples)) for one in found.rejected] == [
+def test_splits_and_rejected_rows(found: Figures, train: pd.DataFrame) -> None:
+    split = found["splits"]["train"]
+    assert split["rows"] == split["rows_read"] == len(train)
+    assert split["label_rate"] == pytest.approx(train["click"].mean())
+    assert [(one["reason"], one["rows"], len(one["examples"])) for one in found["rejected"]] == [
         ("label other than 0 or 1", 4, 3),
         ("not a number", 1, 1),
     ]
-    example = found.rejected[1].examples[0]
+    example = found["rejected"][1]["examples"][0]
     assert (example["line"], example["column"], example["value"]) == (102, "price", "dear")
 
 
-def test_the_label_rate_along_the_rows(found: DatasetProfile, train: pd.DataFrame) -> None:
-    parts = found.splits["train"].along
-    assert sum(part.rows for part in parts) == len(train)
-    assert parts[0].label_rate == pytest.approx(train["click"].iloc[: parts[0].rows].mean())
-    assert (parts[0].low, parts[0].high) == wilson(parts[0].label_rate, parts[0].rows)
+def test_the_label_rate_along_the_rows(found: Figures, train: pd.DataFrame) -> None:
+    parts = found["splits"]["train"]["along"]
+    assert sum(part["rows"] for part in parts) == len(train)
+    first = parts[0]
+    assert first["label_rate"] == pytest.approx(train["click"].iloc[: first["rows"]].mean())
+    assert (first["low"], first["high"]) == wilson(first["label_rate"], first["rows"])
 
 
-def test_values_that_are_listed_missing_and_not_listed(found: DatasetProfile, train: pd.DataFrame) -> None:
+def test_values_that_are_listed_missing_and_not_listed(found: Figures, train: pd.DataFrame) -> None:
     shop = feature(found, "shop")
     counts = Counter(train["shop"])
     listed = train["shop"].map(counts) >= LEAST
@@ -154,29 +157,29 @@ def test_values_that_are_listed_missing_and_not_listed(found: DatasetProfile, tr
     assert {name: shown[name] for name in (*frequent, "not listed")} == {
         name: of_rows[name] for name in (*frequent, "not listed")
     }
-    assert shop.unlisted_share == pytest.approx(1 - listed.mean()) and shop.missing_share == 0
-    assert sum(cell.share for cell in shop.cells) == pytest.approx(1)
+    assert shop["unlisted_share"] == pytest.approx(1 - listed.mean()) and shop["missing_share"] == 0
+    assert sum(cell["share"] for cell in shop["cells"]) == pytest.approx(1)
     city = feature(found, "city")
-    assert city.missing_share == pytest.approx((train["city"] == "").mean())
+    assert city["missing_share"] == pytest.approx((train["city"] == "").mean())
     assert rates(city) == expected(train, train["city"].where(train["city"] != "", "missing or not listed"))
-    assert (city.table_rows, city.distinct) == (5, 5)
+    assert (city["table_rows"], city["distinct"]) == (5, 5)
 
 
-def test_numbers_are_named_as_in_the_raw_rows(found: DatasetProfile, train: pd.DataFrame) -> None:
+def test_numbers_are_named_as_in_the_raw_rows(found: Figures, train: pd.DataFrame) -> None:
     price, stars = feature(found, "price"), feature(found, "stars")
     raw = train["price"].astype(float)
-    assert price.range == pytest.approx({
+    assert price["range"] == pytest.approx({
         "min": raw.min(), "5%": raw.quantile(0.05), "median": raw.median(), "95%": raw.quantile(0.95),
         "max": raw.max(), "mean": raw.mean(),
     }, rel=1e-4)  # fmt: skip
-    for cell in price.cells:
-        low, _, high = cell.value.partition(" to ")
+    for cell in price["cells"]:
+        low, _, high = cell["value"].partition(" to ")
         inside = raw.between(float(low), float(high or low))
-        assert (cell.rows, cell.label_rate) == (inside.sum(), pytest.approx(train["click"][inside].mean()))
+        assert (cell["rows"], cell["label_rate"]) == (inside.sum(), pytest.approx(train["click"][inside].mean()))
     assert rates(stars) == expected(train, train["stars"])
 
 
-def test_times_buckets_lists_and_vectors(found: DatasetProfile, train: pd.DataFrame) -> None:
+def test_times_buckets_lists_and_vectors(found: Figures, train: pd.DataFrame) -> None:
     when = pd.to_datetime(train["when"])
     assert rates(feature(found, "when_weekday")) == expected(train, when.dt.day_name())
     assert rates(feature(found, "when_hour")) == expected(train, when.dt.hour.astype(str) + ":00")
@@ -187,10 +190,10 @@ def test_times_buckets_lists_and_vectors(found: DatasetProfile, train: pd.DataFr
     of_tags = pd.DataFrame({"tags": tags, "click": train["click"].loc[tags.index]})
     lists = feature(found, "tags")
     assert rates(lists) == expected(of_tags[of_tags["tags"] != ""], "tags")
-    assert lists.mean_length == pytest.approx((tags != "").sum() / len(train))
+    assert lists["mean_length"] == pytest.approx((tags != "").sum() / len(train))
     length = np.linalg.norm(np.array([text.split() for text in train["look"]], float), axis=1)
-    assert feature(found, "look").range["max"] == pytest.approx(length.max(), rel=1e-5)
-    crossed = {cell.value for cell in feature(found, "both").cells} - {"other values"}
+    assert feature(found, "look")["range"]["max"] == pytest.approx(length.max(), rel=1e-5)
+    crossed = {cell["value"] for cell in feature(found, "both")["cells"]} - {"other values"}
     assert all(value.startswith("bucket ") for value in crossed)
 
 
@@ -226,9 +229,9 @@ def test_rows_by_how_often_their_value_occurs(dataset: Dataset, train: pd.DataFr
 
 
 def test_other_splits_and_datasets_are_compared(
-    dataset: Dataset, found: DatasetProfile, frame: pd.DataFrame, tmp_path: Path
+    dataset: Dataset, found: Figures, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
-    assert all(not one.drift["test"].has_drifted for one in found.features if one.name != "when_weekday")
+    assert all(not one["drift"]["test"]["has_drifted"] for one in found["features"] if one["name"] != "when_weekday")
     same, unlike = drift_between(dataset, dataset)
     assert max(one.index for one in same) == 0 and unlike == {}
     changed = frame.assign(
@@ -268,7 +271,7 @@ def test_a_large_split_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read) == 1_000 and places[0] == 0 and places[-1] == 3_900
     assert max(np.diff(places)) <= 500
     monkeypatch.setattr(dataset_profile, "MOST_ROWS", 1_000)
-    assert profile_dataset(dataset, SilentProgress()).splits["train"].rows_read == 1_000
+    assert dataset_figures(dataset, SilentProgress())["splits"]["train"]["rows_read"] == 1_000
 
 
 @pytest.mark.parametrize(

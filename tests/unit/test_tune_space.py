@@ -16,15 +16,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
 from tests.builders import make_dataset
 from tune.search import draw
-from tune.space import (
-    check_space,
-    combinations,
-    default_assignment,
-    load_space,
-    parse_space,
-    require_comparable,
-    trial_recipe,
-)
+from tune.space import default_assignment, load_space, parse_space, trial_recipe
+from tune.space_checks import check_space, combinations, require_comparable
 
 DEBUG = "dlrm-criteo-debug"
 SPACE = """

@@ -102,6 +102,7 @@ class ScoringPool:
         context.print_on_execution_start = False
         # Other nodes open a model folder for themselves.
         arguments = {n: original(a.folder) if isinstance(a, ModelFolder) else a for n, a in arguments.items()}
+        # A block for each task goes in, and a block of what its worker returned comes out, in the same order.
         blocks = [pa.table({"task": [pickle.dumps(task)]}) for task in tasks]
         with DataContext.current(context):
             data: RayDataset = ray.data.from_arrow(blocks).map_batches(

@@ -133,6 +133,8 @@ def predict_raw(
     `REJECTED_SCHEMA`. Raises UserError if a path gives no file, if a larger share of the rows than `max_rejected`
     cannot be used, or if none can.
     """
+    # Chunks of the files are scored side by side; in which lines of its file a chunk lies shows when all before it are
+    # read, so their rows are written into files of their own first.
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
     tasks = [[numbered] for numbered in enumerate(chunks)]
@@ -152,6 +154,7 @@ def predict_raw(
                 rejected.update(report.rejected)
                 _add(unknown, report.unknown)
                 progress.advance(report.lines)
+        # Too many rows without a score, or none with one, are an error: the first of them is shown.
         before = _lines_before(chunks[: len(reports)], [report.lines for report in reports])
         scored = sum(file.rows for report in reports for file in report.files[SCORES_FOLDER])
         lost = sum(count for reason, count in rejected.items() if reason not in LEFT_OUT)
@@ -168,11 +171,13 @@ def predict_raw(
                 f"--max-rejected-fraction ({max_rejected:g}){example}; fix them, or raise it "
                 "to keep the scores of the others"
             )
+        # Join the chunks into parts, with the lines as the files have them.
         progress.stage("number lines", scored + rejected.total())
         numbering = _numbering(folder, before, [report.files for report in reports])
         for numbered in pool.run(numbering, NumberLines, {}):
             progress.advance(numbered)
         remove(folder / _CHUNKS_FOLDER)
+    # Columns that nobody asked for may be a mistake in their names.
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
@@ -251,6 +256,7 @@ class _ScoreChunks:
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
             for whole in self._reader.read(chunk):
+                # The first rows alone, if so many are wanted.
                 block = whole if self._left is None else whole.head(self._left)
                 if self._left is not None:
                     self._left -= len(block.lines) + len(block.rejected)
@@ -259,6 +265,7 @@ class _ScoreChunks:
                     batch, found, error = self._scored(block.rows, block.lines, chunk.file.name)
                     _add(unknown, found)
                     errors.append(error)
+                    # A score that is no number sets its row aside, as a value that cannot be read does.
                     has_score = pc.is_finite(batch["score"])
                     write(batch.filter(has_score))
                     if has_score.true_count < len(batch):

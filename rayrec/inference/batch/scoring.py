@@ -151,6 +151,7 @@ class _ScoreTask:
             nonlocal row
             names = list(dict.fromkeys([*self._features, *self._columns]))
             for path, group in task.groups:
+                # Where the first rows of a split are asked for, the last row group may have more.
                 rows = _read_row_group(path, group, names).slice(0, self._end - row)
                 features = rows.select(self._features)
                 features = features if self._translate is None else self._translate(features)
@@ -249,6 +250,7 @@ def measure_split(
     The metrics are those of `BinaryMetrics` and, if `config` asks for them, those of `RankingMetrics`; of mixed
     precision also its error (`AmpError`). Raises UserError as `score_split`, and if the model has diverged.
     """
+    # Each task measures its rows where they are scored; accumulators are added up here.
     measure, errors = MeasureRows(config, dataset.schema), [AmpError()]
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None

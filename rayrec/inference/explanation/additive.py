@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.inference.explanation.columns import is_cross, with_columns
+from rayrec.inference.explanation.rows import is_cross, with_columns
 from rayrec.inference.export.references import load_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
@@ -90,12 +90,8 @@ class Explainer:
         Raises UserError naming the row, and the field that is unknown or wrong.
         """
         encoded = self.predictor.encode(self.predictor.columns_of(rows))
-        return [self._explain(encoded.slice(index, 1), index) for index in range(encoded.num_rows)]
-
-    def _explain(self, row: pa.RecordBatch, index: int) -> Explanation:
-        *_, explanation = self.explaining(row, index)
-        assert explanation is not None
-        return explanation
+        steps = (self.explaining(encoded.slice(index, 1), index) for index in range(encoded.num_rows))
+        return [explanation for of_row in steps for explanation in of_row if explanation is not None]
 
     def explaining(self, row: pa.RecordBatch, index: int = 0) -> Iterator[Explanation | None]:
         """Explain one encoded row step by step: None for each, of the size of one pass of the model, then the result.

@@ -16,8 +16,7 @@ from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotF
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.lists import ids_of, with_weights
 from rayrec.features.numeric import encode_numeric, untransformed
-from rayrec.inference.explanation.columns import with_columns
-from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, in_threads
+from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, in_threads, with_columns
 from rayrec.inference.predictor import Predictor
 
 _POINTS = 20

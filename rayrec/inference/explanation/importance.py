@@ -14,8 +14,14 @@ import pyarrow as pa
 
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import higher_is_better
-from rayrec.inference.explanation.columns import with_columns
-from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, MetricsOfBlocks, estimate, in_threads
+from rayrec.inference.explanation.rows import (
+    BlockEstimate,
+    LabelledRows,
+    MetricsOfBlocks,
+    estimate,
+    in_threads,
+    with_columns,
+)
 from rayrec.inference.predictor import Predictor
 from rayrec.random.permutation import HashPermutation
 

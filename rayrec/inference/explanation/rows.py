@@ -1,6 +1,6 @@
-"""The rows of a split that a model is explained on: scored by threads, measured as a whole and in blocks."""
+"""Rows of a split that a model is explained on: columns changed, scored by threads, measured whole and in blocks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,8 @@ from torch import Tensor
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.config.evaluate import EvaluateConfig
+from rayrec.features.categorical import encode_cross
+from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.split_columns import SplitColumns
 from rayrec.metrics.binary import BinaryMetrics
@@ -158,6 +160,28 @@ class MetricsOfBlocks:
             ranking.update(logits, rows.labels[part], rows.groups[part], rows.weights[part], items)
             found |= ranking.compute()
         return [value for name in self.names if (value := found[name]) is not None]
+
+
+def is_cross(feature: Feature) -> bool:
+    """Return whether a feature is made of other features, and follows when one of them changes."""
+    return feature.reads is None
+
+
+def with_columns(schema: Schema, rows: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """n encoded rows with some columns replaced, and the crosses of these computed anew.
+
+    `rows` has the features in the schema's order; `columns` has new ones (n,) by feature. A cross that is itself
+    replaced stays as it is given.
+    """
+    changed = dict(columns)
+    for feature in schema.features:
+        if is_cross(feature) and feature.name not in changed and not changed.keys().isdisjoint(feature.inputs):
+            assert isinstance(feature, CategoricalFeature)
+            inputs = [changed[name] if name in changed else rows.column(name) for name in feature.inputs]
+            changed[feature.name] = pa.array(encode_cross(feature, [column.to_numpy() for column in inputs]))
+    names = rows.schema.names
+    given = zip(names, rows.columns, strict=True)
+    return pa.RecordBatch.from_arrays([changed.get(name, column) for name, column in given], schema=rows.schema)
 
 
 def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> list[ResultT]:

@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
+from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.export.model_card import Baselines, model_card, tables_section
@@ -173,16 +175,11 @@ def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArra
     labels.
     """
     dataset.labelled_split(split)
-    predictor, label = Predictor(ModelFolder.open_unfinished(folder)), dataset.schema.label
-    names = [feature.name for feature in predictor.schema.features]
-    metrics = BinaryMetrics.from_config(EvaluateConfig())
-    parts: list[NDArray[np.float32]] = []
-    for rows in dataset.rows(split, [*names, label], _MOST_COMPARED_ROWS):
-        scores = predictor.predict_encoded(rows.select(names))
-        # A probability that float32 rounds to 0 or 1 has no finite logit.
-        logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)
-        labels = torch.from_numpy(rows.column(label).to_numpy().astype(np.float32))
-        metrics.update(logits, labels, torch.ones(len(scores)))
-        parts.append(scores)
+    label, metrics = dataset.schema.label, BinaryMetrics.from_config(EvaluateConfig())
+    rows, scores = collect_split(
+        ModelFolder.open_unfinished(folder), dataset, split, [label], _MOST_COMPARED_ROWS, SilentProgress()
+    )
+    logits, labels = torch.from_numpy(scores), torch.from_numpy(rows[label].to_numpy().astype(np.float32))
+    metrics.update(logits, labels, torch.ones(len(logits)))
     found = metrics.compute()
-    return np.concatenate(parts), {name: found[name] for name in ("auc", "log_loss")}
+    return logits.sigmoid().numpy(), {name: found[name] for name in ("auc", "log_loss")}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.inference.folder.tensor_files import MappedTensors, new_tensors
-from rayrec.store.artifact import MANIFEST_FILE, read_manifest
+from rayrec.store.artifact import MANIFEST_FILE, kind_of
 from rayrec.store.files import new_file
 from rayrec.store.paths import shortened
 
@@ -54,7 +54,7 @@ def is_model_folder(path: Path) -> bool:
 def is_delta(path: Path) -> bool:
     """Return whether a model folder holds only what differs from a whole one (`rayrec.inference.folder.delta`)."""
     try:
-        return (read_manifest(path) or {}).get("kind") == "delta"
+        return kind_of(path) == "delta"
     except UserError:  # damaged: to open it says so
         return False
 

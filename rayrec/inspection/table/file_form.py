@@ -9,8 +9,8 @@ import numpy as np
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
-from rayrec.inspection.column_profile import NULL_WORDS
-from rayrec.inspection.roles import column_of_label
+from rayrec.inspection.table.column_profile import NULL_WORDS
+from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.formats.delimited import first_line
 from rayrec.raw.input_files import Chunk, InputFile, read_lines
 from rayrec.raw.table_reader import format_of

@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.text import format_number, format_share
-from rayrec.inspection.cells import CellProfile, label_rates, label_rates_along
-from rayrec.inspection.column_profile import ColumnProfile
-from rayrec.inspection.decisions import Decision
+from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
-from rayrec.inspection.inspected_table import InspectedTable
+from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
 _BINS, _MOST_VALUES = 12, 15
@@ -41,6 +41,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     Everything comes from the sample. The label's evidence is what inspection has measured; associations are computed
     from at most 20,000 rows of the 40 columns that predict the label best.
     """
+    # Columns whose values can be shown, each cut into cells: values, ranges, or spans of time.
     label, rows = found.label, found.sample.rows.num_rows
     shown = [d for d in found.decisions if d.column.form != "nested" and d.column.present]
     cells = {decision.column.name: _cells_of(decision) for decision in shown}
@@ -48,7 +49,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     columns = found.columns_as_json()
     for column in columns:
         of_column = cells.get(column["name"])
-        column["cells"] = [] if of_column is None else _as_json(label_rates(of_column.names, of_column.places, label))
+        column["cells"] = [] if of_column is None else label_rates(of_column.names, of_column.places, label)
     # Drift: the second half of the file against the first.
     others = {"label", "time", "user", "item"}
     used = [d for d in shown if d.role not in others and (d.role != "ignored" or d.warning)]
@@ -66,6 +67,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         of_column = cells[decision.column.name]
         counts = [np.bincount(of_column.places[half], minlength=len(of_column.names)) for half in halves]
         drift.append(drift_of_counts(decision.column.name, decision.kind, *counts).as_json())
+    # Everything that the page shows; the alerts come last, as they are drawn from the rest.
     figures: dict[str, Any] = {
         "kind": "inspection",
         "subject": subject,
@@ -76,7 +78,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "columns": columns,
         "logistic_regression_auc": found.baseline,
         "with_label": _best_readings(found.decisions),
-        "along": [] if label is None else _as_json(label_rates_along(label)),
+        "along": [] if label is None else label_rates_along(label),
         "drift": drift,
         "missing": _missing([d.column for d in found.decisions], label),
         "associations": _associations(used, cells, rows),
@@ -86,10 +88,6 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "recipe": found.recipe,
     }
     return {**figures, "alerts": _alerts(found, figures)}
-
-
-def _as_json(cells: Sequence[CellProfile]) -> list[dict[str, Any]]:
-    return [dict(vars(cell)) for cell in cells]
 
 
 def _cells_of(decision: Decision) -> _RowCells:
@@ -171,7 +169,7 @@ def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None
     places = places.reshape(rows)
     frequent = np.argsort(-np.bincount(places), kind="stable")[:_PATTERNS]
     names = [[column.name for column in lacking if column.codes[row] < 0] for row in first.tolist()]
-    cells = _as_json(label_rates([""] * len(kinds), places, label))
+    cells = label_rates([""] * len(kinds), places, label)
     patterns = [{"columns": names[n], **{k: v for k, v in cells[n].items() if k != "value"}} for n in frequent.tolist()]
     return {"columns": [{"name": c.name, "share": c.missing_share} for c in lacking], "patterns": patterns}
 
@@ -182,6 +180,7 @@ def _associations(used: Sequence[Decision], cells: dict[str, _RowCells], rows: i
     Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
     (Bergsma 2013, "A bias-correction for Cramer's V and Tschuprow's T").
     """
+    # Pairs of the columns that predict the label best, over rows that are spread evenly.
     best = sorted(used, key=lambda d: -max((r.auc for r in d.auc.values()), default=0.0))[:_ASSOCIATED_COLUMNS]
     chosen = [decision for decision in used if decision in best and len(cells[decision.column.name].names) > 1]
     taken = np.arange(0, rows, max(1, -(-rows // _ASSOCIATED_ROWS)))

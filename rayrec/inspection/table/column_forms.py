@@ -15,7 +15,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import BOOLEANS, in_form
-from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
+from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.column_forms import DRESSED
-from rayrec.inspection.column_profile import MOST_MISFITS, ColumnProfile, name_words
-from rayrec.inspection.evidence import Evidence, Reading
-from rayrec.inspection.number_rules import RANGES, number_rules, ranges_rule, with_auc
-from rayrec.inspection.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
+from rayrec.inspection.table.column_forms import DRESSED
+from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
+from rayrec.inspection.table.evidence import Evidence, Reading
+from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
+from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
 from rayrec.preprocessing.rows.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
@@ -235,6 +235,7 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with names for features that no other feature or column has, and that their tables
     can have.
     """
+    # A name gets an underscore more until neither a column, nor a feature before it, has it.
     columns = {decision.column.name for decision in decisions}
     used: set[str] = set()
     found = []

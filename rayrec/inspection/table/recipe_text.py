@@ -11,9 +11,9 @@ import numpy as np
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes
-from rayrec.inspection.decisions import Decision
-from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.roles import Label, Roles
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.file_form import FileForm
+from rayrec.inspection.table.roles import Label, Roles
 from rayrec.raw.sample import Sample
 
 STARTING_POINTS = "starting_points"
@@ -45,10 +45,11 @@ def write_recipe(
 
     Raises ConfigError if the model has no starting point for tables.
     """
+    # How much was read, as the first line says.
     rows, total = sample.rows.num_rows, sample.total_rows
     of = f"{total:,} rows" if sample.is_whole else f"about {total:,} rows"
     read = f"all {rows:,} rows" if rows == total else f"{rows:,} of {of}"
-    # An item of a list is an id, as a whole category is.
+    # The model's starting point for a table of this size. An item of a list is an id, as a whole category is.
     per_rule = [1 if d.column.lengths is None else float(d.column.lengths.mean()) for d in decisions]
     values = sum(each * len(decision.rules) for each, decision in zip(per_rule, decisions, strict=True))
     point = starting_point(model, total, sum(len(decision.rules) for decision in decisions), values)
@@ -155,6 +156,7 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
         split, why = {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"
     else:
         split, why = {"kind": "hash", **split}, "at random: no column has enough different times"
+    # Rare values share a row of the table.
     limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
     reason = f"values that occur less often in {total:,} rows are too rare to learn"
     most = max((int(d.column.counts.max()) for d in decisions if d.kind in ("categorical", "list")), default=limit * 3)

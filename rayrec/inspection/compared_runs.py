@@ -13,11 +13,11 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.held_out import MOST_ROWS, score_held_out
 from rayrec.inspection.run_facts import run_metrics, training_curves
+from rayrec.inspection.scored_split import MOST_ROWS, score_held_out
 from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
-from rayrec.recipes import differences
+from rayrec.recipes import differing_values
 from rayrec.training.run.folder import RunFolder
 
 _SAYS_NOTHING = ("name", "description", "seed")
@@ -83,17 +83,9 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
 
 def config_differences(recipes: Sequence[ComparedRecipe]) -> dict[str, dict[str, Any]]:
     """Return, by key, the value of each recipe, where one differs from the first."""
-    first, *others = recipes
-    base = first.runs[0].config()
-    found: dict[str, dict[str, Any]] = {}
-    for other in others:
-        for key, before, now in differences(base, other.runs[0].config()):
-            found.setdefault(".".join(key), {first.name: before})[other.name] = now
-    for values in found.values():
-        # Recipes that do not differ from the first in this key.
-        for other in others:
-            values.setdefault(other.name, values[first.name])
-    return found
+    found = differing_values([recipe.runs[0].config() for recipe in recipes])
+    names = [recipe.name for recipe in recipes]
+    return {".".join(key): dict(zip(names, values, strict=True)) for key, values in found.items()}
 
 
 def require_same_rows(runs: Sequence[ComparedRun], split: str) -> None:
@@ -134,6 +126,7 @@ def compare_runs(
 
     `stored_model` opens the model of a run's folder. Raises UserError if all rows have one label.
     """
+    # Score the held-out rows with every run, by recipe.
     scored: dict[str, list[ScoredRows]] = {}
     for recipe in recipes:
         for run in recipe.runs:
@@ -143,6 +136,7 @@ def compare_runs(
     labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
     if len(labels) < 2:
         raise UserError(f"all rows of '{split}' have the label {labels.pop():g}; compare on a dataset with both labels")
+    # Each pair of recipes, by metric: the same resamples of the rows for all runs, and what seeds change.
     progress.stage("compare")
     repeats = repeats_of(scored)
     seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}

@@ -12,13 +12,13 @@ from rayrec.common.plugins import MODELS
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
-from rayrec.inspection.column_forms import profile_column
-from rayrec.inspection.column_profile import NULL_WORDS, ColumnProfile
-from rayrec.inspection.decisions import Decision, decide, logistic_regression, table_warnings
-from rayrec.inspection.file_form import FileForm, recognize
-from rayrec.inspection.interactions import find_interactions, inspect_interactions
-from rayrec.inspection.recipe_text import write_recipe
-from rayrec.inspection.roles import find_label, find_roles
+from rayrec.inspection.table.column_forms import profile_column
+from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
+from rayrec.inspection.table.decisions import Decision, decide, logistic_regression, table_warnings
+from rayrec.inspection.table.file_form import FileForm, recognize
+from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
+from rayrec.inspection.table.recipe_text import write_recipe
+from rayrec.inspection.table.roles import find_label, find_roles
 from rayrec.preprocessing.rows.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs

@@ -65,29 +65,25 @@ def place_preprocessing(request: PlacedRequest, job: "Preprocessing", spark: Spa
 def place_training(request: PlacedRequest, train: TrainConfig, progress: Progress) -> Place:
     """Return where a recipe is trained; only Ray Train runs several workers, or any number, and GPUs."""
     workers = f"{train.min_workers}:{train.workers}" if train.min_workers is not None else str(train.workers)
-    only_ray = _only_ray_train(workers, train.device)
+    only_ray = _only_ray_workers(workers, train.device)
     return _place("train", request, engine=TRAIN, work=f"workers: {workers}", only_ray=only_ray, progress=progress)
 
 
-def place_evaluation(
-    request: PlacedRequest, workers: int | None, device: _WantedDevice, rows: int, progress: Progress
-) -> Place:
-    """Return where a model is evaluated; only Ray runs several workers, and GPUs."""
-    only_ray = _only_ray_train(str(workers or 1), device)
-    return _place("evaluate", request, engine=DATA, work=f"{rows:,} rows", only_ray=only_ray, progress=progress)
-
-
 def place_scoring(
+    command: Literal["evaluate", "predict"],
     request: PlacedRequest,
     progress: Progress,
     *,
     rows: int | None = None,
     raw_bytes: int | None = None,
     pairs: int | None = None,
+    workers: int | None = None,
+    device: _WantedDevice = "cpu",
 ) -> Place:
     """Return where rows of a dataset, raw files, or pairs of a user and an item are scored.
 
-    With `rows` and `raw_bytes` so many rows of these files are; large are then both.
+    Only Ray runs several `workers`, and GPUs. With `rows` and `raw_bytes` so many rows of these files are scored; large
+    are then both.
     """
     amounts = []
     if rows is not None:
@@ -97,8 +93,15 @@ def place_scoring(
     if pairs is not None:
         amounts.append((f"{pairs:,} pairs of a user and an item", pairs > _PAIRS_SCORED_HERE))
     works, are_large = zip(*amounts, strict=True)
-    work = " of ".join(works)
-    return _place("predict", request, engine=DATA, work=work, is_large=all(are_large), progress=progress)
+    return _place(
+        command,
+        request,
+        engine=DATA,
+        work=" of ".join(works),
+        only_ray=_only_ray_workers(str(workers or 1), device),
+        is_large=all(are_large),
+        progress=progress,
+    )
 
 
 @contextmanager
@@ -156,7 +159,7 @@ def trial_training(train: TrainConfig) -> Execution:
     return Execution.in_process(train.threads, "cpu") if found.workers == 1 and found.device == "cpu" else found
 
 
-def _only_ray_train(workers: str, device: _WantedDevice) -> str | None:
+def _only_ray_workers(workers: str, device: _WantedDevice) -> str | None:
     """Say what of a training or an evaluation only Ray can do, if anything."""
     require_gpu(device)
     if workers != "1":
@@ -201,6 +204,7 @@ def _place(
     """
     from cluster.ray_session import has_cluster
 
+    # What was asked for, unless it cannot be; else Ray where it alone can do it, where it is worth it, or is there.
     if request.on == "process" and only_ray is not None:
         raise ConfigError(f"--on process: {only_ray} needs {engine}; leave out --on, or do without")
     if request.on == "auto":

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from jobs.command.execution import (
+from jobs.command.placement import (
     PlacedRequest,
-    place_evaluation,
     place_preprocessing,
     place_scoring,
     place_training,
@@ -47,11 +46,11 @@ def training(**config: Any) -> Any:
 
 
 def evaluation(workers: int | None, device: Any) -> Any:
-    return lambda request, to: place_evaluation(request, workers, device, 77, to)
+    return lambda request, to: place_scoring("evaluate", request, to, rows=77, workers=workers, device=device)
 
 
 def scoring(**work: int) -> Any:
-    return lambda request, to: place_scoring(request, to, **work)
+    return lambda request, to: place_scoring("predict", request, to, **work)
 
 
 @pytest.fixture(autouse=True)

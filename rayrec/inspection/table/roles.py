@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
+from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
 from rayrec.raw.formats.row_types import read_labels
 
 LABEL_NAMES = frozenset({

@@ -11,11 +11,11 @@ import yaml
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.column_profile import ColumnProfile, name_words
-from rayrec.inspection.decisions import Decision
-from rayrec.inspection.file_form import FileForm
-from rayrec.inspection.recipe_text import starting_point
-from rayrec.inspection.roles import Label
+from rayrec.inspection.table.column_profile import ColumnProfile, name_words
+from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.file_form import FileForm
+from rayrec.inspection.table.recipe_text import starting_point
+from rayrec.inspection.table.roles import Label
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
 from rayrec.raw.table_reader import format_of

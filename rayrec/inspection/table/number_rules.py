@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.column_profile import ColumnProfile, name_words
-from rayrec.inspection.evidence import Evidence, Reading
+from rayrec.inspection.table.column_profile import ColumnProfile, name_words
+from rayrec.inspection.table.evidence import Evidence, Reading
 
 _CATEGORY_WORDS = {
     "id", "ids", "uid", "uuid", "guid", "code", "type", "category", "cat", "zip", "zipcode", "postcode", "user", "item",
