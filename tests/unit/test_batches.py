@@ -57,18 +57,6 @@ def test_batches_hold_the_rows_of_the_plan(written, world_size, drop_last):
             assert rows_of(dataset, batch) == padded(dataset, table, batch.size)
 
 
-def test_evaluation_meets_every_row_once_at_any_world_size(tmp_path):
-    dataset = make_dataset(tmp_path / "data", {"test": 1_003}, numeric=1, categorical=1, group=True)
-    whole = sorted(pq.read_table(tmp_path / "data" / "test")["I1"].to_pylist())
-    for world_size in (1, 2, 5):
-        seen = []
-        for rank in range(world_size):
-            order = {"global_batch_size": 100, "rank": rank, "world_size": world_size, "drop_last": False}
-            with open_batches(dataset, "test", IN_MEMORY, **order) as loader:
-                seen += [value for batch in loader for value in batch.dense[batch.weight > 0, 0].tolist()]
-        assert sorted(seen) == whole
-
-
 def test_batch_tensors_have_the_documented_types_and_shapes(tmp_path):
     dataset = make_dataset(tmp_path / "data", 100, group=True, multi_hot=1)
     with open_batches(dataset, "train", IN_MEMORY, global_batch_size=32, drop_last=True) as loader:
