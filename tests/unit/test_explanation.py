@@ -15,7 +15,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.features.feature_kinds import NumericFeature
 from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
 from rayrec.inference.explanation.dependence import partial_dependence
 from rayrec.inference.explanation.importance import permutation_importance
@@ -26,7 +25,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
 from tests.model_folders import finish, make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
-from tests.table_schema import CHAINS, SCHEMA, WORDS
+from tests.table_schema import SCHEMA, WORDS
 
 ROWS = 400
 
@@ -220,22 +219,6 @@ def test_partial_dependence_is_the_mean_of_changed_rows(
         assert point.score.value == pytest.approx(float(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize("place", range(len(CHAINS)))
-def test_numbers_read_as_in_the_raw_data(predictor: Predictor, rows: LabelledRows, place: int) -> None:
-    name = f"n{place}"
-    feature = next(f for f in SCHEMA.features if f.name == name)
-    assert isinstance(feature, NumericFeature)
-    (found,) = partial_dependence(predictor, rows, [name], SilentProgress())
-    for point in found.points:
-        assert point.raw is not None
-        raw = predictor.columns_of([{"number": point.raw}])
-        (encoded,) = predictor.encode(raw).column(name).to_pylist()
-        assert encoded == pytest.approx(point.encoded, rel=1e-5, abs=1e-5)
-        assert point.name.removesuffix(" or missing") == f"{point.raw:.6g}"
-    (missing,) = predictor.encode(predictor.columns_of([{}])).column(name).to_pylist()
-    assert [p.name.endswith("or missing") for p in found.points] == [p.encoded == missing for p in found.points]
-
-
 def exact_parts(explainer: Explainer, reference: pa.RecordBatch, row: pa.RecordBatch) -> dict[str, float]:
     """Shapley values from the scores of every set of features (Shapley 1953)."""
     names, schema = explainer.features, explainer.predictor.schema
@@ -297,16 +280,6 @@ def test_parts_add_up_with_every_kind_of_feature(predictor: Predictor, raw: list
         assert one.base + sum(one.parts.values()) == pytest.approx(one.logit, abs=1e-9)
         assert one.logit == pytest.approx(np.log(score / (1 - score)), abs=1e-4)
     assert explainer.explain(raw[4:5]) == [found[4]], "whatever rows are beside it"
-
-
-def test_orders_are_permutations_and_their_reverses(predictor: Predictor) -> None:
-    explainer = explainer_of(predictor)
-    assert explainer is not None
-    count = len(explainer.features)
-    turns = explainer._turns
-    assert (np.sort(turns, axis=1) == np.arange(count)).all()
-    assert (turns[: len(turns) // 2] + turns[len(turns) // 2 :] == count - 1).all()
-    assert len(np.unique(turns, axis=0)) == len(turns), "none twice"
 
 
 def test_a_score_beyond_numbers_has_no_parts(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
         (b'{"user": "1", "k": 0}', 422, "k: must be a whole number from 1 to 100"),
         (b'{"user": "1", "k": 101}', 422, "k: must be"),
         (b'{"user": "1", "exclude": 1}', 422, "unknown key 'exclude'"),
+        (b'{"user": "1", "": 1}', 422, "unknown key ''"),
         (b'{"user": "1", "exclude_known": 1}', 422, "exclude_known: must be true or false"),
     ],
 )
