@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs as fs
-
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
@@ -74,8 +72,7 @@ def _peak() -> int:
 
 def _chunks(rows: int) -> list[Chunk]:
     size = rows * _BYTES_A_ROW // _DAYS
-    local = fs.LocalFileSystem()
-    files = [InputFile(f"/raw/day_{day}", local, f"/raw/day_{day}", size, 0.0, None) for day in range(_DAYS)]
+    files = [InputFile(f"/raw/day_{day}", Path(f"/raw/day_{day}"), size, 0.0, None) for day in range(_DAYS)]
     return plan_chunks(files, _CHUNK_BYTES)
 
 

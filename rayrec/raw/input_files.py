@@ -7,15 +7,15 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Literal
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyarrow import fs
 
 from rayrec.common.errors import UserError
-from rayrec.store.objects import open_filesystem, open_remote, reason, tried
-from rayrec.store.paths import is_uri
+from rayrec.store.objects import RemoteFile, entries_in, open_unbuffered, status
+from rayrec.store.paths import RemotePath, is_uri
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
@@ -39,17 +39,15 @@ class InputFile:
 
     name: str
     """Name to show to the user: an absolute path or a URI."""
-    filesystem: fs.FileSystem
-    path: str
-    """Path within `filesystem`."""
+    path: Path
     bytes: int
     modified: float
-    """Seconds since the epoch; 0 if the file system does not know it."""
+    """Seconds since the epoch."""
     packing: Packing | None
 
     @property
     def base_name(self) -> str:
-        return PurePosixPath(self.path).name
+        return self.path.name
 
     def open(self) -> pa.NativeFile:
         """Return the text of the file, decompressed; a plain file can seek.
@@ -63,9 +61,9 @@ class InputFile:
 
         Raises OSError, and UserError if a bucket cannot be read.
         """
-        if isinstance(self.filesystem, fs.LocalFileSystem):
-            return self.filesystem.open_input_file(self.path)
-        return pa.PythonFile(open_remote(self.filesystem, self.path, self.name), "r")
+        if isinstance(self.path, RemotePath):
+            return pa.PythonFile(open_unbuffered(self.path), "r")
+        return pa.OSFile(str(self.path), "r")
 
     def unpack(self, file: pa.NativeFile) -> pa.NativeFile:
         """Return the text of the file's bytes. Raises UserError as `open`."""
@@ -108,47 +106,56 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
     return files
 
 
-def _list(path: str) -> list[InputFile]:
+def _list(given: str) -> list[InputFile]:
+    """Return the files of one path, with the first bytes of each read, which tell how it is packed."""
+    found = {}
     try:
-        if is_uri(path):
-            filesystem, inner = open_filesystem(path)
-            prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
-            infos = tried(path, "read", lambda: _expand(filesystem, inner))
+        if is_uri(given) and not given.startswith("file://"):
+            found = {path: (file.bytes, float(file.modified)) for path, file in _at_uri(RemotePath.of(given)).items()}
         else:
-            filesystem, prefix = fs.LocalFileSystem(), ""
-            inner = str(Path(path).expanduser().absolute())
-            # A file whose name holds glob characters is that file.
-            is_glob = glob.has_magic(inner) and not Path(inner).exists()
-            infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
-        infos = [info for info in infos if info.type == fs.FileType.File]
-        if not infos:
-            raise UserError(f"{path}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
-        infos.sort(key=lambda info: _natural(info.path))
-        return [_describe(filesystem, prefix, info) for info in infos]
-    except (OSError, pa.ArrowException, ValueError) as error:
+            for path in _on_disk(Path(unquote(urlsplit(given).path)) if is_uri(given) else Path(given)):
+                state = path.stat()
+                # Microseconds, as every Python can say them.
+                found[path] = state.st_size, state.st_mtime_ns // 1000 / 10**6
+        if not found:
+            raise UserError(f"{given}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
+        return [_describe(path, *found[path]) for path in sorted(found, key=lambda path: _natural(str(path)))]
+    except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: cannot be read: {reason(str(error), 'check the path')}") from None
+        raise UserError(f"{given}: cannot be read: {str(error).splitlines()[0]}; check the path") from None
 
 
-def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """Return the file at `path`, the data files in that folder, or the files that match its last part as a glob."""
-    (info,) = filesystem.get_file_info([path])
-    if info.type == fs.FileType.File:
-        return [info]
-    if info.type == fs.FileType.Directory:
-        found = filesystem.get_file_info(fs.FileSelector(path))
-        return [f for f in found if f.base_name[0] not in "._" and f.extension not in _DESCRIPTIONS]
-    if not glob.has_magic(path):
-        return []
-    parent, _, pattern = path.rpartition("/")
-    found = filesystem.get_file_info(fs.FileSelector(parent, allow_not_found=True))
-    return [f for f in found if fnmatch.fnmatchcase(f.base_name, pattern)]
+def _on_disk(given: Path) -> list[Path]:
+    path = given.expanduser().absolute()
+    if path.is_dir():
+        return [inside for inside in path.iterdir() if _is_data(inside) and inside.is_file()]
+    # A file whose name holds glob characters is that file.
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path] if path.is_file() else []
+    return [found for found in map(Path, glob.glob(str(path))) if found.is_file()]
 
 
-def _describe(filesystem: fs.FileSystem, prefix: str, info: fs.FileInfo) -> InputFile:
-    modified = info.mtime.timestamp() if info.mtime else 0.0
-    described = InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, None)
+def _at_uri(path: RemotePath) -> dict[Path, RemoteFile]:
+    """Return the file at a URI, the data files in that folder, or the files that match its last part as a glob."""
+    state = status(path)
+    if state is not None and not state.is_folder:
+        return {path: state}
+    if state is None and not (glob.has_magic(path.name) and path.parent.is_dir()):
+        return {}
+    folder = path if state is not None else path.parent
+    files = {folder / name: file for name, file in entries_in(folder).items() if not file.is_folder}
+    if state is not None:
+        return {file: of for file, of in files.items() if _is_data(file)}
+    return {file: of for file, of in files.items() if fnmatch.fnmatchcase(file.name, path.name)}
+
+
+def _is_data(path: Path) -> bool:
+    return path.name[0] not in "._" and path.suffix[1:] not in _DESCRIPTIONS
+
+
+def _describe(path: Path, size: int, modified: float) -> InputFile:
+    described = InputFile(str(path), path, size, modified, None)
     with described.open_packed() as file:
         head = file.read(max(map(len, _MAGIC)))
     return replace(

@@ -1,7 +1,5 @@
-"""Folders in a bucket, or in any file system that pyarrow opens by a URI.
+"""Files and folders that are whole or absent, on disks and in buckets.
 
-Object stores cannot rename, append to, lock or map files, which all folders of rayrec need. So a folder that is given
-by a URI has a local copy of its small files, and of those that are mapped: input is fetched into it before the work
-begins, and output is sent from it while the work continues. Large files are read, and shards of checkpoints written,
-where the URI says, by whatever process needs them. All code sees local paths only, from which the URI can be read.
+`paths` says where something lies, `objects` reaches buckets, `files` writes what is whole or absent, and `node_copy`
+brings to a node's disk what libraries map or open by name. The other modules say what such files hold.
 """

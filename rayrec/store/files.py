@@ -341,14 +341,14 @@ def remove(path: Path) -> None:
     At a URI, first what says that others are whole goes, and last what says that they are not.
     """
     if isinstance(path, RemotePath):
-        from rayrec.store.objects import delete, delete_folder, for_each
+        from rayrec.store.objects import delete, for_each
 
-        delete(path)
         names = files_below(path)
+        if not names:
+            delete(path)
         for_each(delete, [path / name for name in names if name.endswith(".json")])
         for_each(delete, [path / name for name in names if not name.endswith(".json") and not name.startswith(_MARK)])
         for_each(delete, [path / name for name in names if name.startswith(_MARK)])
-        delete_folder(path)
         path = copy_of(path)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

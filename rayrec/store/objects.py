@@ -1,7 +1,8 @@
-"""Files of buckets, and of whatever else pyarrow opens by a URI: the one access to them.
+"""Files of buckets (S3, Google Cloud Storage, Azure): the one access to them.
 
-A store may fail for a while, or answer with less than was asked for. What fails is tried again, with longer and longer
-pauses, and pyarrow, which takes a short answer for a whole one, is not trusted with the length of what it read.
+obstore makes the requests, lists page by page and cuts large files into parts. What is ours: a store may fail for a
+while, and what fails is tried again with longer and longer pauses; an answer that is too short is a failure; and every
+error is one line that names the URI and what to do.
 """
 
 import io
@@ -9,15 +10,20 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 from functools import lru_cache
-from pathlib import PurePath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import parse_qsl
+from urllib.request import Request, urlopen
 
-import pyarrow as pa
-from pyarrow import fs
+import obstore
+from obstore.exceptions import BaseError, InvalidPathError
+from obstore.store import from_url
 
 from rayrec.common.errors import StoreError, UserError
 from rayrec.store.paths import RemotePath, confined
@@ -27,34 +33,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BLOCK_BYTES = 2**23
+_MOST_PARTS = 9_000
+"""S3 takes 10,000 parts of one file."""
 _AT_ONCE = 8
 _PATIENCE_SECONDS = 15.0
-"""No new try begins so long after the first one; one on which nobody answers takes AWS's library six seconds."""
+"""No new try begins later than that after the first one."""
 _FIRST_PAUSE_SECONDS = 0.1
-_RETRY_SECONDS = 5
 _BUFFER_BYTES = 2**22
 """Readers of pickles and of torch's files ask for some bytes at a time, each of which would be a request."""
-_OBJECT_STORES = {"s3", "gcs", "abfs"}
-"""File systems in which a folder is only the beginning of names, so a new one does not exist."""
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=_PATIENCE_SECONDS)}
+"""obstore's own, of one request each: so a part of a large file may fail without the others."""
+_CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}
+_OPTIONS = ("endpoint_override", "scheme", "region")
+"""What may stand in the query of a URI."""
 _TOO_LITTLE = "the store sends or holds less than it should"
 _LASTING = {
-    "unknown kind of store; use s3://, gs://, abfs:// or hdfs://": ("Unrecognized filesystem type",),
-    "no such bucket; make it, or correct the URI": ("NO_SUCH_BUCKET", "bucket does not exist"),
+    "unknown kind of store; use s3://, gs://, az:// or abfs://": ("Unable to recognise URL",),
+    "no such bucket; make it, or correct the URI": (
+        "NoSuchBucket", "bucket does not exist", "ContainerNotFound", "container does not exist",
+    ),
+    "the bucket is in another region; set AWS_REGION": ("redirect without LOCATION", "301 Moved"),
     "access denied; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "GOOGLE_APPLICATION_CREDENTIALS) and what they allow": (
-        "ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN", "INVALID_SIGNATURE",
-        "SIGNATURE_DOES_NOT_MATCH", "HTTP response code 401", "HTTP response code 403", "UNAUTHENTICATED",
-        "PERMISSION_DENIED", "OAuth2 access token",
+        "403 Forbidden", "401 Unauthorized", "lacked the necessary privileges",
+        # Where no credentials are set, a machine's own are asked for, which only machines of a cloud have.
+        "169.254.169.254", "metadata.google.internal",
     ),
 }  # fmt: skip
-"""What is wrong and how to fix it, by texts that errors of AWS's and Google's libraries contain; no retry helps."""
+"""What is wrong and how to fix it, by texts that obstore's errors contain; no retry helps."""
 _PASSING = {
-    "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": (
-        "NETWORK_CONNECTION", "curlCode", "CURL error",
-    ),
-    "the store keeps failing; try again later": ("HTTP status 5", "SLOW_DOWN", _TOO_LITTLE),
-}  # fmt: skip
+    "the store keeps failing; try again later": ("status code: 5", "status code: 429", "SlowDown", _TOO_LITTLE),
+    "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": ("HTTP error",),
+}
 """The same, where a retry may help."""
+_first_process = 0
+"""The process that opened a store first."""
 
 
 class RemoteFile(NamedTuple):
@@ -66,70 +79,102 @@ class RemoteFile(NamedTuple):
     is_folder: bool = False
 
 
-def open_filesystem(given: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system that a URI names, and the path in it.
+_FOLDER = RemoteFile(0, 0, is_folder=True)
 
-    Gives up after seconds on a store that does not answer.
 
-    What people leave as it is in a URI, such as blanks and letters beyond ASCII, pyarrow wants in percent signs. Raises
-    UserError on a URI that it cannot open.
+def store_of(path: RemotePath) -> Any:
+    """Return obstore's store in which a path lies, under the name `path.key`. Raises UserError if it cannot be opened.
+
+    A process that was forked from one that had opened a store cannot open one: obstore's threads are not in it.
     """
-    uri = quote(re.sub("%(?![0-9A-Fa-f]{2})", "%25", given), safe="%/:?#[]@!$&'()*+,;=")
-    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
-        uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
-    filesystem, path = tried(given, "opened", lambda: fs.FileSystem.from_uri(uri))
-    return filesystem, path
-
-
-def open_remote(filesystem: fs.FileSystem, path: str, uri: str) -> "RemoteReader":
-    """Open a file, any part of which can be read; errors name it by its URI, or by that of its folder.
-
-    Raises FileNotFoundError if it is not there, and UserError.
-    """
-
-    def attempt() -> pa.NativeFile | None:
-        try:
-            return filesystem.open_input_file(path)
-        except FileNotFoundError:
-            return None
-
-    file = tried(uri, "read", attempt)
-    if file is None:
-        raise FileNotFoundError(f"{uri}: does not exist")
-    return RemoteReader(file, uri)
-
-
-def filesystem_of(path: RemotePath) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a path, and its name there. Raises UserError if the store cannot be opened."""
-    filesystem, root = _opened(path.store, os.environ.get("AWS_ENDPOINT_URL"), os.getpid())
-    return filesystem, f"{root.rstrip('/')}/{path.key}".rstrip("/")
+    global _first_process  # noqa: PLW0603
+    _first_process = _first_process or os.getpid()
+    if _first_process != os.getpid():
+        raise StoreError(f"{path}: cannot be opened in a process forked from one that used a bucket; spawn it instead")
+    return _opened(path.store, os.environ.get("AWS_ENDPOINT_URL"))
 
 
 @lru_cache(maxsize=16)
-def _opened(store: str, endpoint: str | None, process: int) -> tuple[fs.FileSystem, str]:
-    return open_filesystem(store)
+def _opened(uri: str, endpoint: str | None) -> Any:
+    """Return the store of a URI: its options stand before the environment's, which obstore reads."""
+    place, _, query = uri.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise StoreError(f"{uri}: cannot be opened: unknown option {unknown[0]!a}; give one of {', '.join(_OPTIONS)}")
+    place = re.sub("^gcs:", "gs:", place)
+    is_s3 = place.startswith("s3:")
+    config: dict[str, Any] = {}
+    if host := options.get("endpoint_override"):
+        config["base_url" if place.startswith("gs:") else "endpoint"] = f"{options.get('scheme', 'https')}://{host}"
+    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if is_s3 and not region and not host and not endpoint:
+        region = _region_of(place.removeprefix("s3://"))
+    if is_s3 and region:
+        config["region"] = region
+    provider = _profile(uri) if is_s3 else None
+
+    def attempt() -> Any:
+        return from_url(  # type: ignore[call-overload]  # whose options differ by scheme
+            place, config=config, client_options=_CLIENT, retry_config=_RETRIES, credential_provider=provider
+        )
+
+    return tried(uri, "opened", attempt)
 
 
-@lru_cache(maxsize=16)
-def _require_bucket(path: RemotePath) -> None:
-    """Raise UserError if there is no such bucket, which to its files looks as if none were there."""
-    filesystem, name = filesystem_of(path)
+def _region_of(bucket: str) -> str | None:
+    """Return the region of one of Amazon's buckets, which is told also to who may not read it; None without answer."""
+    try:
+        with urlopen(Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD"), timeout=5) as answer:
+            return answer.headers.get("x-amz-bucket-region")
+    except HTTPError as error:
+        return error.headers.get("x-amz-bucket-region")
+    except (URLError, TimeoutError):
+        return None
 
-    def attempt() -> None:
-        if filesystem.type_name in _OBJECT_STORES and filesystem.get_file_info(name).type == fs.FileType.NotFound:
-            raise OSError("NO_SUCH_BUCKET")
 
-    tried(str(path), "read", attempt)
+def _profile(uri: str) -> Any:
+    """Return the credentials of `aws configure` and of single sign-on, which only boto3 reads; None if there are none.
+
+    Keys in the environment stand before them. Raises UserError if boto3 is not installed.
+    """
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    if "AWS_ACCESS_KEY_ID" in os.environ or not (
+        "AWS_PROFILE" in os.environ or any(Path(file).expanduser().is_file() for file in files)
+    ):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise StoreError(
+            f"{uri}: cannot be opened: profiles of AWS need boto3; install it (pip install boto3), or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    try:
+        return Boto3CredentialProvider()
+    except ValueError:  # a profile without credentials, as one that only names a region
+        return None
+    except Exception as error:  # botocore's errors have no common base beside it
+        raise StoreError(f"{uri}: cannot be opened: {error}; check AWS_PROFILE and ~/.aws") from None
 
 
 def status(path: RemotePath) -> RemoteFile | None:
     """Return the state of a file or folder; None if it is not there. Raises UserError, also if there is no bucket."""
-    filesystem, name = filesystem_of(path)
-    info = tried(str(path), "read", lambda: filesystem.get_file_info(name))
-    if info.type == fs.FileType.NotFound:
-        _require_bucket(_bucket(path))
-        return None
-    return _state(info)
+    store = store_of(path)
+
+    def attempt() -> RemoteFile | None:
+        try:
+            if path.key:
+                return _state(obstore.head(store, path.key))
+        except FileNotFoundError:
+            pass
+        # A folder is there while something is below it, and the bucket always; without one, listing fails.
+        is_there = any(obstore.list(store, path.key or None, chunk_size=1)) or not path.key
+        return _FOLDER if is_there else None
+
+    return _listed(path, attempt)
 
 
 def files_below(folder: RemotePath) -> dict[str, RemoteFile]:
@@ -137,13 +182,14 @@ def files_below(folder: RemotePath) -> dict[str, RemoteFile]:
 
     Raises UserError, also if there is no such bucket.
     """
-    filesystem, name = filesystem_of(folder)
-    selector = fs.FileSelector(name, allow_not_found=True, recursive=True)
-    infos = tried(str(folder), "read", lambda: filesystem.get_file_info(selector))
-    files = {i.path.removeprefix(f"{name}/"): _state(i) for i in infos if i.type == fs.FileType.File}
-    if not files:
-        _require_bucket(_bucket(folder))
-    # A store takes any text for a name, and lets one file lie below another.
+    store = store_of(folder)
+
+    def attempt() -> dict[str, RemoteFile]:
+        found = (meta for chunk in obstore.list(store, folder.key or None) for meta in chunk)
+        return {_name_in(folder, meta["path"]): _state(meta) for meta in found}
+
+    files = _without_marks(folder, _listed(folder, attempt))
+    # A store lets one file lie below another, which no folder of a disk could hold.
     for file in files:
         confined(file, folder)
         if around := files.keys() & {str(parent) for parent in PurePath(file).parents}:
@@ -151,14 +197,46 @@ def files_below(folder: RemotePath) -> dict[str, RemoteFile]:
     return files
 
 
-def names_in(folder: RemotePath) -> list[str]:
-    """Return the names of the files and folders in a folder, sorted. Raises FileNotFoundError, and UserError."""
-    filesystem, name = filesystem_of(folder)
-    selector = fs.FileSelector(name, allow_not_found=True)
-    infos = tried(str(folder), "read", lambda: filesystem.get_file_info(selector))
-    if not infos and not folder.is_dir():
+def entries_in(folder: RemotePath) -> dict[str, RemoteFile]:
+    """Return the files and folders in a folder by their names, sorted. Raises FileNotFoundError, and UserError."""
+    store = store_of(folder)
+
+    def attempt() -> dict[str, RemoteFile]:
+        listed = obstore.list_with_delimiter(store, folder.key or None)
+        files = {_name_in(folder, meta["path"]): _state(meta) for meta in listed["objects"]}
+        return files | {_name_in(folder, prefix): _FOLDER for prefix in listed["common_prefixes"]}
+
+    found = _listed(folder, attempt)
+    entries = _without_marks(folder, found)
+    if not found and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: does not exist")
-    return sorted(confined(info.base_name, folder) for info in infos)
+    return {confined(name, folder): entries[name] for name in sorted(entries)}
+
+
+def _name_in(folder: RemotePath, key: str) -> str:
+    return key.removeprefix(f"{folder.key}/") if folder.key and key != folder.key else key.removeprefix(folder.key)
+
+
+def _listed(folder: RemotePath, attempt: Callable[[], T]) -> T:
+    """Return what listing a folder gives. Raises UserError, also on an object whose name no file could have."""
+
+    def told() -> T:
+        try:
+            return attempt()
+        except InvalidPathError as error:
+            key = re.search('Path "(.*)"', str(error).splitlines()[0])
+            name = _name_in(folder, key[1]) if key else str(error).splitlines()[0]
+            where = "lies outside the folder, or names no file; correct or remove it"
+            raise UserError(f"{folder}: {name!a} {where}") from None
+
+    return tried(str(folder), "read", told)
+
+
+def _without_marks(folder: RemotePath, files: dict[str, RemoteFile]) -> dict[str, RemoteFile]:
+    """Leave out the objects without bytes by which consoles of stores show folders; obstore lists them as files."""
+    files = {name: file for name, file in files.items() if name}
+    marks = [n for n, f in files.items() if not f.bytes and not f.is_folder and not (folder / n).is_file()]
+    return {name: file for name, file in files.items() if name not in marks}
 
 
 def open_file(path: RemotePath) -> io.BufferedReader:
@@ -168,8 +246,10 @@ def open_file(path: RemotePath) -> io.BufferedReader:
 
 def open_unbuffered(path: RemotePath) -> "RemoteReader":
     """Open a file, of which each read is a request of its own. Raises as `open_file`."""
-    filesystem, name = filesystem_of(path)
-    return open_remote(filesystem, name, str(path))
+    found = status(path)
+    if found is None or found.is_folder:
+        raise FileNotFoundError(f"{path}: does not exist")
+    return RemoteReader(path, found.bytes)
 
 
 def write(path: RemotePath, source: BinaryIO, size: int) -> RemoteFile:
@@ -177,32 +257,35 @@ def write(path: RemotePath, source: BinaryIO, size: int) -> RemoteFile:
 
     Raises UserError.
     """
-    filesystem, name = filesystem_of(path)
-    start = source.tell()
+    store, start = store_of(path), source.tell()
+    part_bytes = max(_BLOCK_BYTES, -(-size // _MOST_PARTS))
 
     def attempt() -> RemoteFile:
         source.seek(start)
-        left = size
-        if filesystem.type_name not in _OBJECT_STORES:
-            filesystem.create_dir(name.rpartition("/")[0], recursive=True)
-        with filesystem.open_output_stream(name) as sink:
-            while left and (block := source.read(min(left, _BLOCK_BYTES))):
-                left -= sink.write(block)
-        written = _state(filesystem.get_file_info(name))
-        if written.bytes != size - left:
+        blocks = _blocks(source, size)
+        content: Any = b"".join(blocks) if size <= part_bytes else blocks
+        obstore.put(store, path.key, content, chunk_size=part_bytes, max_concurrency=4)
+        written = _state(obstore.head(store, path.key))
+        if written.bytes != source.tell() - start:
             raise OSError(_TOO_LITTLE)
         return written
 
     return tried(str(path), "written", attempt)
 
 
+def _blocks(source: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the next `size` bytes of a file, which may go on growing."""
+    while size and (block := source.read(min(size, _BLOCK_BYTES))):
+        size -= len(block)
+        yield block
+
+
 def delete(path: RemotePath) -> None:
     """Delete a file if it exists. Raises UserError."""
-    filesystem, name = filesystem_of(path)
 
     def attempt() -> None:
-        if filesystem.get_file_info(name).type == fs.FileType.File:
-            filesystem.delete_file(name)
+        with suppress(FileNotFoundError):
+            obstore.delete(store_of(path), path.key)
 
     tried(str(path), "written", attempt)
 
@@ -210,9 +293,9 @@ def delete(path: RemotePath) -> None:
 class RemoteReader(io.RawIOBase):
     """A remote file, of which every read is tried again until all that it asked for has come. Raises UserError."""
 
-    def __init__(self, file: pa.NativeFile, uri: str) -> None:
+    def __init__(self, path: RemotePath, size: int) -> None:
         super().__init__()
-        self._file, self._uri, self._size, self._position = file, uri, file.size(), 0
+        self._path, self._size, self._position = path, size, 0
 
     def readable(self) -> bool:
         return True
@@ -222,7 +305,7 @@ class RemoteReader(io.RawIOBase):
 
     def size(self) -> int:
         """Return the number of bytes of the file."""
-        return int(self._size)
+        return self._size
 
     def tell(self) -> int:
         return self._position
@@ -237,77 +320,50 @@ class RemoteReader(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
         if view:
-            tried(self._uri, "read", lambda: self._fill(view, self._position))
+            view[:] = tried(str(self._path), "read", lambda: self._range(self._position, len(view)))
         self._position += len(view)
         return len(view)
 
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-    def _fill(self, view: memoryview, start: int) -> None:
-        """Read `view` full. Raises OSError if less came than that.
-
-        pyarrow says that all has come even if it has not, and leaves the rest of the memory as it was. So the last byte
-        is given a value beforehand. If it is still that, the file's byte may happen to be the same, and all is read
-        again over another value.
-        """
-        value = random.randrange(256)
-        for last in (value, value ^ 255):
-            view[-1] = last
-            self._file.seek(start)
-            if self._file.readinto(view) == len(view) and view[-1] != last:
-                return
-        raise OSError(_TOO_LITTLE)
+    def _range(self, start: int, length: int) -> memoryview:
+        """Return bytes of the file. Raises OSError if fewer came, which obstore takes for all there are."""
+        data = memoryview(obstore.get_range(store_of(self._path), self._path.key, start=start, length=length))
+        if len(data) != length:
+            raise OSError(_TOO_LITTLE)
+        return data
 
 
-def delete_folder(path: RemotePath) -> None:
-    """Delete what a store has of a folder without files: pyarrow leaves an object there that stands for it."""
-    filesystem, name = filesystem_of(path)
-
-    def attempt() -> None:
-        if path.key and filesystem.get_file_info(name).type == fs.FileType.Directory:
-            filesystem.delete_dir(name)
-
-    tried(str(path), "written", attempt)
-
-
-def _bucket(path: RemotePath) -> RemotePath:
-    return type(path)(*path.parts[:2])
-
-
-def _state(info: fs.FileInfo) -> RemoteFile:
-    is_folder = info.type == fs.FileType.Directory
-    return RemoteFile(info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0, is_folder)
+def _state(meta: Any) -> RemoteFile:
+    return RemoteFile(meta["size"], int(meta["last_modified"].timestamp()))
 
 
 def tried(name: str, done: str, action: Callable[[], T]) -> T:
-    """Return what an action of pyarrow gives, which is tried again unless no retry can help.
+    """Return what an action of obstore gives, which is tried again unless no retry can help.
 
-    Raises a StoreError, which says that `name` cannot be `done` ("read"), in place of pyarrow's errors, which may have
-    hundreds of lines.
+    Raises a StoreError, which says that `name` cannot be `done` ("read"), in place of obstore's errors, which have many
+    lines.
     """
     deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         try:
             return action()
-        except (OSError, pa.ArrowException) as error:
-            if _lasts(error) or time.monotonic() > deadline:
+        except UserError:
+            raise
+        except (OSError, BaseError, ValueError) as error:
+            if _lasts(error) or time.monotonic() >= deadline:
                 raise StoreError(f"{name}: cannot be {done}: {reason(str(error), 'check the URI')}") from None
         # Many clients that try again at the same moment would be refused again.
-        time.sleep(pause * random.uniform(0.5, 1.5))
+        time.sleep(min(pause * random.uniform(0.5, 1.5), max(0, deadline - time.monotonic())))
         pause *= 2
 
 
 def _lasts(error: Exception) -> bool:
     """Return whether no retry can help."""
     signs = (sign for signs in _LASTING.values() for sign in signs)
-    return isinstance(error, FileNotFoundError | pa.ArrowInvalid) or any(sign in str(error) for sign in signs)
+    return isinstance(error, FileNotFoundError | ValueError) or any(sign in str(error) for sign in signs)
 
 
 def reason(error: str, otherwise: str) -> str:
-    """Return what an error of pyarrow means and how to fix it; for an unknown one its first line and `otherwise`."""
+    """Return what an error of obstore means and how to fix it; for an unknown one its first line and `otherwise`."""
     explanations = (_LASTING | _PASSING).items()
     known = (explanation for explanation, signs in explanations if any(sign in error for sign in signs))
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")

@@ -141,9 +141,9 @@ class RemotePath(PosixPath):
         return os.stat_result((kind, 0, 0, 1, 0, 0, found.bytes, modified, modified, modified), times)
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override]
-        from rayrec.store.objects import names_in
+        from rayrec.store.objects import entries_in
 
-        yield from (self / name for name in names_in(self))
+        yield from (self / name for name in entries_in(self))
 
     def glob(self, pattern: str, **_: Any) -> Iterator[Self]:  # type: ignore[override]
         """Yield the files and folders whose names below this folder match, sorted."""

@@ -257,7 +257,7 @@ FILES = [
         "URI of an unknown kind",
         "train dlrm-criteo-debug --data foo://bucket/dataset --output run",
         1,
-        "foo://bucket: cannot be opened: unknown kind of store; use s3://, gs://, abfs:// or hdfs://",
+        "foo://bucket: cannot be opened: unknown kind of store; use s3://, gs://, az:// or abfs://",
     ),
     BadInput(
         "store that does not answer",
