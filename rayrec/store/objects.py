@@ -224,7 +224,7 @@ def _listed(folder: RemotePath, attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except InvalidPathError as error:
-            key = re.search('Path "(.*)"', str(error).splitlines()[0])
+            key = re.search('Path "(.*?)"(: | contained)', str(error))
             name = _name_in(folder, key[1]) if key else str(error).splitlines()[0]
             where = "lies outside the folder, or names no file; correct or remove it"
             raise UserError(f"{folder}: {name!a} {where}") from None
