@@ -190,6 +190,12 @@ class RowPacker:
         )
 
 
+def present(column: NDArray[Any] | None) -> NDArray[Any]:
+    """Return a column of `PackedRows` that the schema names, and that therefore is packed."""
+    assert column is not None
+    return column
+
+
 def id_type(schema: Schema) -> np.dtype[Any]:
     """Return int32 if it can hold every id of every table, otherwise int64."""
     largest = max((f.cardinality for f in schema.categorical), default=1) - 1

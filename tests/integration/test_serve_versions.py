@@ -88,7 +88,7 @@ def publish(made: Path, models: Path, version: str) -> None:
 def damage(folder: Path) -> None:
     """A tolerance that no score can meet."""
     examples = folder / "examples.json"
-    examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
+    examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1.00'))
 
 
 def test_a_server_of_a_model_that_fails_its_self_check_does_not_start(ray_cluster: str, tmp_path: Path) -> None:
