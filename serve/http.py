@@ -233,7 +233,7 @@ class Router:
             response = await route.answer(Request(scope, receive))
             await response(scope, receive, send)
             return
-        paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
+        paths = "POST /v1/models/NAME:predict or :VERB, POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         raise RequestError(404, f"{method} {path[:200]}: Not Found; there are {paths}")
 
 

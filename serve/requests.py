@@ -84,13 +84,14 @@ def parse_body(kind: type[BodyT], body: bytes, most: int) -> BodyT:
 
     Raises RequestError: 400 not JSON, 413 too many values, 422 wrong content.
     """
-    content = parse_json(body, "a JSON object")
     keys = ", ".join(kind.model_fields)
+    content = parse_json(body, f"an object with {keys}")
     if not isinstance(content, dict):
         raise RequestError(422, f"the body must be an object with {keys}, not another value")
     # Before pydantic makes an error of each of a million.
-    if unknown := next((key for key in content if key not in kind.model_fields), None):
-        raise RequestError(422, f"unknown key '{unknown[:100]}'; there are {keys}")
+    for key in content:
+        if key not in kind.model_fields:
+            raise RequestError(422, f"unknown key '{key[:100]}'; there are {keys}")
     try:
         return kind.model_validate(content, context={"most": most})
     except ValidationError as error:

@@ -29,7 +29,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayrec.config import ServeConfig
 from rayrec.inference.explanation.additive import Explanation
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
@@ -48,10 +47,11 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
     async def call(request: Request) -> Response:
         verb = request.path_params["verb"]
         if verb not in VERBS:
-            raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
+            raise RequestError(404, f"no verb ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
         # The version that answers is chosen once: a request keeps it, whatever is loaded meanwhile.
         model = models.model(request.path_params["name"])
         version = model.version(request.path_params.get("version"))
+        # Metrics and log call it the method of a request, which it is for gRPC, too.
         call_of(request).answered_by(model.name, version.version, verb)
         # Of the verbs, only `:predict` also speaks Arrow.
         given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
@@ -202,15 +202,17 @@ class Verb:
     limit: int = 2**31
     """Most rows, items or candidates of a request, where `max_rows_per_request` is no less."""
 
-    def most(self, settings: ServeConfig) -> int:
-        """Return the most rows, items or candidates of a request."""
-        return min(self.limit, settings.max_rows_per_request)
+    def most(self, max_rows: int) -> int:
+        """Return the most rows, items or candidates of a request to a server that takes `max_rows`."""
+        return min(self.limit, max_rows)
 
     async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
         """Return the body of the answer. Raises RequestError."""
         if why := self.lacks(version):
             raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
-        found = await self.run(Asked(model, version, body, admission, self.most(admission.settings)))
+        most = self.most(admission.settings.max_rows_per_request)
+        found = await self.run(Asked(model, version, body, admission, most))
+        # Its numbers are float32 values in the digits of their float64.
         return self.answer(model=model.name, version=version.version, **found).model_dump_json().encode()
 
 
@@ -229,6 +231,7 @@ async def _predict(asked: Asked) -> dict[str, Any]:
 async def _recommend(asked: Asked) -> dict[str, Any]:
     assert asked.version.recommender is not None
     parse = partial(parse_body, RecommendRequest, asked.body, asked.most)
+    # Only user and number are parsed, no row.
     async with asked.admission.parsed(len(asked.body), 0, 0, parse) as wanted:
         recommend = partial(
             asked.version.recommender.recommend, wanted.user, wanted.k, exclude_known=wanted.exclude_known
@@ -244,6 +247,7 @@ async def _recommend(asked: Asked) -> dict[str, Any]:
 async def _rank(asked: Asked) -> dict[str, Any]:
     version, body = asked.version, asked.body
     parse = partial(parse_body, RankRequest, body, asked.most)
+    # Any byte may be a candidate, which becomes a row.
     async with asked.admission.parsed(len(body), len(body), version.row_bytes, parse) as wanted:
         if (count := len(wanted.candidates)) > asked.most:
             raise RequestError(413, f"candidates: {count}, at most {asked.most} a request; send several requests")

@@ -17,7 +17,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
@@ -85,6 +85,17 @@ def make_schema(
     return Schema.model_validate({**dict(schema), "features": features, "columns": (*schema.raw_columns, *weights)})
 
 
+def users_and_items(users: int, items: int, *, group: str | None = None, item_first: bool = False) -> Schema:
+    """Return a schema of interactions: ids below `users` and `items`, of which 0 is unknown."""
+    features = [CategoricalFeature(name="user", cardinality=users), CategoricalFeature(name="item", cardinality=items)]
+    return Schema(
+        label="label",
+        group=group,
+        features=tuple(features[::-1] if item_first else features),
+        interactions=InteractionColumns(user="user", item="item"),
+    )
+
+
 WITH_SHARED_TABLES = make_schema(
     numeric=2,
     categorical=3,
@@ -143,6 +154,20 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
     if schema.weight:
         columns[schema.weight] = pa.array(rng.integers(0, 5, rows).astype(np.float32) / 2)
     return pa.table(columns)
+
+
+def make_pairs_dataset(folder: Path, rows: Mapping[str, int], users: int = 40, items: int = 30) -> Dataset:
+    """Write a finished dataset of random users, items and labels, in splits of so many rows, and open it."""
+    rng = np.random.default_rng(2)
+    tables = {
+        split: pa.table({
+            "user": rng.integers(1, users, count).astype(np.int32),
+            "item": rng.integers(1, items, count).astype(np.int32),
+            "label": rng.integers(0, 2, count).astype(np.float32),
+        })
+        for split, count in rows.items()
+    }  # fmt: skip
+    return write_dataset(folder, users_and_items(users, items), tables)
 
 
 def make_dataset(

@@ -6,17 +6,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.config import ModelConfig, ServeConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
+from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.inference.export.examples import Examples, write_examples
 from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import KnownItems
-from rayrec.inference.folder.model_folder import copy, new_model_folder
-from rayrec.inference.predictor import load_model
+from rayrec.inference.folder.model_folder import ModelFolder, copy, finish_model, new_model_folder
+from rayrec.inference.folder.versions import ModelManifest
+from rayrec.inference.predictor import Predictor
+from rayrec.models.common.batch import Batch
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.dcnv2.config import DCNv2Config
@@ -166,16 +171,51 @@ def _write(
             known_items.save(written)
         if statistics is not None:
             copy(statistics, written / STATISTICS_FOLDER)
-        predictor = load_model(written)
+        predictor = Predictor(ModelFolder.open_unfinished(written))
         write_examples(predictor)
         examples = predictor.columns_of(Examples.load(written).instances)
         write_reference_rows(predictor, predictor.encode(examples))
     return network.eval()
 
 
+def finish(folder: Path) -> None:
+    """Write the manifest of a model folder again, as it was changed on purpose."""
+    finish_model(folder, ModelManifest.load(folder))
+
+
 def tables_of(model: RankingModel) -> dict[str, torch.Tensor]:
     """Return the embedding tables of an unsharded model, by name."""
     return {name: bag.weight for name, bag in model.embeddings.embedding_bags.items()}
+
+
+def scores_of_the_model(model: RankingModel, predictor: Predictor, rows: list[dict[str, Any]]) -> NDArray[np.float32]:
+    """Return the scores of the model itself over one batch of raw rows, which is put together without the predictor."""
+    schema = predictor.schema
+    columns = FeatureEncoder(schema, predictor.folder).encode(predictor.raw_rows.from_rows(rows)).to_pydict()
+    ids: list[int] = []
+    lengths: list[int] = []
+    weights: list[float] = []
+    for feature in schema.categorical:
+        is_list = isinstance(feature, MultiHotFeature)
+        has_weights = is_list and feature.weights is not None
+        for value in columns[feature.name]:
+            bag = value if is_list else [value]
+            ids += [element["id"] for element in bag] if has_weights else bag
+            weights += [element["weight"] if has_weights else 1.0 for element in bag]
+            lengths.append(len(bag))
+    names = [feature.name for feature in schema.categorical]
+    sparse = KeyedJaggedTensor.from_lengths_sync(
+        names,
+        torch.tensor(ids),
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor(weights) if schema.weighted else None,
+    )
+    blocks = [np.array(columns[f.name], np.float32).reshape(len(rows), -1) for f in schema.dense]
+    dense = torch.from_numpy(np.concatenate(blocks, axis=1)) if blocks else torch.empty(len(rows), 0)
+    with torch.no_grad():
+        logits = model(Batch(dense, sparse, torch.zeros(len(rows)), torch.ones(len(rows))))
+    scores: NDArray[np.float32] = torch.sigmoid(logits).numpy()
+    return scores
 
 
 def make_raw_rows(schema: Schema, rows: int, seed: int = 0) -> list[dict[str, Any]]:

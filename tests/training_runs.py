@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -114,6 +115,24 @@ def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
     model = build_model(run.recipe.model, run.schema).state_dict()
     dcp.load({"model": model}, checkpoint_id=run.checkpoints / checkpoint_name(step))
     return model
+
+
+def require_same_training(run: Path, reference: Path, step: int) -> None:
+    """The losses of all steps and the weights at the last one, but for the order in which workers add numbers up."""
+    found, wanted = losses(run), losses(reference)
+    assert found.keys() == wanted.keys()
+    np.testing.assert_allclose([*found.values()], [*wanted.values()], rtol=1e-5, atol=1e-6, err_msg=run.name)
+    expected = weights_of(reference, step)
+    for name, value in weights_of(run, step).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=2e-5, err_msg=f"{run.name}: {name}")
+
+
+def require_same_bits(run: Path, reference: Path, step: int) -> None:
+    """The losses of all steps and the weights at the last one, to the bit."""
+    assert losses(run) == losses(reference), run.name
+    expected = weights_of(reference, step)
+    for name, value in weights_of(run, step).items():
+        assert value.equal(expected[name]), (run.name, name)
 
 
 def join_ranks(rank: int, workers: int, workers_per_node: int, device: str, rendezvous: str) -> RankContext:

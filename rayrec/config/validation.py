@@ -4,7 +4,6 @@ import difflib
 import re
 import typing
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +35,9 @@ _TYPES = {
     "less_than_equal": "at most {le:g}",
 }
 """What a value must be, by pydantic's type of the error."""
-_MOST_PATHS = 3
+_MOST_PATHS = 2
+_LIKE = 0.8
+"""How like a key must be to one of another section."""
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 """The user and the password in a URI, which must not be shown again."""
@@ -100,45 +101,26 @@ def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:
     """Say what an unknown key may have been meant as: a key beside it, or one of another section."""
     *parents, key = map(str, location)
     path, configs = _locate(root, parents)
-    place = [*path.split("."), key] if path else [key]
+    place = f"{path}.{key}" if path else key
     beside = sorted({name for config in configs for name in config.model_fields})
-    paths = [found for found in _all_keys(root) if len(found) > 1 and found[-1] not in _TAGS]
-    if any(len(found) == len(place) == _common(found, place) for found in paths):
-        paths = []  # another kind has this key
-
-    def likeness(name: str) -> float:
-        return difflib.SequenceMatcher(None, key[:100], name).ratio()
-
-    nearest = max((found[-1] for found in paths), key=likeness, default="")
-    # A name beside the key that is nearly as much like it is the more likely one.
-    if nearest and likeness(nearest) >= max(0.8, 0.2 + max(map(likeness, beside), default=0.0)):
-        # Paths that begin as the given one come first, then short ones.
-        meant = [found for found in paths if found[-1] == nearest]
-        ranks = [(-_common(found, place[:-1]), len(found)) for found in meant]
-        shared = -min(ranks)[0]
-        nearby = [found for found, rank in zip(meant, ranks, strict=True) if rank == min(ranks)]
-        written = dict.fromkeys(".".join([*place[:shared], *found[shared:]]) for found in nearby)
-        names = " or ".join(list(written)[:_MOST_PATHS])
-        if len(place) == 1 and nearest == key:
-            return f"unknown key '{key}'; write it with its section: {names}"
-        return f"unknown key '{'.'.join(place)}'; did you mean {names}?"
-    return f"unknown key '{'.'.join(place)}'; {did_you_mean(key, beside, 'known keys:')}"
+    every_key = dict.fromkeys(_all_keys(root))
+    # Names come from outside, and long ones would take long to compare.
+    names = {path.rsplit(".")[-1] for path in every_key} - {*_TAGS}
+    nearest = difflib.get_close_matches(key[:100], names, n=1, cutoff=_LIKE)
+    if nearest and not difflib.get_close_matches(key[:100], beside, cutoff=_LIKE):
+        meant = [path for path in every_key if path.endswith(f".{nearest[0]}")]
+        # A key that is there under another kind is no mistake of the section.
+        if meant and re.sub(r"\.\d+(?=\.)", f".{_NUMBER}", place) not in meant:
+            return f"unknown key '{place}'; did you mean {' or '.join(meant[:_MOST_PATHS])}?"
+    return f"unknown key '{place}'; {did_you_mean(key, beside, 'known keys:')}"
 
 
-def _common(path: list[str], place: list[str]) -> int:
-    """Return the number of steps that a path of `_all_keys` and the place of a key begin with alike."""
-    alike = (
-        step in (part, _NAME) or (step == _NUMBER and part.isdigit()) for step, part in zip(path, place, strict=False)
-    )
-    return sum(1 for _ in takewhile(bool, alike))
-
-
-def _all_keys(config: type[BaseModel], within: tuple[str, ...] = ()) -> Iterator[list[str]]:
+def _all_keys(config: type[BaseModel], within: str = "") -> Iterator[str]:
     """Yield the path of each key in a config and in the configs that it holds, whatever their kinds."""
     for key, field in config.model_fields.items():
-        yield [*within, key]
+        yield f"{within}{key}"
         for inner, step in _configs_in(field.annotation):
-            yield from _all_keys(inner, (*within, key, *step))
+            yield from _all_keys(inner, ".".join([f"{within}{key}", *step, ""]))
 
 
 def _by_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, list[Any]]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rayrec.features.feature_kinds import MultiHotFeature
 from rayrec.features.schema import Schema
 from rayrec.ingest.order import BatchOrder, group_starts
-from rayrec.ingest.packed_rows import PackedRows, id_type
+from rayrec.ingest.packed_rows import PackedRows, id_type, present
 from rayrec.models.common.batch import Batch
 
 
@@ -110,7 +110,7 @@ def cut_batches(order: BatchOrder, row_groups: Iterator[R]) -> Iterator[list[tup
         while needs and needs[0].first_batch == batch:
             need, rows, bounds = needs.popleft(), next(row_groups), None
             if order.longest_group is not None:
-                bounds = np.append(group_starts(_present(rows.group)), len(rows))
+                bounds = np.append(group_starts(present(rows.group)), len(rows))
             held[need.row_group] = _HeldRowGroup(rows, bounds, need.last_batch)
         yield [held[row_group].piece(start, stop) for row_group, start, stop in order.slices(batch)]
         # Before waiting for the next ones, forget those that no later batch needs.
@@ -135,25 +135,29 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
         # Torch's cache of pinned memory waits for copies from a buffer before it reuses the buffer.
         return torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
 
+    # The columns with one value a row. What follows the filled rows is padding, which weighs nothing.
     filled = sum(rows.stop - rows.start for _, rows in pieces)
     dense, label, weight = empty(size, schema.dense_width), empty(size), empty(size)
     _join(dense, [row_group.dense[rows] for row_group, rows in pieces])
     _join(label, [row_group.label[rows] for row_group, rows in pieces])
     if schema.weight:
-        _join(weight, [_present(row_group.weight)[rows] for row_group, rows in pieces])
+        _join(weight, [present(row_group.weight)[rows] for row_group, rows in pieces])
     else:
         weight.fill_(1.0)
     weight[filled:] = 0.0
     group = empty(size, dtype=torch.int64) if schema.group else None
     if group is not None:
-        _join(group, [_present(row_group.group)[rows] for row_group, rows in pieces])
+        _join(group, [present(row_group.group)[rows] for row_group, rows in pieces])
 
+    # Ids as a KeyedJaggedTensor has them: all of the first feature, then all of the second. Where every feature has one
+    # id a row, that is a matrix.
     ids_are, features = getattr(torch, id_type(schema).name), len(schema.categorical)
     if not schema.hotness:
         ids = empty(features, size, dtype=ids_are)
         _join(ids.T, [row_group.one_hot[:, rows].T for row_group, rows in pieces])
         return BatchArrays(dense, ids.view(-1), None, [size] * features, label, weight, group)
 
+    # With lists: first how many ids each row of each feature has ...
     parts: list[list[NDArray]] = []
     weights: list[list[NDArray] | None] = []
     """None for features whose ids all weigh 1."""
@@ -163,7 +167,7 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
         if isinstance(feature, MultiHotFeature):
             lists = [row_group.multi_hot[multi_hot].part(rows) for row_group, rows in pieces]
             parts.append([part.values for part in lists])
-            weights.append([_present(part.weights) for part in lists] if feature.weights else None)
+            weights.append([present(part.weights) for part in lists] if feature.weights else None)
             _join(lengths[index], [np.diff(part.offsets) for part in lists])
             lengths[index, filled:] = 0
             multi_hot += 1
@@ -176,6 +180,7 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
         sum(map(len, values)) if isinstance(feature, MultiHotFeature) else size
         for feature, values in zip(schema.categorical, parts, strict=True)
     ]
+    # ... then the ids one feature after the other, and their weights beside them.
     ids = empty(sum(per_feature), dtype=ids_are)
     for target, values in zip(ids.split(per_feature), parts, strict=True):
         _join(target, values)
@@ -195,11 +200,6 @@ def _join(target: Tensor, parts: list[NDArray]) -> None:
         rows[filled : filled + len(part)] = part
         filled += len(part)
     rows[filled:] = rows[:1] if filled else 0
-
-
-def _present(column: NDArray | None) -> NDArray:
-    assert column is not None, "a column that the schema names is always packed"
-    return column
 
 
 @lru_cache(maxsize=8)

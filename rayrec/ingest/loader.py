@@ -95,6 +95,7 @@ def open_batches(
             f"{dataset.folder}: the rows of a group are not kept together in split '{split}'; preprocess again, or set "
             "train.loss.listwise=0"
         )
+    # Decide the order of the whole epoch, before anything is read.
     row_groups = row_groups_of(info.parts)
     streams = config.read_streams
     if contiguous:
@@ -109,6 +110,7 @@ def open_batches(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
             f"{order.global_batch_size}; lower train.global_batch_size, or set train.ingest.drop_last=false"
         )
+    # Choose where row groups come from: memory, if the split is kept there, else a stream that threads or Ray decode.
     place = torch.device(device)
     if place.type == "cuda" and place.index is None:
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.

@@ -17,7 +17,7 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays, cut_batches
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder
-from rayrec.ingest.packed_rows import PackedRows, RowPacker, id_type
+from rayrec.ingest.packed_rows import PackedRows, RowPacker, id_type, present
 from rayrec.models.common.batch import Batch
 
 _SHARE_OF_FREE_MEMORY = 0.25
@@ -85,8 +85,8 @@ class ResidentSplit:
         self._label = self._moved([rows.label for rows in packed])
         self._dense = self._moved([rows.dense for rows in packed])
         self._one_hot = self._moved([rows.one_hot for rows in packed], axis=1)
-        self._weight = self._moved([_present(rows.weight) for rows in packed]) if schema.weight else None
-        self._group = self._moved([_present(rows.group) for rows in packed]) if schema.group else None
+        self._weight = self._moved([present(rows.weight) for rows in packed]) if schema.weight else None
+        self._group = self._moved([present(rows.group) for rows in packed]) if schema.group else None
         multi_hot = [feature for feature in schema.categorical if isinstance(feature, MultiHotFeature)]
         self._lists = [self._lists_of(packed, place, feature) for place, feature in enumerate(multi_hot)]
 
@@ -171,7 +171,7 @@ class ResidentSplit:
             values=self._moved([part.values for part in ragged]),
             starts=self._moved([np.cumsum(lengths) - lengths]),
             lengths=lengths,
-            weights=self._moved([_present(part.weights) for part in ragged]) if feature.weights else None,
+            weights=self._moved([present(part.weights) for part in ragged]) if feature.weights else None,
         )
 
     def _moved(self, parts: list[NDArray[Any]], axis: int = 0) -> Tensor:
@@ -189,8 +189,3 @@ def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySp
     if device.type == "cuda" and store.bytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]:
         return ResidentSplit(store, dataset.schema, device)
     return store
-
-
-def _present(column: NDArray[Any] | None) -> NDArray[Any]:
-    assert column is not None, "a column that the schema names is always packed"
-    return column

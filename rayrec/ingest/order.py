@@ -187,6 +187,7 @@ class BatchOrder:
     def slices(self, batch: int) -> Iterator[Slice]:
         """Yield the rows of `batch` on this rank, in order, as slices of row groups."""
         assert self.start_batch <= batch < self.num_batches, batch
+        # This rank has a window of the batch, whose rows come from one lane after the other.
         edges, full_edges = self._edges(self.row_count(batch)), self._edges(self.global_batch_size)
         window_start, window_stop = self._window(batch)
         for lane in range(self.rank * self.num_lanes // self.world_size, self.num_lanes):
@@ -196,6 +197,7 @@ class BatchOrder:
             # All batches before are full ones, and have taken as much of the lane as each other.
             begin = int(self._lane_starts[lane]) + batch * int(full_edges[lane + 1] - full_edges[lane])
             position, end = begin + max(window_start - edge, 0), begin + min(window_stop, next_edge) - edge
+            # From a range of the sequence of rows to the row groups that it lies in.
             place = int(np.searchsorted(self._starts, position, side="right")) - 1
             while position < end:
                 start, stop = int(self._starts[place]), min(end, int(self._starts[place + 1]))
@@ -282,12 +284,14 @@ class BatchOrder:
             start, stop = self._lane_starts[lane : lane + 2]
             first_place = np.searchsorted(self._starts, start, side="right") - 1
             places = np.arange(first_place, np.searchsorted(self._starts, stop, side="left"))
+            # Rows of the lane, counted from its start: every full batch takes `quota` of them.
             begin = np.maximum(self._starts[places], start) - start
             end = np.minimum(self._starts[places + 1], stop) - start
             # What is left after the full batches is the last one's, however much that is.
             first = np.minimum(begin // quota, self._full_batches)
             last = np.minimum((end - 1) // quota, self._full_batches)
             found.append(np.stack([first, np.full_like(places, lane), places, last]))
+        # What a resumed epoch, or one that drops its last batch, does not use is not read either.
         uses = np.concatenate(found, axis=1)
         uses = uses[:, (uses[3] >= self.start_batch) & (uses[0] < self.num_batches)]
         uses[0] = np.maximum(uses[0], self.start_batch)

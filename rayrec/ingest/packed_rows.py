@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.encoder import encoded_schema
 from rayrec.features.feature_kinds import MultiHotFeature, VectorFeature
-from rayrec.features.lists import ids_of, weighted_type
+from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset, SplitInfo
 from rayrec.store.parquet import open_parquet
@@ -104,20 +105,19 @@ class RowPacker:
     def of(cls, dataset: Dataset) -> "RowPacker":
         return cls(dataset.folder, dataset.schema, dataset.id)
 
-    @property
-    def columns(self) -> list[str]:
-        """Parquet columns that are read."""
+    @cached_property
+    def _columns(self) -> pa.Schema:
+        """The Parquet columns that are read."""
         schema = self.schema
-        others = (schema.label, schema.weight, schema.group)
-        return [f.name for f in schema.features] + [name for name in others if name]
+        others = {schema.label: pa.float32(), schema.weight: pa.float32(), schema.group: pa.int64()}
+        return pa.schema([*encoded_schema(schema), *(pa.field(n, kind) for n, kind in others.items() if n is not None)])
 
     def read(self, path: str, row_group: int, rows: RowNumbers = slice(None), *, threads: bool = False) -> PackedRows:
         """Read `rows` of a row group of the part at `path`, relative to the dataset folder.
 
         Raises UserError if the part is missing or damaged, lacks a column, or holds values that its schema excludes.
         """
-        table = self._read(path, row_group, self.columns, threads)
-        return self._pack(table, rows, self._origin(path, row_group))
+        return self._pack(self._read(path, row_group, self._columns, threads), rows, self._origin(path, row_group))
 
     def read_split(self, split: SplitInfo, *, threads: bool = False) -> Iterator[PackedRows]:
         """Return the rows of every row group of a split that has any, in their order. Raises UserError like `read`."""
@@ -130,31 +130,40 @@ class RowPacker:
         """Return (n,) the group ids of a row group. Raises UserError like `read`."""
         name = self.schema.group
         assert name is not None
-        table = self._read(path, row_group, [name], False)
-        return _dense_column(table, name, np.dtype(np.int64), self._origin(path, row_group))
+        return self._read(path, row_group, pa.schema([self._columns.field(name)]), False)[name].to_numpy()
 
     def _origin(self, path: str, row_group: int) -> str:
         return f"{self.folder / path}, row group {row_group}"
 
-    def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
+    def _read(self, path: str, row_group: int, columns: pa.Schema, threads: bool) -> pa.Table:
+        """Read columns of a row group, which must have the types that the schema says."""
         origin = self.folder / path
         try:
             file = _open_parquet(origin, self.version, _state(origin), get_ident())
-            return file.read_row_group(row_group, columns=columns, use_threads=threads)
+            table = file.read_row_group(row_group, columns=columns.names, use_threads=threads)
         except FileNotFoundError:
-            raise UserError(f"{origin}: missing, though the manifest lists it; run `rayrec preprocess` again") from None
+            raise UserError(f"{origin}: missing, though the manifest lists it; {_AGAIN}") from None
         except (OSError, pa.ArrowInvalid) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{origin}: damaged ({reason}); run `rayrec preprocess` again") from None
+            raise UserError(f"{origin}: damaged ({str(error).splitlines()[0]}); {_AGAIN}") from None
+        origin_of_group = self._origin(path, row_group)
+        for wanted in columns:
+            if wanted.name not in table.column_names:
+                raise UserError(f"{origin_of_group}: no column '{wanted.name}', though the schema names it; {_AGAIN}")
+            where, column = f"{origin_of_group}, column '{wanted.name}'", table[wanted.name]
+            if column.type != wanted.type:
+                raise UserError(f"{where}: {column.type}, the schema says {wanted.type}; {_AGAIN}")
+            if column.null_count:
+                raise UserError(f"{where}: {column.null_count} nulls; {_AGAIN}")
+        return table
 
     def _pack(self, table: pa.Table, rows: RowNumbers, origin: str) -> PackedRows:
         schema, ids_are = self.schema, id_type(self.schema)
 
-        def values(name: str, dtype: Any) -> NDArray[Any]:
-            return _dense_column(table, name, np.dtype(dtype), origin)[rows]
+        def values(name: str, dtype: Any, rows: RowNumbers = rows) -> NDArray[Any]:
+            return table[name].to_numpy().astype(dtype, copy=False)[rows]
 
         def ids(name: str, cardinality: int) -> NDArray[Any]:
-            found = _dense_column(table, name, ids_are, origin)
+            found = values(name, ids_are, slice(None))
             _check_ids(found, cardinality, f"{origin}, column '{name}'")
             return found[rows]
 
@@ -165,7 +174,8 @@ class RowPacker:
         column = 0
         for feature in schema.dense:
             if isinstance(feature, VectorFeature):
-                dense[:, column : column + feature.size] = _vector_column(table, feature, origin)[rows]
+                vectors = table[feature.name].combine_chunks().flatten().to_numpy()
+                dense[:, column : column + feature.size] = vectors.reshape(-1, feature.size)[rows]
                 column += feature.size
             else:
                 dense[:, column] = values(feature.name, np.float32)
@@ -178,6 +188,12 @@ class RowPacker:
             weight=None if schema.weight is None else np.ascontiguousarray(values(schema.weight, np.float32)),
             group=None if schema.group is None else np.ascontiguousarray(values(schema.group, np.int64)),
         )
+
+
+def present(column: NDArray[Any] | None) -> NDArray[Any]:
+    """Return a column of `PackedRows` that the schema names, and that therefore is packed."""
+    assert column is not None
+    return column
 
 
 def id_type(schema: Schema) -> np.dtype[Any]:
@@ -226,35 +242,8 @@ def _open_parquet(path: Path, version: str, state: tuple[int, int] | None, threa
     return open_parquet(path)
 
 
-def _dense_column(table: pa.Table, name: str, dtype: np.dtype[Any], origin: str) -> NDArray[Any]:
-    column = _column(table, name, origin)
-    right = pa.types.is_floating if dtype.kind == "f" else pa.types.is_integer
-    if not right(column.type):
-        raise UserError(f"{origin}, column '{name}': {column.type}, the schema says {dtype}; {_AGAIN}")
-    return column.to_numpy().astype(dtype, copy=False)
-
-
-def _vector_column(table: pa.Table, feature: VectorFeature, origin: str) -> NDArray[np.float32]:
-    """Return (n, size)."""
-    column = _column(table, feature.name, origin)
-    wanted = pa.list_(pa.float32(), feature.size)
-    if column.type != wanted:
-        raise UserError(f"{origin}, column '{feature.name}': {column.type}, the schema says {wanted}; {_AGAIN}")
-    return column.combine_chunks().flatten().to_numpy().reshape(-1, feature.size)
-
-
 def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[Any], origin: str) -> Ragged:
-    column = _column(table, feature.name, origin)
-    kind = column.type.value_type if pa.types.is_list(column.type) else pa.null()
-    if feature.weights is None:
-        wanted, is_right = f"a list of {dtype}", pa.types.is_integer(kind)
-    else:
-        wanted = f"a list of {dtype} with weights"
-        is_right = kind in (weighted_type(pa.int32()), weighted_type(pa.int64()))
-    where = f"{origin}, column '{feature.name}'"
-    if not is_right:
-        raise UserError(f"{where}: {column.type}, the schema says {wanted}; {_AGAIN}")
-    lists = column.combine_chunks()
+    lists, where = table[feature.name].combine_chunks(), f"{origin}, column '{feature.name}'"
     # Offsets of a slice do not start at 0, and its `values` are those of the whole array; flatten() respects both.
     offsets, elements = lists.offsets.to_numpy(), lists.flatten()
     values = ids_of(elements).to_numpy().astype(dtype, copy=False)
@@ -263,15 +252,6 @@ def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[An
     if weights is not None and not ((weights >= 0) & (weights < np.inf)).all():
         raise UserError(f"{where}: weights that are not numbers of at least 0; {_AGAIN}")
     return Ragged((offsets - offsets[0]).astype(np.int32), values, weights)
-
-
-def _column(table: pa.Table, name: str, origin: str) -> pa.ChunkedArray:
-    if name not in table.column_names:
-        raise UserError(f"{origin}: no column '{name}', though the schema names it; {_AGAIN}")
-    column = table[name]
-    if column.null_count:
-        raise UserError(f"{origin}, column '{name}': {column.null_count} nulls; {_AGAIN}")
-    return column
 
 
 def _check_ids(ids: NDArray[Any], cardinality: int, origin: str) -> None:

@@ -4,22 +4,16 @@ import pytest
 import torch
 
 from cuda_ops import dot_interaction
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
-from tests.builders import make_schema
+from tests.builders import make_schema, users_and_items
 from tests.naive_models import interaction_inputs
 
 TABLE = make_schema(numeric=2, categorical=3)
-INTERACTIONS = Schema(
-    label="label",
-    features=(CategoricalFeature(name="user", cardinality=50), CategoricalFeature(name="item", cardinality=40)),
-    interactions=InteractionColumns(user="user", item="item"),
-)
+INTERACTIONS = users_and_items(50, 40)
 NETWORKS = {
     "dlrm": (DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5)), TABLE),
     "dlrm without interactions": (

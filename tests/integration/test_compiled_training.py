@@ -3,15 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
 from torch._inductor import config as inductor
 
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
@@ -20,7 +16,7 @@ from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
-from tests.builders import make_dataset, write_dataset
+from tests.builders import make_dataset, make_pairs_dataset
 from tests.ranks import run_ranks
 from tests.training_runs import recipe
 
@@ -50,22 +46,13 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "neumf": {"model": {"kind": "neumf", "factors": 4, "mlp": [8, 4], "dropout": 0.3}, "source": "interactions"},
 }
-PAIRS = Schema(
-    label="label",
-    features=(CategoricalFeature(name="user", cardinality=40), CategoricalFeature(name="item", cardinality=30)),
-    interactions=InteractionColumns(user="user", item="item"),
-)
 
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("compiled")
     make_dataset(folder / "rows", {"train": ROWS, "test": 50}, numeric=3, categorical=3, multi_hot=1, seed=1)
-    rng = np.random.default_rng(2)
-    columns: dict[str, Any] = {"user": rng.integers(1, 40, ROWS), "item": rng.integers(1, 30, ROWS)}
-    columns = {name: ids.astype(np.int32) for name, ids in columns.items()}
-    pairs = pa.table({**columns, "label": rng.integers(0, 2, ROWS).astype(np.float32)})
-    write_dataset(folder / "pairs", PAIRS, {"train": pairs, "test": pairs.slice(0, 50)})
+    make_pairs_dataset(folder / "pairs", {"train": ROWS, "test": 50})
     return {name: folder / ("pairs" if name == "neumf" else "rows") for name in MODELS}
 
 

@@ -4,20 +4,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
-from tests.builders import write_dataset
+from tests.builders import users_and_items, write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def test_streamed_positives_are_the_rows_in_the_order_of_the_parts(tmp_path):
-    schema = Schema(
-        label="label",
-        features=(CategoricalFeature(name="user", cardinality=5_001), CategoricalFeature(name="item", cardinality=101)),
-        interactions=InteractionColumns(user="user", item="item"),
-    )
+    schema = users_and_items(5_001, 101)
     users, items = torch.arange(5_000, dtype=torch.int32), torch.arange(5_000, dtype=torch.int32) % 101
     table = pa.table({"user": users.numpy(), "item": items.numpy(), "label": torch.ones(5_000).numpy()})
     dataset = write_dataset(tmp_path / "data", schema, {"train": table}, rows_per_part=900, rows_per_row_group=130)

@@ -302,7 +302,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "PUT": ("PUT", PREDICT, b"{}", 405, "use POST"),
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
     "unknown version": ("POST", "/v1/models/dlrm/versions/2:predict", b"{}", 404, "no version '2' of model 'dlrm'; "),
-    "unknown method": ("POST", "/v1/models/dlrm:sort", b"{}", 404, "no method ':sort'; there are :predict, :recommend"),
+    "unknown method": ("POST", "/v1/models/dlrm:sort", b"{}", 404, "no verb ':sort'; there are :predict, :recommend"),
     "too many rows to explain": (
         "POST",
         "/v1/models/dlrm:explain",

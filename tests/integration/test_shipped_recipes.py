@@ -15,23 +15,17 @@ import torch
 
 import rayrec
 from benchmarks.in_process import train
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, shipped_recipes
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from tests.builders import CRITEO, make_rows, write_dataset
+from tests.builders import CRITEO, make_rows, users_and_items, write_dataset
 from tests.display_models import display_schema
 from tests.outbrain_statistics import make_constants
 from tests.training_runs import losses, weights_of
 
 STEPS = 10
-INTERACTIONS = Schema(
-    label="label",
-    group="group",
-    features=(CategoricalFeature(name="user", cardinality=80), CategoricalFeature(name="item", cardinality=60)),
-    interactions=InteractionColumns(user="user", item="item"),
-)
+INTERACTIONS = users_and_items(80, 60, group="group")
 # What makes a recipe run here in a second, and nothing that the model learns by.
 SMALL: dict[str, Any] = {
     "train.global_batch_size": 126,  # of users and items: samples of a positive and its negatives

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from torch import Tensor
 
 from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from rayrec.common.errors import ConfigError, UserError
@@ -21,7 +20,7 @@ from tests.builders import make_dataset
 from tests.environments import environment_of_open_cluster, environment_without_cluster
 from tests.holding import Held, Hold, run_module
 from tests.ray_nodes import drain, node_of
-from tests.training_runs import Case, losses, recipe, run_cases, train_on_ray, weights_of
+from tests.training_runs import Case, losses, recipe, require_same_bits, run_cases, train_on_ray
 
 STEPS = 400
 
@@ -57,13 +56,6 @@ def undisturbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> P
     return run
 
 
-def _assert_same(run: Path, undisturbed: Path, step: int = STEPS) -> None:
-    expected: dict[str, Tensor] = weights_of(undisturbed, step)
-    for name, value in weights_of(run, step).items():
-        assert value.equal(expected[name]), name
-    assert losses(run) == losses(undisturbed)
-
-
 def _arguments(folder: Path, dataset: Dataset, of: Recipe | None = None) -> list[str]:
     """Those of `jobs.train` for a run in a folder."""
     config = folder / "recipe.yaml"
@@ -87,7 +79,7 @@ def test_a_killed_worker_restarts_the_run(
         held.wait()
     run = tmp_path / "run"
     assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] == 100
-    _assert_same(run, undisturbed)
+    require_same_bits(run, undisturbed, STEPS)
 
 
 def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path) -> None:
@@ -99,7 +91,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, t
         _kill_all(held)
     assert max(losses(tmp_path / "run")) == 150
     run_module("jobs.train", *arguments, "--resume", environment=environment)
-    _assert_same(tmp_path / "run", undisturbed)
+    require_same_bits(tmp_path / "run", undisturbed, STEPS)
 
 
 def _kill_all(held: Held) -> None:
@@ -127,7 +119,7 @@ def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_pa
             _kill_all(held)
         assert max(losses(run)) == step
     run_module("jobs.train", *arguments, "--resume", environment=environment)
-    _assert_same(run, expected, 120)
+    require_same_bits(run, expected, 120)
     metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (run, expected)]
     assert metrics[0]["progressive"] == pytest.approx(metrics[1]["progressive"], rel=1e-9)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import make_dataset
-from tests.training_runs import Case, losses, recipe, run_cases, weights_of
+from tests.training_runs import Case, recipe, require_same_bits, run_cases
 
 STEPS = 3
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
@@ -38,12 +38,7 @@ def test_any_number_of_threads_trains_the_same_model(
     runs = [tmp_path / str(threads) for threads in (1, 3)]
     cases = [Case(run, recipe(**common, **settings, threads=int(run.name))) for run in runs]
     run_cases(workers, dataset, cases)
-    expected = weights_of(runs[0], STEPS)
-    for run in runs[1:]:
-        assert losses(run) == losses(runs[0])
-        found = weights_of(run, STEPS)
-        for name, weight in expected.items():
-            assert weight.equal(found[name]), (run.name, name)
+    require_same_bits(runs[1], runs[0], STEPS)
 
 
 def test_a_run_goes_on_with_other_threads(dataset: Path, tmp_path: Path) -> None:
@@ -54,5 +49,4 @@ def test_a_run_goes_on_with_other_threads(dataset: Path, tmp_path: Path) -> None
         Case(resumed, recipe(**common, max_steps=2, threads=1)),
         Case(resumed, recipe(**common, max_steps=4, threads=3)),
     ])  # fmt: skip
-    expected, found = weights_of(whole, 4), weights_of(resumed, 4)
-    assert all(weight.equal(found[name]) for name, weight in expected.items())
+    require_same_bits(resumed, whole, 4)

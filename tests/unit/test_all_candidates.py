@@ -7,18 +7,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.pairs import AllCandidates
-from tests.builders import write_dataset
+from tests.builders import users_and_items, write_dataset
 
-SCHEMA = Schema(
-    label="label",
-    # The item first: the order of the features is the schema's, not that of user and item.
-    features=(CategoricalFeature(name="item", cardinality=6), CategoricalFeature(name="user", cardinality=8)),
-    interactions=InteractionColumns(user="user", item="item"),
-)
+SCHEMA = users_and_items(8, 6, item_first=True)
+"""The item first: the order of the features is the schema's, not that of user and item."""
 TRAIN = [(1, 1, 1), (1, 2, 1), (3, 5, 1), (3, 4, 0), (4, 1, 1), (7, 3, 1)]
 TEST = [(1, 3, 1), (1, 5, 0), (3, 1, 1), (3, 2, 1), (7, 3, 1), (0, 2, 1), (5, 0, 1)]
 """(user, item, label): a negative; one that was trained on; an unknown user and an unknown item."""

@@ -9,12 +9,10 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.inspection.baselines import baselines
 from rayrec.inspection.table.evidence import Evidence
 from rayrec.metrics.binary import BinaryMetrics
-from tests.builders import make_dataset, make_recipe, write_dataset
+from tests.builders import make_dataset, make_recipe, users_and_items, write_dataset
 
 METRICS = {"auc": 0.7, "log_loss": 0.5, "calibration": 1.0, "rows": 500.0}
 
@@ -45,12 +43,7 @@ def test_those_of_the_recipe_are_shown_where_the_model_has_them(tmp_path: Path) 
 
 
 def test_popularity_ranks_by_the_positives_of_train(tmp_path: Path) -> None:
-    schema = Schema(
-        label="label",
-        group="group",
-        features=(CategoricalFeature(name="item", cardinality=9), CategoricalFeature(name="user", cardinality=9)),
-        interactions=InteractionColumns(user="user", item="item"),
-    )
+    schema = users_and_items(9, 9, group="group", item_first=True)
 
     def table(rows: list[tuple[int, int, int]]) -> pa.Table:
         user, item, label = (np.array(column, np.int32) for column in zip(*rows, strict=True))

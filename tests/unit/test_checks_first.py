@@ -54,7 +54,6 @@ TRAINING = {
         ["train.rows=63"],
         "train.global_batch_size: 63 rows of split 'train' fill no batch of 64; lower it, or set train.ingest.drop",
     ),
-    "lists of rows without groups": (["train.loss.listwise=0.3"], "train.loss.listwise: the dataset has no group"),
     "ranks without groups": (["evaluate.ranking={k: [3]}"], "evaluate.ranking: the dataset has no group column"),
     "other columns": (
         ["source={kind: table, label: clicked, features: [{columns: price, kind: numeric}]}"],

@@ -62,15 +62,14 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ),
     (
         "plan",
-        ["r", "--data", "d", "--workers", "8", "--workers-per-node", "4", "--hardware", "h200"],
-        {"recipe": "r", "data": Path("d"), "workers": 8, "workers_per_node": 4, "hardware": "h200"},
+        ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB", "--hardware", "h200"],
+        {"recipe": "r", "data": Path("d"), "workers": 8, "memory_per_worker": "80GB", "hardware": "h200"},
     ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("explain", ["m", "--data", "d", "--output", "o", "--group", "g=a,b", "--feature", "a", "--feature", "b"],
      {"source": Path("m"), "group": ("g=a,b",), "feature": ("a", "b"), "split": None}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
-    ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
     ("serve", ["a", "b=s3://c/d", "--port", "81"], {"model": ("a", "b=s3://c/d"), "port": 81}),
     ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
      {"source": to_path("s3://b/run"), "data": to_path("s3://b/d")}),
@@ -117,18 +116,11 @@ def test_commands_make_the_request(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "error: no command 'trian'; did you mean 'train'? See `rayrec --help`"),
         (["train"], "error: missing argument 'RECIPE'; see `rayrec train --help`"),
-        (["train", "r", "--xyz"], "error: no option '--xyz'; see `rayrec train --help`"),
-        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: must be a whole number"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: must be above 0"),
         (
             ["generate", "criteo", "--rows", "1", "--output", "o", "--seed", "-1"],
             "error: seed: must be 0 or more",
-        ),
-        (
-            ["generate", "movies", "--rows", "1", "--output", "o"],
-            "error: source: no such kind; use criteo, interactions, outbrain",
         ),
         (
             ["generate", "outbrain", "--rows", "1", "--output", "o", "--days", "2"],
@@ -142,13 +134,10 @@ def test_commands_make_the_request(
             ["generate", "criteo", "--rows", "9", "--output", "o", "--days", "3", "--drift", "11"],
             "error: drift: must be at most 10",
         ),
-        (["submit", "trian"], "error: no command 'trian'; did you mean 'train'?"),
-        (["submit"], "error: missing argument 'COMMAND'; see `rayrec submit --help`"),
         (
             ["submit", "train", "r", "--dta", "d"],
             "error: no option '--dta'; did you mean --data, --set? See `rayrec train --help`",
         ),
-        (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
         (["submit", "submit", "doctor"], "error: 'submit' cannot be submitted; give the command to run"),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],

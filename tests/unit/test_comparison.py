@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from jobs.compare import CompareRequest, _names
-from rayrec.common.errors import ConfigError, UserError
+from jobs.compare import _names
+from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.compared_runs import ComparedRun, config_differences, group_by_recipe, require_same_rows
 from rayrec.models.registry import build_model
@@ -82,8 +82,3 @@ def test_other_held_out_rows_are_refused(
 )
 def test_names_are_as_short_as_they_can_be(folders: list[str], names: list[str]) -> None:
     assert _names([Path(folder) for folder in folders]) == names
-
-
-def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="given twice"):
-        CompareRequest(run=(str(tmp_path), str(tmp_path)), output=tmp_path / "out").check()

@@ -51,11 +51,6 @@ def pooled(*outputs: PooledFeature) -> torch.Tensor:
     return PooledOutputs(outputs)(embeddings(IDS), IDS)
 
 
-@pytest.mark.parametrize(("dim", "columns"), [(1, 4), (4, 4), (19, 20), (128, 128)])
-def test_columns_come_in_fours(dim: int, columns: int) -> None:
-    assert table("a", dim=dim).shape == (3, columns)
-
-
 def test_a_feature_with_several_tables() -> None:
     found = pooled(output(table("b", dim=2)), output(table("a")), output(table("b_wide", "b", dim=1)))
     expected = [[6, 6, 10, 10, 10, 10, 600], [0, 0, 20, 20, 20, 20, 0], [2, 2, 30, 30, 30, 30, 200]]
@@ -101,13 +96,6 @@ def test_weights_multiply_embeddings_and_divide_means() -> None:
     outputs = PooledOutputs([output(a, pooling="mean"), output(b, pooling="mean"), output(wide)])
     found = outputs(embeddings(weighted), weighted)
     torch.testing.assert_close(found, torch.tensor([[1, 2.2, 5.5], [2, 0, 0], [3, 0, 0]]))
-
-
-def test_outputs_go_by_key_whatever_their_order() -> None:
-    sums = KeyedTensor(keys=["b", "a"], length_per_key=[4, 4], values=torch.arange(8.0).view(1, 8))
-    a, b = output(table("a")), output(table("b"))
-    assert PooledOutputs([a, b])(sums, IDS).tolist() == [[4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]]
-    assert PooledOutputs([b, a])(sums, IDS).tolist() == [list(range(8))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -185,10 +185,6 @@ def test_absent_columns_and_columns_of_nulls_are_missing(encoder: FeatureEncoder
     assert absent.to_pydict() == {"I1": [0.0] * 2, "I2": [-1.0] * 2, "C1": [0] * 2, "C2": [0] * 2, "M1": [[], []]}
 
 
-def test_no_rows(encoder: FeatureEncoder) -> None:
-    assert encoder.encode(pa.RecordBatch.from_pylist([], schema=encoder.raw_schema)).num_rows == 0
-
-
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
@@ -204,12 +200,6 @@ def test_no_rows(encoder: FeatureEncoder) -> None:
 def test_a_column_of_another_type_is_named(encoder: FeatureEncoder, name: str, column: pa.Array, message: str) -> None:
     with pytest.raises(UserError, match=f"^feature '{name}': {message}"):
         encoder.encode(pa.record_batch({name: column}))
-
-
-def test_a_column_given_twice_is_named(encoder: FeatureEncoder) -> None:
-    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["I1", "I1"])
-    with pytest.raises(UserError, match="'I1': 2 columns"):
-        encoder.encode(twice)
 
 
 @given(st.lists(st.integers(1, 2**62), max_size=20), st.integers(2, 2**31))

@@ -15,7 +15,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.features.feature_kinds import NumericFeature
 from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
 from rayrec.inference.explanation.dependence import partial_dependence
 from rayrec.inference.explanation.importance import permutation_importance
@@ -25,8 +24,8 @@ from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
-from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
-from tests.table_schema import CHAINS, SCHEMA, WORDS
+from tests.model_folders import finish, make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
+from tests.table_schema import SCHEMA, WORDS
 
 ROWS = 400
 
@@ -220,22 +219,6 @@ def test_partial_dependence_is_the_mean_of_changed_rows(
         assert point.score.value == pytest.approx(float(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize("place", range(len(CHAINS)))
-def test_numbers_read_as_in_the_raw_data(predictor: Predictor, rows: LabelledRows, place: int) -> None:
-    name = f"n{place}"
-    feature = next(f for f in SCHEMA.features if f.name == name)
-    assert isinstance(feature, NumericFeature)
-    (found,) = partial_dependence(predictor, rows, [name], SilentProgress())
-    for point in found.points:
-        assert point.raw is not None
-        raw = predictor.columns_of([{"number": point.raw}])
-        (encoded,) = predictor.encode(raw).column(name).to_pylist()
-        assert encoded == pytest.approx(point.encoded, rel=1e-5, abs=1e-5)
-        assert point.name.removesuffix(" or missing") == f"{point.raw:.6g}"
-    (missing,) = predictor.encode(predictor.columns_of([{}])).column(name).to_pylist()
-    assert [p.name.endswith("or missing") for p in found.points] == [p.encoded == missing for p in found.points]
-
-
 def exact_parts(explainer: Explainer, reference: pa.RecordBatch, row: pa.RecordBatch) -> dict[str, float]:
     """Shapley values from the scores of every set of features (Shapley 1953)."""
     names, schema = explainer.features, explainer.predictor.schema
@@ -263,6 +246,7 @@ def test_parts_are_shapley_values(tmp_path: Path, model: str, error: float) -> N
     predictor = load_model(tmp_path / "model")
     encoded = predictor.encode(predictor.columns_of(make_raw_rows(predictor.schema, 70)))
     write_reference_rows(predictor, encoded.slice(0, 64))
+    finish(predictor.folder)
     explainer = load_explainer(tmp_path / "model")
     for place in range(64, 70):
         row = encoded.slice(place, 1)
@@ -298,16 +282,6 @@ def test_parts_add_up_with_every_kind_of_feature(predictor: Predictor, raw: list
     assert explainer.explain(raw[4:5]) == [found[4]], "whatever rows are beside it"
 
 
-def test_orders_are_permutations_and_their_reverses(predictor: Predictor) -> None:
-    explainer = explainer_of(predictor)
-    assert explainer is not None
-    count = len(explainer.features)
-    turns = explainer._turns
-    assert (np.sort(turns, axis=1) == np.arange(count)).all()
-    assert (turns[: len(turns) // 2] + turns[len(turns) // 2 :] == count - 1).all()
-    assert len(np.unique(turns, axis=0)) == len(turns), "none twice"
-
-
 def test_a_score_beyond_numbers_has_no_parts(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "model")
     table = pq.read_table(tmp_path / "model" / REFERENCE_ROWS_FILE)
@@ -330,6 +304,7 @@ def test_reference_rows_that_are_not_there(tmp_path: Path, case: str) -> None:
     content, message = BAD_FILES[case]
     path = tmp_path / "model" / REFERENCE_ROWS_FILE
     path.unlink() if content is None else path.write_bytes(content)
+    finish(tmp_path / "model")
     with pytest.raises(UserError, match=message):
         load_explainer(tmp_path / "model")
 
@@ -339,6 +314,7 @@ def test_reference_rows_of_another_model(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "other", numeric=2)
     content = (tmp_path / "other" / REFERENCE_ROWS_FILE).read_bytes()
     (tmp_path / "model" / REFERENCE_ROWS_FILE).write_bytes(content)
+    finish(tmp_path / "model")
     with pytest.raises(UserError, match=r"its columns are not those of schema\.json; export the model again"):
         load_explainer(tmp_path / "model")
 

@@ -88,11 +88,6 @@ def test_minimises_its_objective(settings: dict[str, Any]) -> None:
         assert found[-1, coordinate] == pytest.approx(best, abs=2e-7)
 
 
-def test_large_l1_makes_sparse_weights() -> None:
-    counts = [np.count_nonzero(run({"lr": 0.1, "l1": l1}, gradients())[-1]) for l1 in (0.0, 3.0, 1e4)]
-    assert counts[0] == 5 and 0 < counts[1] < 5 and counts[2] == 0
-
-
 @pytest.mark.parametrize("initial_accumulator", [0.0, 0.1])
 def test_without_a_gradient_nothing_changes(initial_accumulator: float) -> None:
     parameter = nn.Parameter(torch.zeros(4))

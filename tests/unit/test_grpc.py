@@ -1,7 +1,6 @@
 """The Open Inference Protocol over gRPC: the messages are those of Triton's client, the scores the predictor's."""
 
 import asyncio
-import inspect
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from serve import grpc_server
 from serve.admission import Admission
 from serve.grpc_app import GrpcMethods, infer_request, infer_response
-from serve.grpc_server import METHODS, PATHS, proto
+from serve.grpc_server import METHODS, proto
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError
 from serve.served_models import ServedModel, ServedModels
@@ -115,12 +114,6 @@ def test_the_descriptor_is_that_of_the_proto_file() -> None:
         (name, asked.rpartition(".")[2], answered.rpartition(".")[2]) for name, asked, answered in calls
     ]
     assert f"package {file.package};" in text
-
-
-def test_serve_passes_its_context() -> None:
-    for name in PATHS:
-        assert list(inspect.signature(getattr(GrpcMethods, name)).parameters) == ["self", "request", "grpc_context"]
-        assert getattr(GrpcMethods, name).__name__ == name
 
 
 def raw_request(rows: list[dict[str, Any]]) -> Any:

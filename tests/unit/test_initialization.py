@@ -156,8 +156,3 @@ def test_a_table_of_zeros_grows_by_zeros() -> None:
 def test_drawn_rows_are_the_same_in_every_process() -> None:
     drawn = draw_rows(replace(TABLE, rows=3, dim=2), 7, np.array([0, 2**64 - 1], np.uint64))[:, :2]
     assert drawn.flatten().tolist() == pytest.approx(GOLDEN_DRAWN, abs=1e-6)
-
-
-def test_a_parameter_without_a_rule_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="Bilinear has parameters without a rule"):
-        initialize_dense(nn.Sequential(nn.Bilinear(2, 2, 2)), seed=0)

@@ -33,19 +33,6 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Pa
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
 
 
-@pytest.mark.parametrize("source", ["{kind: table, label: y, features: []}", "{kind: outbrain}", "{kind: criteo}"])
-def test_a_model_of_users_and_items_needs_a_source_that_names_them(recipe: Path, source: str) -> None:
-    kind = re.findall(r"kind: (\w+)", source)[0]
-    message = (
-        f"{recipe}: model.kind: 'neumf' needs a user and an item, which source.kind '{kind}' does not have; use "
-        "dcnv2, dlrm, wide_deep, or source.kind interactions"
-    )
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(recipe, [f"source={source}"])
-    assert str(caught.value) == message
-    assert load_recipe(recipe, ["model={kind: dlrm}"]).model.kind == "dlrm"
-
-
 @pytest.mark.parametrize(
     ("override", "split"),
     [
@@ -67,9 +54,6 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             ["preprocess.numeric_log=false"],
             "unknown key 'preprocess.numeric_log'; known keys: expire_after, kind,",
         ),
-        (["preprocess.frequency_limit=15"], "unknown key 'preprocess.frequency_limit'"),
-        (["preprocess.order=input"], "unknown key 'preprocess.order'"),
-        (["preprocess.split={kind: hash}"], "preprocess.split.kind: no such kind 'hash'; use "),
         (
             ["preprocess.split={kind: files, min_interactions: 5}"],
             "unknown key 'preprocess.split.min_interactions'; known keys: kind, negatives, sampling, validation",
@@ -88,8 +72,6 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             "unknown key 'preprocess.split.negatives'; known keys: kind",
         ),
         (["source.layout=tsv"], "source.layout: must be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
-        (["source.kind=movies"], "source.kind: no such kind 'movies'; use "),
-        (["source.users=u"], "unknown key 'source.users'; did you mean 'user'?"),
     ],
 )
 def test_refused(recipe: Path, overrides: list[str], message: str) -> None:

@@ -168,8 +168,6 @@ LOO = {"kind": "leave_one_out"}
 FILES = {"kind": "files"}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str | None, list[str]], type[UserError], str]] = {
     # source; split; inputs; error; what it says
-    "missing file": ({}, LOO, {None: ["absent"]}, UserError, "absent: no such file"),
-    "empty file": ({}, LOO, {None: ["empty"]}, UserError, "empty: empty; there are no rows"),
     "empty gzip": ({}, LOO, {None: ["empty.gz"]}, UserError, "empty.gz: empty; there are no rows"),
     "damaged gzip": ({}, LOO, {None: ["cut.gz"]}, UserError, "cut.gz: damaged or unreadable"),
     "given twice": ({}, LOO, {None: ["a.tab", "a.tab"]}, UserError, "given for two splits; give every file once"),

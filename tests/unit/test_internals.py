@@ -42,14 +42,6 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_ray_prints_what_it_says_by_one_function() -> None:
-    from ray._private import worker
-
-    message = GONE.format("Ray", "ray_core")
-    assert list(inspect.signature(worker.print_to_stdstream).parameters) == ["data", "ignore_prefix"], message
-    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages), message
-
-
 def test_ray_keeps_notes_without_a_process_for_them() -> None:
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
@@ -213,23 +205,6 @@ def test_a_spark_session_stands_for_java_objects() -> None:
     assert (
         has_running_tasks(session(0, 2)) and not has_running_tasks(session(0, 0)) and not has_running_tasks(session())
     )
-
-
-def test_spark_sends_batches_as_its_own_data_frames_are_sent() -> None:
-    """An integration test sends some; this one says what an upgrade has changed."""
-    from pyspark import SparkContext
-    from pyspark.sql.pandas.conversion import SparkConversionMixin
-
-    message = GONE.format("PySpark", "spark")
-    given = [name for name in inspect.signature(SparkContext._serialize_to_jvm).parameters if name != "self"]
-    assert given == ["data", "serializer", "reader_func", "server_func"], message
-    own = inspect.getsource(SparkConversionMixin._create_from_pandas_with_arrow)
-    for used in (
-        "PythonSQLUtils.readArrowStreamFromFile(temp_filename)",
-        "ArrowIteratorServer()",
-        "PythonSQLUtils.toDataFrame(jiter, schema.json(), jsparkSession)",
-    ):
-        assert used in own, message
 
 
 def test_torch_has_onednns_linear_layer() -> None:

@@ -195,7 +195,7 @@ def test_absent_columns_and_tables_are_missing(folder: Path, tmp_path: Path) -> 
     row = {"item": None, "hour": 3}
     raw = batch_of([row]).select(["hour", "item"])
     (found,) = Lookups(SCHEMA, folder).complete(raw).to_pylist()
-    assert (found == expected({"user": None, **row}) | {"hour": 3} and "user" not in found) or True
+    assert "user" not in found
     assert {found[name] for name in ("rate_user", "rate_user_item", "rate_country_hour")} == {MEAN}
     assert found["users_age"] is None and found["users_tags"] is None
     empty = Lookups(SCHEMA, tmp_path).complete(batch_of(make_rows(5, 1)))

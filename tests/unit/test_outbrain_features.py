@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.sources.outbrain.features import click_rates, similarity
 from rayrec.sources.outbrain.features.ad_rows import FOLD, ROW_SCHEMA, AdRows
-from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys, raw_features
+from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.statistics import RATE_KEYS, Constants, Statistics
@@ -34,22 +34,6 @@ def confidence(views: float, ads: int) -> float:
 
 
 # --- rates
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (Count(5, 3), (P, 0.0)),  # not more than the least
-        (Count(6, 3), ((3 + M * P) / (6 + M), confidence(6, 1))),
-        (Count(600, 30, ads=3), ((30 + M * P) / (600 + M), confidence(600, 3))),
-        (Count(10**7, 10**6), ((10**6 + M * P) / (10**7 + M), 1.0)),
-        (None, (P, 0.0)),
-    ],
-)
-def test_rate_of_a_key(count: Count | None, expected: tuple[float, float], tmp_path: Path) -> None:
-    statistics = make_statistics(tmp_path, make_constants(), rates={"ad": {1: count} if count else {2: Count(9, 9)}})
-    found = click_rates.compute_rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
-    assert (found.value[0], found.confidence[0]) == pytest.approx(expected)
 
 
 def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
@@ -91,67 +75,12 @@ def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
     assert found.confidence.tolist() == pytest.approx([max(weight.values()), *[0.0] * 5])
 
 
-def test_keys_of_pairs(tmp_path: Path) -> None:
-    """Document pairs and pairs with a country: known, with another country, with a part missing."""
-    usa = int.from_bytes(b"US", "little")
-    statistics = make_statistics(
-        tmp_path,
-        make_constants(),
-        documents={7: Document(source=4, topic={5: 1.0})},
-        ads={1: Ad(7), 2: Ad(None)},
-        rates={
-            "document_pair": {(70, 7): Count(6, 1)},
-            "country_source": {(usa, 4): Count(6, 2)},
-            "country_topic": {(usa, 5): Count(11, 3)},
-        },
-    )
-    contexts = [(70, "US>CA"), (70, "USA"), (71, "GB"), (None, None)]
-    rows = make_rows(
-        statistics,
-        [{"ad_id": 1, "document_id": d, "geo_location": place} for d, place in contexts]
-        + [{"ad_id": 2, "document_id": 70, "geo_location": "US"}],
-    )
-    expected = {
-        "document_pair": [(1 + M * P) / 26] * 2 + [P] * 3,
-        "country_source": [(2 + M * P) / 26] * 2 + [P] * 3,
-        "country_topic": [(3 + M * P) / 31] * 2 + [P] * 3,
-    }
-    for name, values in expected.items():
-        assert click_rates.rate_of(name)(rows).tolist() == pytest.approx(values), name
-
-
-def test_every_key_is_of_full_and_lean_has_what_it_shows() -> None:
-    assert [key.name for key in rate_keys("full")] == list(RATE_KEYS)
-    assert {key.name for key in rate_keys("lean")} == {
-        "ad", "document", "source", "publisher", "advertiser", "campaign"
-    }  # fmt: skip
-
-
 # --- similarities
 
 
 def cosine(a: dict[int, float], b: dict[int, float]) -> float:
     dot = sum(a[v] * b[v] for v in a.keys() & b.keys())
     return dot / math.sqrt(sum(x * x for x in a.values())) / math.sqrt(sum(x * x for x in b.values()))
-
-
-def test_similarity_of_documents(tmp_path: Path) -> None:
-    documents = {
-        1: Document(topic={1: 0.5, 2: 0.25}),
-        2: Document(topic={2: 1.0, 3: 0.1}),
-        3: Document(topic={4: 1.0}),
-        4: Document(),
-    }
-    n = 8
-    statistics = make_statistics(
-        tmp_path, make_constants(documents=n), documents=documents, ads={ad: Ad(ad) for ad in (1, 2, 3, 4)}
-    )
-    idf = {1: math.log(8), 2: math.log(4), 3: math.log(8), 4: math.log(8)}
-    vector = {d: {v: idf[v] * c for v, c in document.topic.items()} for d, document in documents.items()}
-    pairs = [(1, 2), (2, 1), (1, 1), (1, 3), (1, 4), (4, 1), (9, 1), (None, 1)]
-    rows = make_rows(statistics, [{"document_id": landing, "ad_id": ad} for landing, ad in pairs])
-    expected = [cosine(vector[1], vector[2])] * 2 + [1.0, 0.0] + [math.nan] * 4
-    assert similarity.landing_similarity("topic")(rows).tolist() == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("feature_set", ["full", "lean"])

@@ -221,7 +221,6 @@ def test_a_table_twice_is_refused(folder: Path) -> None:
 REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty; it needs a header, display_id,ad_id,clicked"),
     "no column": (b"display_id,ad,clicked\n", r"no column 'ad_id' in the header \('display_id', .*\); use"),
-    "two files in one": (packed(b"x", "zip", ("a.csv", "b.csv")), "a zip file of 2 files; give one file in each"),
     "no file in it": (packed(b"x", "zip", ()), "cannot be unpacked"),
     "cut zip": (packed(b"display_id,ad_id,clicked\n", "zip")[:40], "cannot be unpacked"),
 }  # fmt: skip

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from jobs.plan import PlanRequest, describe, run
-from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 from tests.builders import make_dataset
 
@@ -32,8 +31,3 @@ def test_tables_that_the_gpu_has_no_room_for(data: Path) -> None:
     (row,) = (line for line in table if line.startswith("C1 "))
     assert row.split()[:5] == ["C1", "1,000,000", "16", "table_wise", "fused_uvm_caching"]
     assert by_rank[0].endswith("host bytes")
-
-
-def test_an_unreadable_amount_of_memory(data: Path) -> None:
-    with pytest.raises(ConfigError, match="write it as 80GB"):
-        run(PlanRequest(recipe="dlrm-criteo-debug", data=data, host_memory_per_worker="lots"), SilentProgress())

@@ -7,16 +7,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.feature_kinds import MultiHotFeature
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
-from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import make_model_folder, make_raw_rows, scores_of_the_model
 
 MODELS = {
     "dlrm": {"model": "dlrm"},
@@ -39,32 +36,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_model(folder), model
 
 
-def forward(model: RankingModel, predictor: Predictor, rows: list[dict[str, object]]) -> np.ndarray:
-    """Scores of the model itself over one batch, put together without the predictor."""
-    names = predictor.schema.features
-    table = pa.RecordBatch.from_pylist(
-        [{f.name: row.get(f.name) for f in names} for row in rows], _raw_schema(predictor)
-    )
-    encoded = FeatureEncoder(predictor.schema, predictor.folder).encode(table).to_pydict()
-    values, lengths = [], []
-    for feature in predictor.schema.categorical:
-        for ids in encoded[feature.name]:
-            bag = ids if isinstance(feature, MultiHotFeature) else [ids]
-            values += bag
-            lengths.append(len(bag))
-    sparse = KeyedJaggedTensor.from_lengths_sync(
-        [f.name for f in predictor.schema.categorical], torch.tensor(values), torch.tensor(lengths, dtype=torch.int32)
-    )
-    dense = torch.tensor([[encoded[f.name][row] for f in predictor.schema.numeric] for row in range(len(rows))])
-    batch = Batch(dense, sparse, torch.zeros(len(rows)), torch.ones(len(rows)))
-    with torch.no_grad():
-        return torch.sigmoid(model(batch)).numpy()
-
-
-def _raw_schema(predictor: Predictor) -> pa.Schema:
-    return FeatureEncoder(predictor.schema, predictor.folder).raw_schema
-
-
 def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None:
     predictor, model = pair
     rows = make_raw_rows(predictor.schema, 200)
@@ -72,7 +43,7 @@ def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None
     assert scores.shape == (200,)
     assert scores.dtype == np.float32
     assert scores.std() > 0.01
-    np.testing.assert_allclose(scores, forward(model, predictor, rows), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(scores, scores_of_the_model(model, predictor, rows), rtol=0, atol=1e-6)
 
 
 def test_a_rows_score_does_not_depend_on_the_others(pair: tuple[Predictor, RankingModel]) -> None:
@@ -87,7 +58,7 @@ def test_forms_of_rows_agree(pair: tuple[Predictor, RankingModel]) -> None:
     predictor, _ = pair
     rows = make_raw_rows(predictor.schema, 50)
     scores = predictor.predict(rows)
-    batch = pa.RecordBatch.from_pylist(rows, _raw_schema(predictor))
+    batch = pa.RecordBatch.from_pylist(rows, predictor.raw_rows.columns)
     np.testing.assert_array_equal(predictor.predict(batch), scores)
     np.testing.assert_array_equal(predictor.predict(pd.DataFrame(rows)), scores)
     np.testing.assert_array_equal(predictor.predict(tuple(rows)), scores)

@@ -33,8 +33,6 @@ DAY = {"kind": "day", "held_out_day": 10}
 FILES = {"kind": "files"}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserError], str]] = {
     # settings; inputs; error; what it says
-    "missing file": ({}, {None: ["absent.tsv"]}, UserError, "absent.tsv: no such file"),
-    "empty file": ({}, {None: ["empty"]}, UserError, "empty: empty; there are no rows"),
     "days: other names": (
         {"split": DAY},
         {None: ["day_*", "train.tsv"]},
@@ -56,7 +54,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
         ConfigError,
         "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time'",
     ),
-    "files: unnamed": ({"split": FILES}, {None: ["train.tsv"]}, ConfigError, "name its split"),
     "files: no train": ({"split": FILES}, {"test": ["test.tsv"]}, ConfigError, "add train=PATH"),
     "files: a folder's name": (
         {"split": FILES},
@@ -65,12 +62,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
         "not a name for a split",
     ),
     "files: twice": ({"split": FILES}, {"train": ["t*.tsv"], "test": ["test.tsv"]}, UserError, "for two splits"),
-    "named without need": (
-        {},
-        {"train": ["train.tsv"], "test": ["test.tsv"]},
-        ConfigError,
-        r"--input train=...: preprocess.split.kind is 'hash'.*preprocess.split=.kind: files",
-    ),
 }
 
 

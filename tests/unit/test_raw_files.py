@@ -112,21 +112,6 @@ def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: st
     assert all(f.modified > 0 and f.bytes > 0 for f in files)
 
 
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        (["/absent"], "no such file"),
-        (["/absent*"], "no such file"),
-        (["/folder"], "folder without files"),
-        (["", "/day_1"], "given twice"),
-    ],
-)
-def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        list_inputs([f"{folder}{path}" for path in paths])
-    assert "\n" not in str(error.value)
-
-
 def test_unknown_scheme() -> None:
     with pytest.raises(UserError, match="cannot be opened: unknown kind of store"):
         list_inputs(["nosuch://bucket/key"])

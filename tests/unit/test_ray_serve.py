@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from ray._private import ray_constants
-from ray.serve._private import client, constants, controller, grpc_util, handle_options, haproxy
+from ray.serve._private import client, constants, controller, grpc_util, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-from ray.serve.handle import DeploymentHandle
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -54,16 +53,6 @@ def test_the_controller_is_found_by_its_name() -> None:
     """Otherwise a server ends without waiting for its replicas."""
     assert (ray_serve._CONTROLLER, ray_serve._NAMESPACE) == (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE)
     assert callable(controller.ServeController.graceful_shutdown)
-
-
-def test_proxies_keep_the_process_of_haproxy() -> None:
-    """An upgrade may change these private parts of Ray Serve: adapt `_proxies` and `asking_replicas`."""
-    module = inspect.getsource(haproxy)
-    assert "class HAProxyManager(" in module and "self._haproxy = HAProxyApi(" in module
-    assert "proc = self._proc" in inspect.getsource(haproxy.HAProxyApi.stop)
-    assert constants.SERVE_PROXY_NAME == ray_serve._PROXY
-    assert "_run_router_in_separate_loop" in inspect.getsource(handle_options)
-    assert callable(DeploymentHandle.broadcast)
 
 
 def test_ray_serve_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,10 @@ import torch
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import NegativesConfig, RecencyConfig
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.interactions.pairs import Positives
 from rayrec.ingest.interactions.sampled_epochs import RecencyDraws, SampledSplit
 from rayrec.recipes import load_recipe
+from tests.builders import users_and_items
 
 # User 7 has one positive, user 2 four, user 5 two hundred.
 USERS = torch.tensor([7] + [2] * 4 + [5] * 200, dtype=torch.int32)
@@ -45,11 +44,7 @@ def test_equal_weights_draw_each_positive_once():
 
 def test_samples_of_a_drawn_positive_are_of_its_user():
     items = torch.arange(1, len(USERS) + 1, dtype=torch.int32)
-    schema = Schema(
-        label="label",
-        features=(CategoricalFeature(name="user", cardinality=8), CategoricalFeature(name="item", cardinality=300)),
-        interactions=InteractionColumns(user="user", item="item"),
-    )
+    schema = users_and_items(8, 300)
     pairs = Positives(USERS, items)
     config, recency = NegativesConfig(per_positive=3), RecencyConfig(half_life=5, floor=0)
     split = SampledSplit.of(pairs, pairs, schema, config, recency)

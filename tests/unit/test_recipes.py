@@ -6,31 +6,17 @@ import pytest
 
 from rayrec.config.optimizers import ScheduleConfig
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
-from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of
-from tests.naive_models import random_batch
 
-NAMES = {f"{model}-criteo{variant}" for model in ("dlrm", "dcnv2") for variant in ("", "-debug", "-small")}
 FREQUENCY_LIMIT_15 = (
     7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
     2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
 )  # fmt: skip
 """Published table sizes of Criteo Terabyte."""
-
-NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug", "mf-ml-1m"}
-NAMES |= {f"wide-deep-outbrain{variant}" for variant in ("", "-lean", "-debug")}
-MOVIELENS = Schema(
-    label="label",
-    group="list",
-    features=(
-        CategoricalFeature(name="user", cardinality=139),
-        CategoricalFeature(name="item", cardinality=27),
-    ),
-    interactions=InteractionColumns(user="user", item="item"),
-)
 
 
 def criteo_schema(cardinalities: tuple[int, ...]) -> Schema:
@@ -41,30 +27,6 @@ def criteo_schema(cardinalities: tuple[int, ...]) -> Schema:
             *(CategoricalFeature(name=f"C{i + 1}", cardinality=n) for i, n in enumerate(cardinalities)),
         ),
     )
-
-
-def test_all_are_shipped() -> None:
-    assert set(shipped_recipes()) >= NAMES
-
-
-@pytest.mark.parametrize("name", sorted(shipped_recipes()))
-def test_valid_and_described(name: str, tmp_path) -> None:
-    recipe = load_recipe(name)
-    assert recipe.name == name
-    assert len(recipe.description) > 20
-    (tmp_path / "copy.yaml").write_text(dump_recipe(recipe))
-    assert load_recipe(tmp_path / "copy.yaml") == recipe
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_models_build_and_score(name: str) -> None:
-    recipe = load_recipe(name)
-    schema = MOVIELENS if recipe.model.kind == "neumf" else criteo_schema((7,) * 26)
-    if recipe.model.kind == "wide_deep":
-        names = [*recipe.model.embedding_dims, "other"]
-        schema = Schema(label="label", features=tuple(CategoricalFeature(name=n, cardinality=7) for n in names))
-    model = build_model(recipe.model, schema)
-    assert model(random_batch(schema, rows=4)).shape == (4,)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +204,6 @@ def test_published_sizes(name: str, first_top_layer: tuple[int, int], dense_para
     assert sum(p.numel() for p in model.dense_network.parameters()) == dense_parameters
     table_gib = sum(p.numel() for p in model.embeddings.parameters()) * 4 / 2**30
     assert table_gib == pytest.approx(15.6, abs=0.1)
-
-
-@pytest.mark.parametrize("name", sorted(n for n in NAMES if n.endswith(("-debug", "-small", "-ml-1m"))))
-def test_small_recipes_run_on_a_cpu(name: str) -> None:
-    """fbgemm has no Adam for tables on a CPU; data-parallel tables have torch's Adam."""
-    train = load_recipe(name).train
-    assert train.device == "cpu"
-    assert train.embedding_optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"} or train.has_dense_adam_tables
 
 
 def value_at(recipe: Recipe, key: str) -> object:

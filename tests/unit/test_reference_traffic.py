@@ -35,12 +35,6 @@ def test_drift(case: str) -> None:
     assert least <= drift(reference(SCORES), scores) <= most + 1e-12
 
 
-def test_drift_is_the_formula() -> None:
-    """Two bins of shares 0.5 and 0.5 at export, 0.8 and 0.2 in service: 0.3 ln 1.6 - 0.3 ln 0.4."""
-    of = ReferenceTraffic(split="test", rows=2, score_edges=(0.5,), score_shares=(0.5, 0.5), unknown_share={})
-    assert of.drift(np.array([80.0, 20.0])) == pytest.approx(0.3 * np.log(1.6) - 0.3 * np.log(0.4))
-
-
 def test_equal_scores_are_one_bin() -> None:
     of = reference(np.array([0.1] * 95 + [0.7] * 5))
     assert len(of.score_shares) == len(of.score_edges) + 1

@@ -23,7 +23,6 @@ from rayrec.inference.raw_rows import RawRows
 from rayrec.store.paths import to_path
 from serve.arguments import ServeArguments, named_folders
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels
 from serve.v1 import Predictions, parse_instances
 from tests.model_folders import make_model_folder
 
@@ -115,17 +114,9 @@ def test_good_rows(case: str) -> None:
 
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
-    "unknown": ({"prise": 1}, "row 1: unknown feature 'prise'; did you mean 'price'?"),
-    "unknown, nothing near": (
-        {"zzz": 1},
-        "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags, time, vector, weights",
-    ),
-    "row is a string": ("a", "row 1: the string 'a'; a row is an object of feature names and values"),
     "row is null": (None, "row 1: null; a row is an object of feature names and values"),
-    "number as list": ({"I1": [3]}, "row 1, 'I1': a list; needs a number, or null if it is missing"),
     "number as object": ({"I1": {}}, "row 1, 'I1': an object; needs a number, or null if it is missing"),
     "infinity": ({"I1": -math.inf}, "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38"),
-    "beyond float32": ({"I1": 1e300}, "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38"),
     "beyond float64": (
         {"I1": 10**400},
         "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38",
@@ -134,12 +125,10 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         {"C1": 10**5000},
         "row 1, 'C1': an integer of more than 38 digits; needs a text, or null if it is missing",
     ),
-    "category as list": ({"C1": ["a"]}, "row 1, 'C1': a list; needs a text, or null if it is missing"),
     "category no Unicode": (
         {"C1": "\ud800"},
         "row 1, 'C1': the string '\\ud800'; needs a text, or null if it is missing",
     ),
-    "id as fraction": ({"id": 1.5}, "row 1, 'id': the number 1.5; needs an integer, or null if it is missing"),
     "list as number": (
         {"tags": 3},
         "row 1, 'tags': the number 3; needs a list of texts (or a text of them with '|' between), or null if it is "
@@ -150,7 +139,6 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         "row 1, 'tags': the string '\\ud800'; needs a list of texts (or a text of them with '|' between), "
         "or null if it is missing",
     ),
-    "short vector": ({"vector": [1]}, "row 1, 'vector': a list of 1 numbers; needs 2, or null if it is missing"),
     "vector of text": (
         {"vector": "1 x"},
         "row 1, 'vector': the string '1 x'; needs a list of numbers (or a text of them with ' ' between), "
@@ -160,17 +148,9 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         {"vector": [1, 1e300]},
         "row 1, 'vector': a number is out of range; numbers go up to 3.4e+38",
     ),
-    "fewer weights": (
-        {"tags": ["a", "b", "c"], "weights": [1]},
-        "row 1, 'weights': a list of 1 weights; 'tags' has 3 values; give one for each, or null if all weigh the same",
-    ),
     "weights without values": (
         {"weights": "1|2"},
         "row 1, 'weights': a list of 2 weights; 'tags' has 0 values; give one for each, or null if all weigh the same",
-    ),
-    "weight below 0": (
-        {"tags": "a", "weights": [-1]},
-        "row 1, 'weights': the weight -1.0; needs a number of at least 0 for each value",
     ),
     "weight null": (
         {"tags": "a|b", "weights": [1, None]},
@@ -179,10 +159,6 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "weight infinite": (
         {"tags": "a", "weights": [math.inf]},
         "row 1, 'weights': a number is out of range; numbers go up to 3.4e+38",
-    ),
-    "time in milliseconds": (
-        {"time": 1_767_355_200_000},
-        "row 1, 'time': the number 1767355200000; needs a time in s since 1970, or null if it is missing",
     ),
     "time as boolean": (
         {"time": True},
@@ -231,12 +207,10 @@ def test_good_bodies(case: str) -> None:
 
 
 BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
-    "empty": (b"", 400, "the body is empty"),
     "not JSON": (b"I1=3", 400, "not valid JSON"),
     "cut short": (b'{"instances": [{"I1": 3}', 400, "not valid JSON"),
     "not UTF-8": (b'{"C1": "\xff"}', 400, "not valid JSON"),
     "lone surrogate": (b'{"C1": "\\ud800"}', 400, "not valid JSON"),
-    "NaN": (b'{"I1": NaN}', 400, "not valid JSON"),
     "Infinity": (b'{"I1": -Infinity}', 400, "not valid JSON"),
     "1e999": (b'{"I1": 1e999}', 422, "row 0, 'I1': a number is out of range"),
     "thousands of digits": (b'{"I1": ' + b"9" * 4000 + b"}", 422, "row 0, 'I1': a number is out of range"),
@@ -245,13 +219,10 @@ BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
     "a number": (b"3", 422, "the body must be"),
     "a list": (b"[]", 422, "the body must be"),
     "null": (b"null", 422, "the body must be"),
-    "instances is an object": (b'{"instances": {"I1": 3}}', 422, "instances: must be a list"),
     "instances is null": (b'{"instances": null}', 422, "instances: must be a list"),
-    "no instances": (b'{"instances": []}', 422, "instances: empty"),
     "another key": (b'{"instances": [{}], "x": 1}', 422, "unknown key 'x' beside 'instances'"),
     "too many": (json.dumps({"instances": [{}] * 9}).encode(), 413, "instances: 9 rows, at most 8 a request"),
     "a row is a number": (b'{"instances": [3]}', 422, "row 0: the number 3"),
-    "one bad row": (b'{"instances": [{}, {"C1": [5]}]}', 422, "row 1, 'C1': a list"),
 }
 
 
@@ -271,21 +242,6 @@ def test_scores_keep_their_value() -> None:
     content = json.loads(Predictions(model="m", version="1", predictions=scores.tolist()).model_dump_json())
     assert content["model"] == "m"
     np.testing.assert_array_equal(np.array(content["predictions"], np.float32), scores)
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "message"),
-    [
-        ("dlrn", ["dlrm", "x"], "no model 'dlrn'; did you mean 'dlrm'?"),
-        ("zzz", ["b", "a"], "no model 'zzz'; models: a, b"),
-    ],
-)
-def test_unknown_model_names_the_known(name: str, known: list[str], message: str) -> None:
-    models = ServedModels()
-    models.current = {model: ServedModel(model, {}, {}) for model in known}
-    with pytest.raises(RequestError) as refused:
-        models.model(name)
-    assert (refused.value.status, refused.value.message) == (404, message)
 
 
 NAMES: dict[str, tuple[list[str], dict[str, str]]] = {

@@ -14,7 +14,7 @@ import pytest
 from jobs.command.command_line import as_arguments, main
 from jobs.command.request import Request
 from jobs.command.result import Result, text_table
-from jobs.command.runner import Command, build_request, execute, run_command
+from jobs.command.runner import Command, execute, run_command
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 
@@ -165,40 +165,6 @@ def test_a_failure_before_there_is_a_folder_makes_none(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         execute(command_that(fail), StubRequest(output=tmp_path / "out"), SilentProgress())
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "output: missing; it is required"),
-        ({"output": "o", "rows": "x"}, "rows: must be a whole number"),
-        ({"output": "o", "row": 1}, "unknown key 'row'; did you mean 'rows'?"),
-    ],
-)
-def test_requests_are_validated_by_field(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        build_request(StubRequest, values)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--output", "o"], StubRequest(output=Path("o"))),
-        (["--output", "o", "--rows", "3", "--resume"], StubRequest(output=Path("o"), rows=3, resume=True)),
-        (["--output=o", "--set", "a=1", "--set", "b=2"], StubRequest(output=Path("o"), set=("a=1", "b=2"))),
-    ],
-)
-def test_program_arguments_are_the_fields(arguments: list[str], expected: StubRequest) -> None:
-    seen = []
-
-    def run(request: StubRequest, progress: Progress) -> Result:
-        seen.append(request)
-        return Result(command="stub")
-
-    assert main(Command("stub", StubRequest, run), arguments) == 0
-    assert seen == [expected]
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,6 @@ def test_a_vocabulary_that_begins_with_the_old_one_is_not_looked_up(tmp_path: Pa
     assert found.keys(found.new).tolist() == looked_up.keys(looked_up.new).tolist()
 
 
-def test_keys_do_not_depend_on_the_order_of_values(tmp_path: Path) -> None:
-    for name, values in (("one", "abxyz"), ("other", "zaybx")):
-        origins = _origins(tmp_path / name, Listed("ab"), Listed(values))
-        keys = dict(zip((values[row - 1] for row in origins.new), origins.keys(origins.new).tolist(), strict=True))
-        assert keys == {value: hash_string(value) for value in "xyz"}
-
-
 @pytest.mark.parametrize(
     ("transforms", "before", "now", "expected"),
     [

@@ -15,16 +15,11 @@ from rayrec.ingest.interactions import sampled_epochs as loader_module
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.preflight import require_trainable
-from tests.builders import make_dataset, write_dataset
+from tests.builders import make_dataset, users_and_items, write_dataset
 from tests.training_runs import recipe
 
-SCHEMA = Schema(
-    label="label",
-    group="group",
-    # The item first: ids lie in the schema's order.
-    features=(CategoricalFeature(name="item", cardinality=21), CategoricalFeature(name="user", cardinality=12)),
-    interactions=InteractionColumns(user="user", item="item"),
-)
+SCHEMA = users_and_items(12, 21, group="group", item_first=True)
+"""The item first: ids lie in the schema's order."""
 NEGATIVES = NegativesConfig()
 
 

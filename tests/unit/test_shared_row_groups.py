@@ -39,15 +39,6 @@ def test_a_row_group_is_decoded_once_at_any_number_of_workers(row_groups: int, w
     assert max(map(len, decoded)) <= 2 * len(groups) / world_size + 3
 
 
-def test_without_sharing_it_is_decoded_by_each_that_needs_it() -> None:
-    """What sharing saves with the default's 16 lanes."""
-    groups = make_row_groups(*[(1_000,) * 20] * 20)
-    for world_size, times in ((1, 1), (2, 1), (8, 1.02), (16, 1.04), (32, 2), (64, 4), (128, 8)):
-        orders = ranks_of(world_size, row_groups=groups, global_batch_size=4_096)
-        decoded = sum(len(order.needs) for order in orders)
-        assert decoded / len(groups) == pytest.approx(times, rel=0.05)
-
-
 def batches_of_row_groups(order: BatchOrder) -> dict[int, list[int]]:
     """The batches for which a rank takes rows of each row group."""
     found: dict[int, list[int]] = {}

@@ -1,9 +1,6 @@
 """Stages of a long job: each runs once, and what was begun but not finished is begun again from nothing."""
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -153,33 +150,6 @@ def test_a_users_error_leaves_nothing(tmp_path: Path) -> None:
         (folder / "rows").touch()
         raise UserError("bad rows")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Another process holds it; when that is killed, it is free, with what lies in it."""
-    code = (
-        "import sys, time; from pathlib import Path; from rayrec.store.files import new_folder\n"
-        "with new_folder(Path(sys.argv[1]), 'abc') as folder:\n"
-        "    (folder / 'held').touch(); time.sleep(60)\n"
-    )
-    output = tmp_path / "out"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    other = subprocess.Popen([sys.executable, "-c", code, str(output)], env=environment)
-    held = tmp_path / ".out.unfinished-abc" / "held"
-    try:
-        deadline = time.monotonic() + 30
-        while not held.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for fingerprint in ("abc", "other", None):
-            with pytest.raises(UserError, match="another command is writing to it"), new_folder(output, fingerprint):
-                pass
-        assert held.exists()
-    finally:
-        other.kill()
-        other.wait()
-    with new_folder(output, "abc") as folder:
-        assert [p.name for p in folder.iterdir()] == ["held"]
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 # --- the job around the stages

@@ -134,7 +134,6 @@ WRONG = [
     ),
     ("preprocess.seed: {choice: [1, 2]}", "s.yaml: preprocess.seed: cannot be searched: trials share one dataset"),
     ("size: {choice: [1, 2]}", "s.yaml: size: cannot be searched"),
-    ("train.workers: {choice: [1, 2]}", "s.yaml: train.workers: cannot be searched: it is the same for all trials"),
     # Known only with the recipe:
     (
         "train.ephocs: {choice: [1]}",

@@ -1,76 +1,21 @@
 """Wide & Deep: its logits, its tables and initial values, its parts, what does not suit it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.schema import Schema
-from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
 from rayrec.recipes import load_recipe
 from rayrec.training.run.preflight import require_parts
-from tests.builders import WITH_SHARED_TABLES, make_schema
-from tests.naive_models import naive_logits, random_batch
+from tests.builders import make_schema
+from tests.naive_models import random_batch
 
 SMALL = WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5))
 SCHEMA = make_schema(numeric=3, categorical=3, multi_hot=2)
-WEIGHTED = make_schema(numeric=3, categorical=3, multi_hot=3, weighted=("M1", "M2"))
-
-
-def lively(model: RankingModel) -> RankingModel:
-    """With every weight at random: the wide part and the biases start at 0, which would hide them."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.5, generator=generator)
-    return model
-
-
-@pytest.mark.parametrize("rows", [1, 17])
-@pytest.mark.parametrize(
-    ("changes", "schema"),
-    [
-        ({}, SCHEMA),
-        ({"part": "wide"}, SCHEMA),
-        ({"part": "deep"}, SCHEMA),
-        ({"combiner": "mean"}, SCHEMA),
-        ({"combiner": "sum"}, SCHEMA),
-        ({"dropout": 0.5}, SCHEMA),
-        ({}, WITH_SHARED_TABLES),
-        ({"combiner": "mean"}, WITH_SHARED_TABLES),
-        ({}, WEIGHTED),
-        ({"combiner": "mean"}, WEIGHTED),
-        ({}, make_schema(numeric=0, categorical=3)),
-        ({"part": "wide", "embedding_dims": {}}, make_schema(numeric=0, categorical=1)),
-    ],
-)
-def test_equals_a_naive_computation(changes: Mapping[str, object], schema: Schema, rows: int) -> None:
-    config = SMALL.model_copy(update=dict(changes))
-    model = lively(build_model(config, schema, seed=3)).eval()
-    batch = random_batch(schema, rows)
-    logits = model(batch)
-    assert logits.dtype == torch.float32 and logits.shape == (rows,)
-    expected = naive_logits(config, schema, model.state_dict(), batch)
-    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
-    assert expected.std() > 0.1 or rows == 1
-
-
-def test_both_parts_add_up() -> None:
-    both = lively(build_model(SMALL, SCHEMA))
-    batch, logits = random_batch(SCHEMA, 20), []
-    for part in ("wide", "deep"):
-        alone = build_model(SMALL.model_copy(update={"part": part}), SCHEMA)
-        state = both.state_dict()
-        alone.load_state_dict({name: state[name] for name in alone.state_dict()})
-        logits.append(alone(batch))
-    torch.testing.assert_close(both(batch), logits[0] + logits[1])
 
 
 def test_every_feature_feeds_both_parts() -> None:
@@ -109,32 +54,6 @@ def test_initial_values_are_as_published(init: str, std: float) -> None:
         assert linear.weight.shape == (rows, columns) and not linear.bias.any()
         assert linear.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
         assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
-
-
-def test_dropout_acts_in_training_alone() -> None:
-    model = lively(build_model(SMALL.model_copy(update={"dropout": 0.5}), SCHEMA))
-    batch = random_batch(SCHEMA, 10)
-    assert not torch.equal(model(batch), model(batch))
-    model.eval()
-    assert torch.equal(model(batch), model(batch))
-
-
-def test_dense_network_alone_under_autocast() -> None:
-    network = lively(build_model(SMALL, make_schema(numeric=2, categorical=3))).dense_network
-    dense, pooled = torch.randn(8, 2), torch.randn(8, 15 + 3, requires_grad=True)
-    expected = network(dense, pooled)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = network(dense, pooled)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.1)
-    expected.sum().backward()
-    assert pooled.grad is not None and (pooled.grad[:, 15:] == 1).all() and pooled.grad[:, :15].abs().sum() > 0
-
-
-def test_ids_decide() -> None:
-    model = lively(build_model(SMALL, SCHEMA))
-    batch, other = random_batch(SCHEMA, 20), random_batch(SCHEMA, 20, seed=1)
-    assert not torch.equal(model(batch), model(replace(batch, sparse=other.sparse)))
 
 
 @pytest.mark.parametrize(

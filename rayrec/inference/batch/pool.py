@@ -2,10 +2,11 @@
 
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
 ScorerT = TypeVar("ScorerT", bound=Scorer)
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 ROWS_PER_PART = 1_048_576
 
@@ -58,7 +61,10 @@ class ScoringPool:
         """
         if not tasks:
             return
-        yield from (self._run_in_threads if self.on == "process" else self._run_in_actors)(tasks, worker, arguments)
+        if self.on == "process":
+            yield from in_threads(tasks, partial(worker, **arguments), self.size(len(tasks)))
+        else:
+            yield from self._run_in_actors(tasks, worker, arguments)
 
     def scorer(self, model: StoredModel | Path) -> Scorer:
         """Return the scorer of a worker, beside which others run."""
@@ -73,20 +79,6 @@ class ScoringPool:
         keep_freed_memory()
         scorer.precision = resolve_precision(self.precision, self.device, "--precision")
         return scorer
-
-    def _run_in_threads(
-        self, tasks: Sequence[Any], worker: Callable[..., Any], arguments: dict[str, Any]
-    ) -> Iterator[Any]:
-        threads = torch.get_num_threads()
-        try:
-            work = worker(**arguments)
-            with ThreadPoolExecutor(self.size(len(tasks)), "rayrec-score") as pool:
-                try:
-                    yield from pool.map(work, tasks)
-                finally:
-                    pool.shutdown(cancel_futures=True)
-        finally:
-            torch.set_num_threads(threads)  # workers beside each other take one each
 
     def _run_in_actors(
         self, tasks: Sequence[Any], worker: Callable[..., Any], arguments: dict[str, Any]
@@ -116,6 +108,25 @@ class ScoringPool:
         with closing(stream_blocks(data)) as reports:
             for block in reports:
                 yield from map(pickle.loads, block["report"].to_pylist())
+
+
+def in_threads(
+    tasks: Iterable[TaskT], worker: Callable[[], Callable[[TaskT], ResultT]], size: int | None = None
+) -> Iterator[ResultT]:
+    """Yield what one worker makes of each task, in their order, in `size` threads (one for each CPU by default), in
+    which torch uses no others.
+    """
+    threads = torch.get_num_threads()
+    try:
+        work = worker()
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(size or available_cpus(), "rayrec-score") as pool:
+            try:
+                yield from pool.map(work, tasks)
+            finally:
+                pool.shutdown(cancel_futures=True)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _opened(model: StoredModel | Path) -> StoredModel:

@@ -16,7 +16,8 @@ from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotF
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.lists import ids_of, with_weights
 from rayrec.features.numeric import encode_numeric, untransformed
-from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, in_threads, with_columns
+from rayrec.inference.batch.pool import in_threads
+from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, with_columns
 from rayrec.inference.predictor import Predictor
 
 _POINTS = 20
@@ -79,7 +80,7 @@ def partial_dependence(
         return Point(**vars(value), score=rows.mean(scores))
 
     mean = rows.mean(predictor.predict_encoded(rows.features)).value
-    found = iter(in_threads(point, tasks))
+    found = in_threads(tasks, lambda: point)
     return [
         Dependence(name, isinstance(by_name[name], NumericFeature), mean, tuple(next(found) for _ in values[name]))
         for name in features

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import higher_is_better
+from rayrec.inference.batch.pool import in_threads
 from rayrec.inference.explanation.rows import (
     BlockEstimate,
     LabelledRows,
     MetricsOfBlocks,
     estimate,
-    in_threads,
     with_columns,
 )
 from rayrec.inference.predictor import Predictor
@@ -49,7 +49,7 @@ def permutation_importance(
     measure = MetricsOfBlocks(rows, predictor.recipe.evaluate)
     signs = np.array([1.0 if higher_is_better(name) else -1.0 for name in measure.names])
     # By one thread, too: then what changes nothing changes no bit.
-    (before,) = in_threads(lambda features: measure(predictor.logits_encoded(features)), [rows.features])
+    (before,) = in_threads([rows.features], lambda: lambda features: measure(predictor.logits_encoded(features)))
     progress.stage("importance", len(permuted) * permutations * len(rows))
 
     def worse_by(task: tuple[str, int]) -> np.ndarray:
@@ -63,7 +63,11 @@ def permutation_importance(
 
     tasks = [(name, number) for name in permuted for number in range(permutations)]
     # (permuted, permutations, all rows and blocks of them, metrics)
-    changes = np.array(in_threads(worse_by, tasks)).reshape(len(permuted), permutations, *before.shape).mean(axis=1)
+    changes = (
+        np.array([*in_threads(tasks, lambda: worse_by)])
+        .reshape(len(permuted), permutations, *before.shape)
+        .mean(axis=1)
+    )
     return Importance(
         metrics=dict(zip(measure.names, before[0].tolist(), strict=True)),
         worse_by={

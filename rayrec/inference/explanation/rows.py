@@ -1,11 +1,9 @@
-"""Rows of a split that a model is explained on: columns changed, scored by threads, measured whole and in blocks."""
+"""Rows of a split that a model is explained on: columns changed, measured whole and in blocks."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.common.machine import available_cpus
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.features.categorical import encode_cross
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
@@ -28,9 +25,6 @@ from rayrec.random.permutation import HashPermutation
 _BLOCKS = 20
 _T_QUANTILE = 2.093
 """Quantile of Student's distribution with `_BLOCKS` - 1 degrees of freedom: 95 % of it lie between -2.093 and 2.093."""
-
-TaskT = TypeVar("TaskT")
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -182,17 +176,6 @@ def with_columns(schema: Schema, rows: pa.RecordBatch, columns: Mapping[str, pa.
     names = rows.schema.names
     given = zip(names, rows.columns, strict=True)
     return pa.RecordBatch.from_arrays([changed.get(name, column) for name, column in given], schema=rows.schema)
-
-
-def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> list[ResultT]:
-    """Return what `work` gives for each task, from a thread for each CPU, in which torch uses no others."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(available_cpus(), "rayrec-explain") as pool:
-            return list(pool.map(work, tasks))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _are_both(labels: Tensor, weights: Tensor) -> bool:

@@ -32,9 +32,11 @@ class DLRMDenseNetwork(nn.Module):
 
     def __init__(self, config: DLRMConfig, numeric: int, pooled: Sequence[PooledFeature], device: torch.device) -> None:
         super().__init__()
+        # Numbers: one vector of the embeddings' width, so that it can interact with them.
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
         self._dot_width = config.embedding_dim if config.interaction == "dot" else None
         self._with_squares = config.self_interaction
+        # The interaction's width: of all vectors side by side, or of the dense vector and one product for each pair.
         width = sum(output.table.dim for output in pooled) + (config.bottom_mlp[-1] if numeric else 0)
         if self._dot_width is not None:
             vectors = len(pooled) + (numeric > 0)
@@ -46,6 +48,7 @@ class DLRMDenseNetwork(nn.Module):
             width = output_width(vectors, self._dot_width, has_dense=numeric > 0)
             width += vectors if config.self_interaction else 0
         self._width = width
+        # Its first layer ignores the columns that `forward` pads the interaction with.
         self.top_mlp = scoring_layers(width, config.top_mlp, device, linear=LinearOfPadded)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -57,6 +60,7 @@ class DLRMDenseNetwork(nn.Module):
         """
         hidden = self.bottom_mlp(dense) if self.bottom_mlp is not None else None
         if self._dot_width is not None:
+            # The pooled embeddings are F vectors of one width; a kernel multiplies each pair of them.
             padding = aligned_padding(self._width, pooled.device)
             rows, columns = pooled.shape
             vectors = pooled.reshape(rows, columns // self._dot_width, self._dot_width)

@@ -1,7 +1,7 @@
 """A model spread over the ranks: sharded embedding tables, a replicated dense network."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import groupby
@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 
 from cuda_ops import triton_works
 from rayrec.common.errors import ConfigError
+from rayrec.config.train import TrainConfig
 from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -71,7 +72,7 @@ class ParallelModel:
         self.schema, self.device = whole.schema, context.device
         self.stated_tables, self._outputs = whole.tables, whole.outputs
 
-        # Plan which rank holds which part of which table.
+        # Plan which rank holds which part of which table. Every rank makes the same plan by itself.
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -97,6 +98,7 @@ class ParallelModel:
             plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
+        # One rank sends nothing, and on a CPU not even TorchRec's wrappers are called (`pooled`).
         self._is_local = context.world_size == 1 and self.device.type == "cpu"
         if context.world_size == 1:
             call_tables_directly(self.tables)
@@ -120,7 +122,8 @@ class ParallelModel:
             if parameter.requires_grad:
                 self.dense_parameters[train.trained_part(whole.part_of_dense(name))].append(parameter)
 
-        # Compile and replicate the dense network.
+        # Compile and replicate the dense network. DDP averages its gradients over the ranks; one rank does without, and
+        # so does a network that has nothing to train, which DDP refuses.
         called: nn.Module = self.dense_network
         if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
             rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
@@ -143,17 +146,8 @@ class ParallelModel:
         self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-        # Neighbouring columns of pooled embeddings with one L2 penalty are penalized with each other.
-        self.penalties: list[tuple[slice, float]] = []
+        self.penalties = _penalized_columns([output.table for output in whole.pooled], train)
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
-        start = 0
-        read = [output.table for output in whole.pooled]
-        penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in read)
-        for penalty, tables in groupby(zip(penalties, read, strict=True), key=itemgetter(0)):
-            end = start + sum(table.dim for _, table in tables)
-            if penalty:
-                self.penalties.append((slice(start, end), penalty))
-            start = end
 
     def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         """Yield each batch with the one after it, or None after the last.
@@ -284,6 +278,21 @@ class CompiledNetwork(nn.Module):
         """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of dims), as the network itself does."""
         network = self._compiled if pooled.shape[0] == self._rows else self.network
         return cast(Tensor, network(dense, pooled))
+
+
+def _penalized_columns(tables: Sequence[EmbeddingTable], train: TrainConfig) -> list[tuple[slice, float]]:
+    """Return the columns of the pooled embeddings, of `tables` side by side, that an L2 penalty is on, and the penalty.
+
+    Neighbouring columns with one penalty are one slice.
+    """
+    found, start = [], 0
+    penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in tables)
+    for penalty, of_tables in groupby(zip(penalties, tables, strict=True), key=itemgetter(0)):
+        end = start + sum(table.dim for _, table in of_tables)
+        if penalty:
+            found.append((slice(start, end), penalty))
+        start = end
+    return found
 
 
 def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:

@@ -178,8 +178,12 @@ def plan_sharding(
     unknown = sorted(set(train.sharding.tables) - set(by_name))
     if unknown:
         raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(by_name)}")
+
+    # What each table may be: the sharding that the recipe names, or those that its optimizer suits.
     nodes = world_size // local_world_size if local_world_size > 1 and world_size % local_world_size == 0 else 1
     shardings = {t.name: _sharding(t, train.sharding, rules[t.name], world_size, nodes) for t in tables}
+
+    # The workers, of which the planner has to know the memory; it estimates for GPUs, whatever they are.
     trainer = TrainerConfig(
         world_size=world_size,
         local_world_size=local_world_size,
@@ -210,11 +214,11 @@ def plan_sharding(
         )
         return planner.plan(embeddings, [EmbeddingBagCollectionSharder()])
 
+    # First all tables in the workers' own memory; only where they do not fit, some in that of the hosts, which is slow.
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the planner warns on the root logger about every data-parallel table
     try:
-        # The planner knows `dense` for data-parallel tables alone.
-        kernels = ["fused", "dense"]
+        kernels = ["fused", "dense"]  # the planner knows `dense` for data-parallel tables alone
         try:
             plan = plan_with(kernels)
         except PlannerError as error:
@@ -227,29 +231,36 @@ def plan_sharding(
         raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker) from None
     finally:
         logging.disable(previous)
-    shards = []
-    for name, parameter in plan.plan["embeddings"].items():
-        table, rule = by_name[name], rules[name]
-        kind: Sharding = parameter.sharding_type
-        if kind == "data_parallel":
-            pieces = [(rank, (0, 0), table.shape) for rank in range(world_size)]
-        else:
-            spec = parameter.sharding_spec
-            pieces = [(s.placement.rank(), tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
-        if kind in _OF_COLUMNS and len({column for _, (_, column), _ in pieces}) == 1:  # all columns in one piece
-            kind = "table_wise" if kind == "column_wise" else "table_row_wise"
-        in_host_memory = parameter.compute_kernel == "fused_uvm_caching"
-        kernel: Kernel = "fused_uvm_caching" if in_host_memory else rule.kernel(kind)
-        for rank, (row, column), (rows, columns) in pieces:
-            size = rows * rule.row_bytes(columns, kind)
-            on_device, on_host = (round(size * _CACHED_SHARE), size) if in_host_memory else (size, 0)
-            shards.append(ShardPlacement(name, kind, kernel, rank, row, rows, column, columns, on_device, on_host))
-    order = list(by_name)
-    shards.sort(key=lambda s: (order.index(s.table), s.row, s.column, s.rank))
+
+    # Its plan in our words, shard by shard. The planner has only estimated sizes, so they are counted here again.
+    found = plan.plan["embeddings"]
+    shards = [shard for t in tables for shard in _shards_of(t, rules[t.name], found[t.name], world_size)]
     result = ShardingPlan(world_size, tuple(shards))
     if max(result.bytes_by_rank()) > memory_per_worker or max(result.host_bytes_by_rank()) > host_memory_per_worker:
         raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker)
     return result
+
+
+def _shards_of(
+    table: EmbeddingTable, rule: TableRule, planned: ParameterSharding, world_size: int
+) -> list[ShardPlacement]:
+    """Return the shards of a table, by their place in it, as TorchRec's planner wants them."""
+    kind: Sharding = planned.sharding_type
+    if kind == "data_parallel":
+        pieces = [(rank, (0, 0), table.shape) for rank in range(world_size)]
+    else:
+        spec = planned.sharding_spec
+        pieces = [(s.placement.rank(), tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
+    if kind in _OF_COLUMNS and len({column for _, (_, column), _ in pieces}) == 1:  # all columns in one piece
+        kind = "table_wise" if kind == "column_wise" else "table_row_wise"
+    in_host_memory = planned.compute_kernel == "fused_uvm_caching"
+    kernel: Kernel = "fused_uvm_caching" if in_host_memory else rule.kernel(kind)
+    shards = []
+    for rank, (row, column), (rows, columns) in pieces:
+        size = rows * rule.row_bytes(columns, kind)
+        on_device, on_host = (round(size * _CACHED_SHARE), size) if in_host_memory else (size, 0)
+        shards.append(ShardPlacement(table.name, kind, kernel, rank, row, rows, column, columns, on_device, on_host))
+    return sorted(shards, key=lambda shard: (shard.row, shard.column, shard.rank))
 
 
 def torchrec_plan(plan: ShardingPlan, device: torch.device, local_world_size: int) -> TorchRecPlan:
