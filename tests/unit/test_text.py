@@ -47,3 +47,4 @@ def test_a_file_name_that_is_no_utf_8_has_a_tag() -> None:
 def test_the_shortest_ends_that_differ() -> None:
     paths = [("/", "a", "run"), ("/", "b", "x", "run"), ("/", "b", "last"), ("run",)]
     assert distinct_ends(paths) == [("a", "run"), ("x", "run"), ("last",), ("run",)]
+    assert distinct_ends([("/", "a", "run"), ("/", "x", "a", "run")]) == [("/", "a", "run"), ("x", "a", "run")]
