@@ -70,13 +70,16 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
 
 def _kind_in(request: VerifyRequest) -> "type[Manifest]":
     """Return the class of the manifest in a folder. Raises UserError if there is none, or it is not known."""
+    from rayrec.inference.folder.versions import DeltaManifest, ModelManifest
     from rayrec.ingest.dataset import DatasetManifest
     from rayrec.store.artifact import MANIFEST_FILE, read_manifest
+    from rayrec.training.run.folder import CheckpointManifest
 
     content = read_manifest(request.folder)
     if content is None:
         raise UserError(f"{request.folder}: no {MANIFEST_FILE}, so it is unfinished, or nothing that can be verified")
-    kinds: dict[str, type[Manifest]] = {kind.model_fields["kind"].default: kind for kind in (DatasetManifest,)}
+    known: tuple[type[Manifest], ...] = (DatasetManifest, CheckpointManifest, ModelManifest, DeltaManifest)
+    kinds = {kind.model_fields["kind"].default: kind for kind in known}
     # One without a known kind is of another version, which any class says.
     return kinds.get(content.get("kind", ""), DatasetManifest)
 
