@@ -68,6 +68,7 @@ class TableOptimizer:
         self, part: str, names: Sequence[str], tables: DistributedModelParallel, config: EmbeddingOptimizerConfig
     ) -> None:
         """Give this rank's parts of the tables `names` to a torch optimizer."""
+        # Plain parameters over the memory of this rank's shards: torch's optimizers know no ShardedTensor.
         weights, parameters = tables.state_dict(), dict(tables.named_parameters())
         held: list[tuple[str, Any, nn.Parameter]] = []
         for name in names:
@@ -78,6 +79,7 @@ class TableOptimizer:
                 held.append((name, weights[key], own))
         if not held:
             return
+        # One optimizer steps all of them; a checkpoint sees its moments as parts of whole tables.
         optimizer = build_optimizer(config, [own for _, _, own in held])
         self._stepped.append(optimizer)
         self._by_part[part].append(optimizer)
