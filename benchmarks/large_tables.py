@@ -34,8 +34,8 @@ from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, write_index
 from rayrec.inference.export.examples import write_examples
-from rayrec.inference.folder.model_folder import new_model_folder
-from rayrec.inference.predictor import load_model
+from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
+from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
@@ -161,7 +161,7 @@ def _make(folder: Path, rows: int, memory_gib: float) -> dict[str, float]:
         dense=network.dense_network.state_dict(),
         fill_table=fill,
     ) as written:
-        write_examples(load_model(written))
+        write_examples(Predictor(ModelFolder.open_unfinished(written)))
     shutil.rmtree(source)
     return {"seconds_to_write_vocabularies": round(seconds, 1)}
 

@@ -91,7 +91,7 @@ def measure_switch(folder: Path, seconds: int) -> dict[str, Any]:
     for version in ("1", "2", "3"):
         _make(made / version, int(version))
     examples = made / "3" / "examples.json"
-    examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
+    examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1.00'))
     body = json.dumps(make_raw_rows(load_model(made / "1").schema, 1)[0]).encode()
     _add(made, models, "1")
     with serving(ServeRequest(model=(models.parent,), port=free_port()), SilentProgress()) as url:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.store.artifact import Parent, parent_of
 from rayrec.store.files import owned, require_absent
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import Folder, RemotePath, cache_root
@@ -75,7 +76,6 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     base = _base(request, trained)
 
     from rayrec.inference.export.checkpoint import export_checkpoint
-    from rayrec.inference.folder.facts import ModelOrigin
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inspection.baselines import baselines
     from rayrec.inspection.split_checks import drawn_negatives
@@ -84,7 +84,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     judged = trained.refit_of
     judged_dataset = None if judged is None else Dataset.open(judged.dataset_folder)
     metrics = _metrics(trained, dataset, checkpoint)
-    times, tables = dataset.manifest.times, base.precision if base else request.tables or "fp32"
+    tables = base.precision if base else request.tables or "fp32"
     details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables, **drawn_negatives(dataset.schema)}
     progress.stage(f"export {checkpoint.name}")
     with _whole_folder(request) as folder:
@@ -98,12 +98,10 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             refit_of=judged_dataset,
             baselines=baselines(trained.recipe, judged_dataset or dataset, metrics),
             tables=tables,
-            origin=ModelOrigin(
-                run=str(trained.path),
-                checkpoint=checkpoint.name,
-                dataset=dataset.id,
-                data_time=None if times is None else times.last,
-            ),
+            made_of={
+                "checkpoint": parent_of(checkpoint),
+                "dataset": Parent(id=dataset.id, folder=dataset.folder),
+            },
         )
         model = ModelFolder.open(folder)
         details["table_bytes"] = model.table_bytes()

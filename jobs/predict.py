@@ -67,14 +67,14 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     `details.part` says that --rows left rows out, as far as it is known.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.store.artifact import MANIFEST_FILE
+    from rayrec.store.artifact import kind_of
 
     require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
-    if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
-        raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
+    if request.dataset is not None and kind_of(request.dataset) != "dataset":
+        raise ConfigError(f"--input {request.input}: not a dataset folder; add --raw for raw rows")
     from rayrec.raw.input_files import list_inputs
 
     # How much there is to score decides where it is done.

@@ -80,11 +80,11 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.store.artifact import MANIFEST_FILE
+    from rayrec.store.artifact import kind_of
     from tune.sweep_folder import SWEEP_FILE
 
     source = request.source
-    is_dataset, is_model = (source / MANIFEST_FILE).is_file(), is_model_folder(source)
+    is_dataset, is_model = kind_of(source) == "dataset", is_model_folder(source)
     is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
     if not (is_dataset or is_model or is_run or is_sweep):
         raise UserError(f"{source}: no dataset, run, model or search; give the folder that another command wrote")

@@ -23,7 +23,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from rayrec.common.text import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
-from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from serve.dashboard import SECONDS, History, References
@@ -121,8 +120,7 @@ class VersionStatistics:
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
-        origin = ModelOrigin.load(self.folder)
-        self._data_time = None if origin is None else origin.data_time
+        self._data_time = self.folder.manifest.data_time
         self._reference = ReferenceTraffic.load(self.folder)
         if self._reference is not None:
             self._edges = np.array(self._reference.score_edges)

@@ -55,7 +55,7 @@ def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str,
             if asked.lacks(version):
                 continue
             # What a verb declares, with the rows and the limits of this model.
-            most = min(asked.limit, max_rows)
+            most = asked.most(max_rows)
             body, answer = (
                 _declared(kind, own, f"{own}.{verb}", most, components) for kind in (asked.body, asked.answer)
             )

@@ -84,8 +84,8 @@ def parse_body(kind: type[BodyT], body: bytes, most: int) -> BodyT:
 
     Raises RequestError: 400 not JSON, 413 too many values, 422 wrong content.
     """
-    content = parse_json(body, "a JSON object")
     keys = ", ".join(kind.model_fields)
+    content = parse_json(body, f"an object with {keys}")
     if not isinstance(content, dict):
         raise RequestError(422, f"the body must be an object with {keys}, not another value")
     # Before pydantic makes an error of each of a million.

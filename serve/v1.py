@@ -29,7 +29,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayrec.config import ServeConfig
 from rayrec.inference.explanation.additive import Explanation
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
@@ -203,15 +202,17 @@ class Verb:
     limit: int = 2**31
     """Most rows, items or candidates of a request, where `max_rows_per_request` is no less."""
 
-    def most(self, settings: ServeConfig) -> int:
-        """Return the most rows, items or candidates of a request."""
-        return min(self.limit, settings.max_rows_per_request)
+    def most(self, max_rows: int) -> int:
+        """Return the most rows, items or candidates of a request to a server that takes `max_rows`."""
+        return min(self.limit, max_rows)
 
     async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
         """Return the body of the answer. Raises RequestError."""
         if why := self.lacks(version):
             raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
-        found = await self.run(Asked(model, version, body, admission, self.most(admission.settings)))
+        most = self.most(admission.settings.max_rows_per_request)
+        found = await self.run(Asked(model, version, body, admission, most))
+        # Its numbers are float32 values in the digits of their float64.
         return self.answer(model=model.name, version=version.version, **found).model_dump_json().encode()
 
 

@@ -17,13 +17,13 @@ from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, N
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, content_hash, write_whole_vocabulary
 from rayrec.inference.export.examples import write_examples
-from rayrec.inference.folder.facts import ModelOrigin
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
-from rayrec.inference.predictor import load_model
+from rayrec.inference.predictor import Predictor
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
+from rayrec.store.artifact import Parent
 from tests.builders import make_recipe
 
 CONFIG = DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,))
@@ -127,11 +127,12 @@ class ModelDays:
             vocabularies_in=data,
             dense=self._dense,
             fill_table=fill_table,
+            made_of={"checkpoint": Parent(id=f"day-{self.day}", folder=Path("run"))},
+            data_time=1000.0 * self.day,
         ) as written:
             if precision != "fp32":
                 quantise_tables(written, model.tables, precision)
-            ModelOrigin(run="run", checkpoint=f"day-{self.day}", dataset="0", data_time=1000.0 * self.day).save(written)
-            write_examples(load_model(written))
+            write_examples(Predictor(ModelFolder.open_unfinished(written)))
         return folder
 
     def open(self, name: str) -> ModelFolder:

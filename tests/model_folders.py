@@ -18,8 +18,9 @@ from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.inference.export.examples import Examples, write_examples
 from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import KnownItems
-from rayrec.inference.folder.model_folder import copy, new_model_folder
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.folder.model_folder import ModelFolder, copy, finish_model, new_model_folder
+from rayrec.inference.folder.versions import ModelManifest
+from rayrec.inference.predictor import Predictor
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel
@@ -170,11 +171,16 @@ def _write(
             known_items.save(written)
         if statistics is not None:
             copy(statistics, written / STATISTICS_FOLDER)
-        predictor = load_model(written)
+        predictor = Predictor(ModelFolder.open_unfinished(written))
         write_examples(predictor)
         examples = predictor.columns_of(Examples.load(written).instances)
         write_reference_rows(predictor, predictor.encode(examples))
     return network.eval()
+
+
+def finish(folder: Path) -> None:
+    """Write the manifest of a model folder again, as it was changed on purpose."""
+    finish_model(folder, ModelManifest.load(folder))
 
 
 def tables_of(model: RankingModel) -> dict[str, torch.Tensor]:

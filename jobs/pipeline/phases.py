@@ -5,7 +5,6 @@ the first unfinished phase, whatever ended the last one. Training itself ends wi
 split.
 """
 
-import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_outcome
+from jobs.command import Result, TrainingRecipeRequest, describe_outcome
 from jobs.command.placement import PlacedRequest, place_training, training_session
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
-from rayrec.store.files import is_vacant, new_folder
+from rayrec.store.files import is_vacant
 
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
@@ -243,7 +242,7 @@ def _without_split(request: PipelineRequest) -> PipelineRequest:
 
 
 class ExportPhase(Phase):
-    """run/ or refit/run/ to model/, whose result has the fingerprint of the run that it was made from."""
+    """run/ or refit/run/ to model/, which is made of the best checkpoint."""
 
     name = "export"
 
@@ -252,37 +251,27 @@ class ExportPhase(Phase):
         return self._places.model
 
     def finished(self) -> Result | None:
-        if not (self.folder / RESULT_FILE).is_file():
-            if not is_vacant(self.folder):
-                raise UserError(f"{self.folder}: not made by `rayrec run`; move it away")
+        from rayrec.inference.folder.versions import ModelManifest
+        from rayrec.store.artifact import MANIFEST_FILE
+        from rayrec.training.run.folder import METRICS_FILE, CheckpointManifest, RunFolder
+
+        if is_vacant(self.folder):
             return None
-        result = Result.load(self.folder)
-        if result.details.get("run") != self._run_fingerprint():
-            raise self._changed(f"{self._places.exported} is not the same as")
-        return result
+        if not (self.folder / MANIFEST_FILE).is_file():
+            raise UserError(f"{self.folder}: not made by `rayrec run`; move it away")
+        made_of = ModelManifest.load(self.folder).made_of["checkpoint"]
+        run = RunFolder(self._places.exported)
+        # A run that is not finished may still get another best checkpoint.
+        is_whole = (run.path / METRICS_FILE).is_file()
+        if not is_whole or CheckpointManifest.load(run.checkpoint("best")).id != made_of.id:
+            raise self._changed(f"{run.path} is not the same as")
+        metrics = json.loads((self.folder / METRICS_FILE).read_text())
+        return Result(command="export", output=self.folder, metrics=metrics)
 
     def run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # It is there when its result, by which it is recognized, is in it too.
-        with new_folder(self.folder) as unfinished:
-            result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
-            details = {**result.details, "run": self._run_fingerprint()}
-            result = result.model_copy(update={"output": self.folder, "details": details})
-            result.save(unfinished)
-        return result
-
-    def _run_fingerprint(self) -> str:
-        """Return a hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
-        from rayrec.training.run.folder import METRICS_FILE, RunFolder
-
-        metrics = self._places.exported / METRICS_FILE
-        if not metrics.is_file():
-            return ""
-        digest = hashlib.sha256(metrics.read_bytes())
-        for file in sorted(RunFolder(self._places.exported).checkpoint("best").glob("*.json")):
-            digest.update(file.read_bytes())
-        return digest.hexdigest()
+        return run(ExportRequest(run=self._places.exported, output=self.folder), progress)
 
 
 PHASES = (PreprocessPhase, TrainPhase, ExportPhase)

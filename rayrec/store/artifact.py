@@ -123,6 +123,19 @@ def id_of(folder: Path) -> str | None:
     return (read_manifest(folder) or {}).get("id")
 
 
+def kind_of(folder: Path) -> str | None:
+    """Return the kind of the artifact that is in a folder; None if none is. Raises UserError if it is damaged."""
+    return (read_manifest(folder) or {}).get("kind")
+
+
+def parent_of(folder: Path) -> Parent:
+    """Return the artifact in a folder as what another one is made of. Raises UserError if there is none."""
+    found = id_of(folder)
+    if found is None:
+        raise UserError(f"{folder / MANIFEST_FILE}: missing, so the folder is not whole; make it again")
+    return Parent(id=found, folder=folder)
+
+
 def stored_files(folder: Path, names: Iterable[str]) -> tuple[StoredFile, ...]:
     """Describe files of an artifact, given by their paths in its folder; reads all of them, several at once."""
     with ThreadPoolExecutor(available_cpus()) as pool:  # computing a hash lets other threads run

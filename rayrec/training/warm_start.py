@@ -23,11 +23,12 @@ from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import draw_rows
 from rayrec.recipes import Recipe
+from rayrec.store.artifact import MANIFEST_FILE
 from rayrec.store.paths import to_path
 from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.compatibility import require_compatible
-from rayrec.training.run.folder import PROGRESS_FILE, Origin, RunFolder, RunProgress, read_progress
+from rayrec.training.run.folder import Origin, RunFolder, RunProgress, read_progress
 
 _ROWS_AT_ONCE = 65_536
 """Rows that are copied together, so that beside a stored table memory holds no copy of all of it."""
@@ -59,7 +60,7 @@ class WarmStart:
         """
         run = RunFolder.open(to_path(origin.run))
         checkpoint = run.checkpoints / origin.checkpoint
-        if not (checkpoint / PROGRESS_FILE).exists():
+        if not (checkpoint / MANIFEST_FILE).exists():
             raise UserError(
                 f"{run.path}: checkpoint {origin.checkpoint} was removed; give another --output to start again"
             )

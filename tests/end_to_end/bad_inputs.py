@@ -358,7 +358,7 @@ FILES = [
         "raw rows without --raw",
         "predict full --input good.tsv --output scores",
         2,
-        "--input good.tsv: not a dataset folder (no manifest.json); add --raw for raw rows",
+        "--input good.tsv: not a dataset folder; add --raw for raw rows",
     ),
     BadInput(
         "serving a folder that is not a model",

@@ -1,6 +1,5 @@
 """`rayrec run`: one job that is killed in each phase ends in the model of the steps done one by one."""
 
-import json
 import random
 import re
 import shutil
@@ -9,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.store.artifact import id_of
+from rayrec.training.run.folder import RunFolder
 from tests.end_to_end.conftest import RECIPE, Finished, Pipeline, environment, weights
 from tests.holding import Hold
 
 Rayrec = Callable[..., Finished]
 MOMENTS = {
     "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/manifest\.json$"],
-    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/progress\.json$"],
-    "export": [r"\.unfinished-new\.unfinished-new$", r"\.model\.unfinished-new/result\.json$", r"/model$"],
+    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/manifest\.json$"],
+    "export": [r"\.model\.unfinished-new$", r"\.model\.unfinished-new/manifest\.json$", r"/model$"],
 }
 """For each phase, the paths of which it is about to make one when it is killed."""
 
@@ -108,4 +110,6 @@ def test_finished_phases_are_not_done_again(finished: Path, pipeline: Pipeline, 
     assert [name for name, spent in seconds.items() if spent is None] == ["preprocess", "train"]
     assert all(spent is None for spent in second.result["details"]["phases"].values())
     assert weights(finished / "model") == weights(pipeline.model)
-    assert json.loads((finished / "model" / "result.json").read_text())["output"] == str(finished / "model")
+    model, best = ModelFolder.open(finished / "model"), RunFolder.open(finished / "run").checkpoint("best")
+    assert model.manifest.made_of["checkpoint"].id == id_of(best)
+    assert model.manifest.made_of["dataset"].id == id_of(finished / "dataset")

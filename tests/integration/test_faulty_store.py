@@ -150,7 +150,7 @@ def test_checkpoints_are_written_and_read_at_the_uri(
             checkpoints.save(step(number), RunProgress(step=number))
             there = store.names("data/checkpoints")
             kept = names[max(0, number - 2) : number]
-            files = (".metadata", "__0_0.distcp", "progress.json")
+            files = (".metadata", "__0_0.distcp", "manifest.json")
             assert there == ["index.json", *(f"{name}/{file}" for name in kept for file in files)]
             assert [record["step"] for record in read_history(run / HISTORY_FILE)] == list(range(1, number + 1))
     assert checkpoint_steps(run / "checkpoints") == [3, 4]

@@ -77,7 +77,7 @@ def test_without_the_file_a_model_is_served_all_the_same(shop: Path, tmp_path: P
     (tmp_path / "model" / HELD_OUT_ROWS_FILE).unlink()
     assert load_held_out_rows(tmp_path / "model") is None
     assert example_row(tmp_path / "model")
-    whole, without = (ModelFolder.open(folder / "model").version for folder in (shop, tmp_path))
+    whole, without = (ModelFolder.open(folder / "model").manifest.id for folder in (shop, tmp_path))
     assert whole == without, "the file does not identify the model"
 
 

@@ -35,8 +35,8 @@ def test_both_ways_give_the_same_bits(ray_cluster: str, no_spark: None, tmp_path
         if on == "ray":
             assert [execution.engine for execution in recorded] == ["Ray Train", "Ray Data", "Ray Data"]
             assert [execution.reads for execution in recorded] == ["Ray Data", None, None]
-        # The origin names the run, and the results how long it took.
-        found[on] = _files(model, without={"origin.json", "result.json"})
+        # The manifest names the checkpoint, which says how long the training took, as the results do.
+        found[on] = _files(model, without={"manifest.json", "result.json"})
         found[on]["scores"] = pq.read_table(scores / "scores")
         metrics[on] = (trained.metrics, evaluated.metrics)
     assert found["process"] == found["ray"]

@@ -21,7 +21,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.explanation.additive import load_explainer
 from rayrec.inference.export.references import ReferenceTraffic, unknown_counts
-from rayrec.inference.folder.facts import ModelOrigin
+from rayrec.inference.folder.versions import ModelManifest
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import load_recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
@@ -66,7 +66,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         unknown_share=dict.fromkeys(("C1", "C2", "C3", "C4"), 0.03),
     )
     reference.save(base / "watched")
-    ModelOrigin(run="run", checkpoint="1", dataset="0", data_time=time.time() - 3 * 86_400).save(base / "watched")
+    manifest = ModelManifest.load(base / "watched")
+    manifest.model_copy(update={"data_time": time.time() - 3 * 86_400}).save(base / "watched")
     (base / "tokens").write_text(TOKEN)
     return {name: base / name for name in ("dlrm", "neumf", "watched")}
 

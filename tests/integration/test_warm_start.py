@@ -24,7 +24,7 @@ from rayrec.store.tensors import StoredTensors
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
-from rayrec.training.run.folder import RunFolder, checkpoint_name, read_progress
+from rayrec.training.run.folder import CheckpointManifest, RunFolder, checkpoint_name, read_progress
 from rayrec.training.run.history import read_history
 from rayrec.training.warm_start import WarmStart
 from tests.builders import make_dataset
@@ -411,7 +411,10 @@ def test_the_run_folder_says_what_it_goes_on_from(days: Path, runs: Path, contin
     origin = RunFolder.open(continued / "two").origin
     assert origin is not None
     assert (origin.run, origin.checkpoint, origin.reset) == (str(runs / "adagrad"), checkpoint_name(STEPS), ())
-    assert origin.manifest == Dataset.open(days / "one").id
+    parent = CheckpointManifest.load(RunFolder.open(runs / "adagrad").checkpoint("best"))
+    assert (origin.id, parent.made_of["dataset"].id) == (parent.id, Dataset.open(days / "one").id)
+    made_of = CheckpointManifest.load(RunFolder.open(continued / "two").checkpoint("latest")).made_of
+    assert made_of["warm_start"].id == parent.id and made_of["dataset"].id == Dataset.open(days / "two").id
     assert RunFolder.open(runs / "adagrad").origin is None
 
 

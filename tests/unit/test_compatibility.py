@@ -174,7 +174,7 @@ def test_the_old_dataset_is_needed_only_for_look_ups(tmp_path: Path) -> None:
 
 
 def _origin(reset: tuple[str, ...] = ()) -> Origin:
-    return Origin("RUN", "step-00000001", None, reset)
+    return Origin("RUN", "step-00000001", "0", reset)
 
 
 def _refused(run: RunFolder, recipe: Recipe, dataset: Dataset, reset: tuple[str, ...], message: str) -> None:

@@ -17,7 +17,7 @@ from rayrec.inference.export.examples import Examples
 from rayrec.inference.export.references import ReferenceTraffic
 from rayrec.inference.folder import delta as delta_module
 from rayrec.inference.folder.delta import write_delta, write_whole
-from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, KnownItems, ModelOrigin
+from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TablePrecision, mapped_bytes
 from rayrec.inference.folder.versions import DeltaManifest, folders_of
@@ -68,7 +68,8 @@ def test_a_base_and_five_deltas_are_the_full_export(tmp_path: Path, precision: T
         whole, opened = days.open(str(day)), ModelFolder.open(tmp_path / f"m/{day}")
         assert (opened.base is not None) == (day > 1)
         assert (opened.schema, opened.recipe, opened.metrics) == (whole.schema, whole.recipe, whole.metrics)
-        assert ModelOrigin.load(opened) == ModelOrigin.load(whole)
+        parents = {role: parent for role, parent in opened.manifest.made_of.items() if role != "base"}
+        assert (parents, opened.manifest.data_time) == (whole.manifest.made_of, whole.manifest.data_time)
         for table in whole.tables:
             np.testing.assert_array_equal(opened.table(table), whole.table(table))
         expected, found = load_model(whole.folder), load_model(opened.folder)
@@ -85,7 +86,7 @@ def test_a_delta_is_made_of_what_changed_alone(made: Path) -> None:
     opened = ModelFolder.open(made / "m/6")
     assert opened.delta is not None
     manifest, first = opened.delta.manifest, ModelFolder.open(made / "m/2").delta
-    assert manifest.base.name == "1" and first is not None
+    assert manifest.base.folder.name == "1" and first is not None
     # C2 is capped: its table does not grow; all rows of C3 behind the ids of unlisted values follow the listed ones.
     assert first.manifest.tables["C2"].model_dump() == {"changed": 6, "appended": 0}
     assert 0 < first.manifest.tables["C1"].changed <= 6 and first.manifest.tables["C1"].appended == 4
@@ -93,7 +94,7 @@ def test_a_delta_is_made_of_what_changed_alone(made: Path) -> None:
     # After five days: what was changed on any of them, and what three further days listed beside four values a day.
     assert 6 < manifest.tables["C1"].changed <= 30 and manifest.tables["C1"].appended == 5 * 4 + 3
     assert manifest.vocabularies["C1"].added == 5 * 4 + 3
-    files = set(tree(made / "m/6")) - {"delta.json"}
+    files = set(tree(made / "m/6")) - {"manifest.json"}
     assert files == {file.path for file in manifest.files}
     assert {name for name in files if "/" in name} == {
         "weights/dense.safetensors", "weights/rows.safetensors", "vocabulary/changes.arrow"
@@ -200,20 +201,20 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "/6: needs version 1, a whole model, which is missing; ",
     ),
     "foreign": (_foreign, "/6: is a delta of another model than is now in version 1; "),
-    "another base": (_truncate("1/examples.json"), "/6: is a delta of another model than is now in version 1; "),
+    "a damaged base": (_truncate("1/examples.json"), "/1/examples.json: has [0-9,]+ bytes, but had "),
     "the manifest is cut short": (
-        _truncate("6/delta.json"),
-        "/6/delta.json: damaged, or of another version of rayrec; copy version 6 again",
+        _truncate("6/manifest.json"),
+        r"/6/manifest.json: damaged \(not whole JSON\)",
     ),
-    "the manifest is no object": (lambda f: (f / "6/delta.json").write_text("[]"), "/6/delta.json: damaged"),
-    "the manifest is empty": (lambda f: (f / "6/delta.json").write_text(""), "/6/delta.json: damaged"),
-    "the manifest was edited": (_edit("6/delta.json", inherited=["x"]), "/6/delta.json: damaged"),
-    "the manifest has no fingerprint": (_edit("6/delta.json", fingerprint=None), "/6/delta.json: damaged"),
-    "the manifest is lost": (lambda f: (f / "6/delta.json").unlink(), "/6: not a model folder"),
+    "the manifest is no object": (lambda f: (f / "6/manifest.json").write_text("[]"), "/6/manifest.json: damaged"),
+    "the manifest is empty": (lambda f: (f / "6/manifest.json").write_text(""), "/6/manifest.json: damaged"),
+    "the manifest was edited": (_edit("6/manifest.json", inherited=["x"]), "/6/manifest.json: damaged"),
+    "the manifest has no id": (_edit("6/manifest.json", id=None), "/6/manifest.json: damaged"),
+    "the manifest is lost": (lambda f: (f / "6/manifest.json").unlink(), "/6: not a model folder"),
     **{
         f"{kind} {name}": (change(f"6/{name}"), f"/6/{name}: {message}; copy version 6 again")
         for name in (
-            "schema.json", "config.yaml", "metrics.json", "MODEL_CARD.md", "examples.json", "origin.json",
+            "schema.json", "config.yaml", "metrics.json", "MODEL_CARD.md", "examples.json",
             "weights/dense.safetensors", "weights/rows.safetensors", "vocabulary/changes.arrow",
         )
         for kind, change, message in (
@@ -330,7 +331,7 @@ def test_statistics_are_those_of_the_delta_or_its_base(tmp_path: Path) -> None:
         whole = ModelFolder.open(tmp_path / f"whole/{day}")
         manifest = write_delta(whole, ModelFolder.open(tmp_path / f"m/{day - 1}"), tmp_path / f"m/{day}")
         assert manifest.inherited == (STATISTICS_FOLDER, REFERENCE_ROWS_FILE)
-    rates.write_bytes(content + b"x")
+    rates.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     manifest = write_delta(ModelFolder.open(tmp_path / "whole/3"), ModelFolder.open(tmp_path / "m/2"), tmp_path / "n/3")
     assert manifest.inherited == (REFERENCE_ROWS_FILE,)
     assert rates.relative_to(tmp_path / "whole/3").as_posix() in {file.path for file in manifest.files}

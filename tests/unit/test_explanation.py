@@ -24,7 +24,7 @@ from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset
-from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
+from tests.model_folders import finish, make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 from tests.table_schema import SCHEMA, WORDS
 
 ROWS = 400
@@ -246,6 +246,7 @@ def test_parts_are_shapley_values(tmp_path: Path, model: str, error: float) -> N
     predictor = load_model(tmp_path / "model")
     encoded = predictor.encode(predictor.columns_of(make_raw_rows(predictor.schema, 70)))
     write_reference_rows(predictor, encoded.slice(0, 64))
+    finish(predictor.folder)
     explainer = load_explainer(tmp_path / "model")
     for place in range(64, 70):
         row = encoded.slice(place, 1)
@@ -303,6 +304,7 @@ def test_reference_rows_that_are_not_there(tmp_path: Path, case: str) -> None:
     content, message = BAD_FILES[case]
     path = tmp_path / "model" / REFERENCE_ROWS_FILE
     path.unlink() if content is None else path.write_bytes(content)
+    finish(tmp_path / "model")
     with pytest.raises(UserError, match=message):
         load_explainer(tmp_path / "model")
 
@@ -312,6 +314,7 @@ def test_reference_rows_of_another_model(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "other", numeric=2)
     content = (tmp_path / "other" / REFERENCE_ROWS_FILE).read_bytes()
     (tmp_path / "model" / REFERENCE_ROWS_FILE).write_bytes(content)
+    finish(tmp_path / "model")
     with pytest.raises(UserError, match=r"its columns are not those of schema\.json; export the model again"):
         load_explainer(tmp_path / "model")
 

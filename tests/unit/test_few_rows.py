@@ -18,7 +18,7 @@ from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import MOST_PLAIN, RawRows
 from serve.served_version import RequestRows, score_together
-from tests.model_folders import MODELS, make_model_folder, make_raw_rows, write_table_model
+from tests.model_folders import MODELS, finish, make_model_folder, make_raw_rows, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 
 # What a request gives itself, as nothing is looked up.
@@ -122,6 +122,7 @@ def test_scores_have_the_same_bits(tmp_path: Path, model: str, precision: TableP
     tables = make_model_folder(tmp_path / "model", model=model, multi_hot=2).tables
     if precision != "fp32":
         quantise_tables(tmp_path / "model", tables, precision)
+        finish(tmp_path / "model")
     predictor = load_model(tmp_path / "model")
     _require_same_scores(predictor, make_raw_rows(predictor.schema, 40))
 

@@ -30,7 +30,8 @@ def test_files_are_refused_for_what_is_in_them(
 
     request = _request(tmp_path)
     request.output.mkdir()
-    (tmp_path / "served" / "1" / "weights" / "tables").mkdir(parents=True)
+    (tmp_path / "served" / "1" / "weights").mkdir(parents=True)
+    (tmp_path / "served" / "1" / "manifest.json").touch()
     monkeypatch.setattr(follow, "run_day", fails)
     follower = follow._Follower(request, tmp_path / "landing", SilentProgress())
     assert not follower.take(), "a file that may still grow waits"

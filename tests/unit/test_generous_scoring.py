@@ -37,7 +37,7 @@ from serve.requests import RequestError
 from serve.served_version import RequestRows, score_together
 from serve.v1 import parse_instances
 from serve.v2 import parse_infer
-from tests.model_folders import make_model_folder, make_recommender_folder, write_table_model
+from tests.model_folders import finish, make_model_folder, make_recommender_folder, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 
 Rows = list[dict[str, Any]]
@@ -174,6 +174,7 @@ def _with_separators(folder: Path) -> Path:
     for column in content["columns"]:
         column["separator"] = column["separator"] or " "
     (folder / "schema.json").write_text(json.dumps(content))
+    finish(folder)
     return folder
 
 
@@ -341,6 +342,7 @@ def test_scores_that_are_no_numbers_are_lost_rows(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "model/schema.json").read_text())
     content["features"][0]["transforms"] = []
     (tmp_path / "model/schema.json").write_text(json.dumps(content))
+    finish(tmp_path / "model")
     (tmp_path / "rows.tsv").write_text("I1\tC1\n1\tC1-1\n3e38\tC1-2\nx\tC1-3\n-1\tC1-4\n")
     request = PredictRequest(
         model=tmp_path / "model", input=str(tmp_path / "rows.tsv"), output=tmp_path / "out", raw=True

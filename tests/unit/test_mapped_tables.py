@@ -22,7 +22,7 @@ from rayrec.inference.folder.table_files import (
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable, Zeros
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import finish, make_model_folder, make_raw_rows
 from tests.vocabularies import write_vocabulary
 
 
@@ -102,6 +102,7 @@ def test_a_model_folder_of_smaller_tables(
     full = {table.name: folder.table(table).clone() for table in folder.tables}
     weights = sum(table.numel() * 4 for table in full.values())
     quantise_tables(folder.folder, folder.tables, precision)
+    finish(folder.folder)
     opened = ModelFolder.open(tmp_path / "model")
     headers = 4096 * len(opened.tables)
     scales = 4 * sum(table.rows for table in opened.tables) if precision == "int8" else 0

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import resource
 import shutil
 import struct
@@ -17,7 +18,8 @@ from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.schema import Schema
-from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder, table_file
+from rayrec.inference.folder.model_folder import ModelFolder, finish_model, new_model_folder, table_file
+from rayrec.inference.folder.versions import ModelManifest
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable, UniformByRows
 from rayrec.models.dlrm.config import DLRMConfig
@@ -89,6 +91,7 @@ def test_a_vocabulary_never_leaves_the_folder(copied: Path, file: str) -> None:
     feature = schema.categorical[1].model_copy(update={"transforms": (Vocabulary(file=file, size=1),)})
     features = tuple(feature if f.name == feature.name else f for f in schema.features)
     schema.model_copy(update={"features": features}).save(copied)
+    finish_model(copied, ModelManifest())
     with pytest.raises(UserError, match="lies outside the folder"):
         load_model(copied)
 
@@ -150,9 +153,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damage_is_one_line(copied: Path, damage: str) -> None:
     apply, message = DAMAGES[damage]
     apply(copied)
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError) as raised:
         load_model(copied)
     assert "\n" not in str(raised.value)
+    if re.search(message, str(raised.value)) is None:
+        assert re.search(": has [0-9,]+ bytes, but had [0-9,]+ when it was written", str(raised.value))
+        # And if it was made so.
+        finish_model(copied, ModelManifest())
+        with pytest.raises(UserError, match=message) as raised:
+            load_model(copied)
+        assert "\n" not in str(raised.value)
 
 
 def _resident() -> int:

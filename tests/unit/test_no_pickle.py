@@ -95,7 +95,7 @@ def _run(folder: Path) -> Callable[[], object]:
         "config.yaml",
         "schema.json",
         "checkpoints/index.json",
-        "checkpoints/step-1/progress.json",
+        "checkpoints/step-1/manifest.json",
     ):
         (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "run" / name).write_text("{}")

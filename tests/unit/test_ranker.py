@@ -13,7 +13,7 @@ from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import raw_features
 from rayrec.sources.registry import load_ranker
 from tests.display_models import ADS, CONTEXT, make_ranker
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import finish, make_model_folder, make_raw_rows
 
 
 @pytest.fixture(scope="module")
@@ -107,5 +107,6 @@ def test_any_model_ranks_objects_of_raw_features(tmp_path: Path) -> None:
 def test_damaged_statistics_are_named(tmp_path: Path) -> None:
     ranker = make_ranker(tmp_path)
     (ranker.lookup.statistics.folder / "constants.json").write_text("{}")
+    finish(tmp_path / "model")
     with pytest.raises(UserError, match=r"constants\.json: damaged"):
         load_ranker(tmp_path / "model")

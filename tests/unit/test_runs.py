@@ -11,19 +11,20 @@ from jobs.command.result import Result
 from jobs.command.runner import run_command
 from jobs.runs import COMMAND, describe
 from rayrec.recipes import dump_recipe
+from rayrec.training.run.folder import CheckpointManifest, RunProgress
 from tests.training_runs import recipe
 
 
 def make_run(folder: Path, metrics: dict[str, Any] | None = None, **train: Any) -> None:
     """A run folder as training leaves it, as far as the list reads it."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"dataset": "d", "manifest": null}')
+    (folder / "run.json").write_text('{"dataset": {"id": "0", "folder": "d"}}')
     (folder / "config.yaml").write_text(dump_recipe(recipe(**train)))
     if metrics is not None:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         checkpoint = folder / "checkpoints" / "step-00000010"
         checkpoint.mkdir(parents=True)
-        (checkpoint / "progress.json").write_text('{"step": 10, "seconds": 2.5}')
+        CheckpointManifest(progress=RunProgress(step=10, seconds=2.5)).save(checkpoint)
 
 
 def metrics(auc: float | None) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_keys_have_the_shortest_names_that_are_different(tmp_path: Path, capfd: 
         ("metrics.json", "[]"),
         ("metrics.json", '{"test": 3}'),
         ("result.json", "{}"),
-        ("checkpoints/step-00000010/progress.json", "null"),
+        ("checkpoints/step-00000010/manifest.json", "null"),
     ],
 )
 def test_a_broken_run_has_one_line(

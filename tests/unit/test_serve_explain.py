@@ -22,7 +22,7 @@ from serve.requests import RequestError
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import RequestRows, ServedVersion
 from serve.v1 import MOST_EXPLAINED, VERBS
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import finish, make_model_folder, make_raw_rows
 
 METRICS = ServingMetrics()
 ADMISSION = Admission(ServeConfig(), frozenset(), METRICS)
@@ -106,6 +106,7 @@ def test_a_score_beyond_numbers(version: ServedVersion, monkeypatch: pytest.Monk
 def test_a_model_without_rows_to_compare_with(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     make_model_folder(tmp_path / "m")
     (tmp_path / "m" / REFERENCE_ROWS_FILE).unlink()
+    finish(tmp_path / "m")
     version = serve(tmp_path / "m", executor)
     with pytest.raises(RequestError) as raised:
         ask(version, {})

@@ -31,7 +31,7 @@ from serve.served_version import RequestRows, ServedVersion
 from serve.tokens import read_tokens
 from serve.updates import Updates
 from tests.model_days import ModelDays
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import finish, make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)
 METRICS, MEMORY = ServingMetrics(), TableMemory(2**30)
@@ -581,6 +581,7 @@ def test_wrong_examples(made: Path, tmp_path: Path, case: str) -> None:
     (folder / EXAMPLES_FILE).unlink()
     if content is not None:
         (folder / EXAMPLES_FILE).write_text(content)
+    finish(folder)
     with pytest.raises(UserError, match=message):
         Examples.load(folder).check(load_model(folder))
 

@@ -550,7 +550,7 @@ def test_a_delta_is_copied_with_the_version_that_it_needs(
     np.testing.assert_array_equal(load_model(opened.folder).predict(rows), expected)
     assert not list((opened.folder.parent / "4/weights").rglob("*.safetensors"))
     assert not list((opened.folder.parent / "2/weights").rglob("*.safetensors"))
-    (bucket / "m/1/weights/tables").rename(bucket / "m/1/weights/lost")
+    (bucket / "m/1").rename(bucket / "m/lost")
     use_machine(tmp_path / "three", monkeypatch)
     with pytest.raises(UserError, match="m/3: needs version 1, a whole model, which is missing"):
         ModelFolder.open(to_path("s3://bucket/m/3"))

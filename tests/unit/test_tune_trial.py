@@ -9,8 +9,7 @@ import pytest
 from rayrec.common.errors import DiskError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe, read_recipe
-from rayrec.store.files import write_json
-from rayrec.training.run.folder import PROGRESS_FILE, checkpoint_name
+from rayrec.training.run.folder import CheckpointManifest, RunProgress, checkpoint_name
 from tests.builders import make_dataset
 from tests.training_runs import recipe
 from tune.space import parse_space
@@ -28,7 +27,7 @@ def _write_run(run: Path) -> None:
     records = [{"event": "evaluate", "step": step, "seconds": 1.0, "auc": auc} for step, auc in enumerate(AUCS, 1)]
     run.mkdir(parents=True, exist_ok=True)
     (run / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    write_json(run / "checkpoints" / checkpoint_name(len(AUCS)) / PROGRESS_FILE, {})
+    CheckpointManifest(progress=RunProgress()).save(run / "checkpoints" / checkpoint_name(len(AUCS)))
 
 
 def _trains(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:

@@ -1,6 +1,6 @@
 """Turns a checkpoint of a run into a model folder, in one process, a few tables at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.export.model_card import Baselines, model_card, tables_section
 from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
-from rayrec.inference.folder.facts import KnownItems, ModelOrigin, can_recommend
+from rayrec.inference.folder.facts import KnownItems, can_recommend
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, ModelFolder, copy, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import (
     HELD_OUT_ROWS_FILE,
@@ -33,6 +33,7 @@ from rayrec.ingest.held_out_rows import (
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
+from rayrec.store.artifact import Parent
 from rayrec.store.files import write_atomically, write_json
 
 _MOST_COMPARED_ROWS = 1_000_000
@@ -50,7 +51,7 @@ def export_checkpoint(
     baselines: Baselines | None = None,
     tables: TablePrecision = "fp32",
     refit_of: Dataset | None = None,
-    origin: ModelOrigin | None = None,
+    made_of: Mapping[str, Parent] | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
@@ -66,7 +67,7 @@ def export_checkpoint(
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
         refit_of: The dataset that the metrics are of, if the model was then trained on all of its rows; some of its
             held-out rows go into the model folder.
-        origin: What the model was made from, as far as it is to be known of it.
+        made_of: The checkpoint and the dataset, for the manifest.
 
     Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
@@ -84,9 +85,9 @@ def export_checkpoint(
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,
+        made_of=made_of,
+        data_time=None if dataset.manifest.times is None else dataset.manifest.times.last,
     ) as folder:
-        if origin is not None:
-            origin.save(folder)
         if can_recommend(weights.schema):
             KnownItems.read(dataset).save(folder)
         if (dataset.folder / STATISTICS_FOLDER).is_dir():
@@ -96,7 +97,7 @@ def export_checkpoint(
             loss = _with_smaller_tables(folder, weights.tables, tables, dataset, preferred)
             card = (folder / CARD_FILE).read_text()
             write_atomically(folder / CARD_FILE, f"{card}\n{tables_section(tables, loss)}")
-        predictor = load_model(folder)
+        predictor = Predictor(ModelFolder.open_unfinished(folder))
         write_examples(predictor)
         split = _split(dataset, preferred)
         if split is not None:
@@ -176,7 +177,7 @@ def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArra
     dataset.labelled_split(split)
     label, metrics = dataset.schema.label, BinaryMetrics.from_config(EvaluateConfig())
     rows, scores = collect_split(
-        ModelFolder.open(folder), dataset, split, [label], _MOST_COMPARED_ROWS, SilentProgress()
+        ModelFolder.open_unfinished(folder), dataset, split, [label], _MOST_COMPARED_ROWS, SilentProgress()
     )
     logits, labels = torch.from_numpy(scores), torch.from_numpy(rows[label].to_numpy().astype(np.float32))
     metrics.update(logits, labels, torch.ones(len(logits)))

@@ -18,7 +18,7 @@ from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.features.vocabulary import index_file, write_changes, write_whole_vocabulary
-from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, ORIGIN_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE
+from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import (
     CARD_FILE,
     DENSE_FILE,
@@ -26,6 +26,7 @@ from rayrec.inference.folder.model_folder import (
     METRICS_FILE,
     ModelFolder,
     copy,
+    finish_model,
 )
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,
@@ -36,16 +37,16 @@ from rayrec.inference.folder.table_files import (
     stored_blocks,
     table_file,
 )
-from rayrec.inference.folder.versions import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth
+from rayrec.inference.folder.versions import ROWS_FILE, VALUES_FILE, DeltaManifest, ModelManifest, TableGrowth
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
-from rayrec.store.artifact import stored_files
+from rayrec.store.artifact import Parent
 from rayrec.store.files import new_folder
 from rayrec.store.node_copy import original
 
-_ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, ORIGIN_FILE, DENSE_FILE)
+_ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""
 _WHERE_THEY_DIFFER = (STATISTICS_FOLDER, KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, HELD_OUT_ROWS_FILE)
 """What a delta has, as a whole, only if it differs from the base's."""
@@ -55,7 +56,7 @@ _INSTEAD = "export in full, without --delta-of"
 def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaManifest:
     """Write what differs between a whole model and the base of `before`, or `before` itself, to `output`.
 
-    Return `delta.json`. What is stored is compared bit by bit, so the base and the delta make the model, whatever it
+    Return its manifest. What is stored is compared bit by bit, so the base and the delta make the model, whatever it
     was trained with. Tables are compared in blocks of rows, a few tables at once. Raises UserError where a delta cannot
     say what differs.
     """
@@ -84,15 +85,15 @@ def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaM
         }
         vocabularies = write_changes(folder / VALUES_FILE, grown)
         tables = _write_rows(model, base, folder / ROWS_FILE)
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        base_folder = Parent(id=base.manifest.id, folder=original(base.folder))
         manifest = DeltaManifest(
-            base=base.version,
+            made_of={**model.manifest.made_of, "base": base_folder},
+            data_time=model.manifest.data_time,
             inherited=tuple(inherited),
             tables=tables,
             vocabularies=vocabularies,
-            files=stored_files(folder, names),
         )
-        manifest.save(folder)
+        manifest = finish_model(folder, manifest)
     return manifest
 
 
@@ -177,6 +178,8 @@ def write_whole(model: ModelFolder, output: Path) -> None:
                         tensors[name][start : start + len(values)] = values
 
         for_each_table(write, model.tables)
+        made_of = {role: parent for role, parent in model.manifest.made_of.items() if role != "base"}
+        finish_model(folder, ModelManifest(made_of=made_of, data_time=model.manifest.data_time))
 
 
 def require_place(output: Path, base: Path) -> None:

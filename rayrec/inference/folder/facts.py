@@ -1,4 +1,4 @@
-"""Facts of a model that its folder may have beside weights: where it comes from, and which items users have."""
+"""Facts of a model that its folder may have beside weights, such as which items users have."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.pairs import interaction_columns, num_item_rows, positive_pairs
 from rayrec.store.files import write_json
 
-ORIGIN_FILE = "origin.json"
 KNOWN_ITEMS_FILE = "known_items.safetensors"
 REFERENCE_FILE = "reference_traffic.json"
 REFERENCE_ROWS_FILE = "reference_rows.parquet"
@@ -37,21 +36,6 @@ class ModelFacts(Config):
     def load(cls, model: ModelFolder) -> Self | None:
         """Return the content of a model's file; None if the model has none. Raises UserError if it is damaged."""
         return read_json(cls, model.path(cls.file), "export the model again")
-
-
-class ModelOrigin(ModelFacts):
-    """Sources of a model: `origin.json`."""
-
-    file = ORIGIN_FILE
-
-    run: str
-    """The run folder, or its URI."""
-    checkpoint: str
-    """The name of the checkpoint."""
-    dataset: str
-    """The fingerprint of the dataset that it was trained on (`Dataset.fingerprint`)."""
-    data_time: float | None = None
-    """When the newest row happened that it was trained on, in seconds since 1970; None if rows have no time."""
 
 
 def can_recommend(schema: Schema) -> bool:

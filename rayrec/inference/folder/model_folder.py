@@ -1,24 +1,24 @@
 """The model folder: all that prediction needs, in plain files.
 
-    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json
-    held_out_rows.json   weights/dense.safetensors   weights/tables/<table>.safetensors
+    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
+    held_out_rows.json   weights/dense.safetensors   weights/tables/<table>.safetensors   manifest.json
 
 or, as a delta of a whole one beside it (`rayrec.inference.folder.versions`), what differs from that one:
 
-    schema.json   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json   delta.json
-    weights/dense.safetensors   weights/rows.safetensors   vocabulary/changes.arrow
+    schema.json   config.yaml   metrics.json   MODEL_CARD.md   examples.json
+    weights/dense.safetensors   weights/rows.safetensors   vocabulary/changes.arrow   manifest.json
 
 Loading one runs no pickle and no code from the folder. Tables and vocabularies are mapped from disk: a process holds
-what it has looked up, and the replicas of a machine share it. A whole model has no list of checksums: a safetensors
-file declares its length, and a Parquet or Arrow file ends in its index, so a file that was cut short does not load.
+what it has looked up, and the replicas of a machine share it. So of a whole model only the sizes of the files are
+compared with the manifest, and of a delta, which is small, the checksums.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import SCHEMA_FILE, Schema
+from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,
@@ -46,12 +46,14 @@ from rayrec.inference.folder.table_files import (
     table_file,
 )
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
-from rayrec.inference.folder.versions import ROWS_FILE, Delta, Version, folders_of, sha256_once
+from rayrec.inference.folder.versions import ROWS_FILE, Delta, ModelManifest, folders_of
+from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store import files
-from rayrec.store.files import new_folder, write_atomically, write_json
+from rayrec.store.artifact import MANIFEST_FILE, Parent, stored_files, wrong_size
+from rayrec.store.files import files_below, is_output, new_folder, sizes_in, write_atomically, write_json
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import RemotePath, to_path
 
@@ -59,10 +61,11 @@ METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
 EXAMPLES_FILE = "examples.json"
 DENSE_FILE = "weights/dense.safetensors"
-_IDENTITY = (SCHEMA_FILE, METRICS_FILE, EXAMPLES_FILE, DENSE_FILE)
-"""What tells a whole model from another one without reading its tables. The configuration does not belong to it: its
-section `serve` may be edited."""
 
+_EDITABLE = (CONFIG_FILE, CARD_FILE, HELD_OUT_ROWS_FILE)
+"""What an operator may edit in a whole model, of the configuration its section `serve`, or remove."""
+
+ManifestT = TypeVar("ManifestT", bound=ModelManifest)
 Metrics = dict[str, dict[str, float | None]]
 """Metrics by split, then by name; None if a metric is undefined."""
 
@@ -79,8 +82,12 @@ def new_model_folder(
     vocabularies_in: Path,
     dense: Mapping[str, Tensor],
     fill_table: Callable[[EmbeddingTable, Tensor], None],
+    made_of: Mapping[str, Parent] | None = None,
+    data_time: float | None = None,
 ) -> Iterator[Path]:
     """Yield a new model folder, to which the block adds what only some models have; it becomes `output`, or nothing.
+
+    The block opens it by `ModelFolder.open_unfinished`; the manifest is written when the block ends.
 
     Args:
         schema: With every embedding dimension resolved.
@@ -91,6 +98,8 @@ def new_model_folder(
         fill_table: Called with each table and the (rows, columns) float32 tensor that its file is mapped to, in
             several threads at once; writes the weights into it. So no more than what it holds itself needs to fit in
             memory.
+        made_of: Its parents, for the manifest.
+        data_time: See `ModelManifest`.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -110,6 +119,7 @@ def new_model_folder(
 
         for_each_table(write, tables)
         yield folder
+        finish_model(folder, ModelManifest(made_of=dict(made_of or {}), data_time=data_time))
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,7 @@ class ModelFolder:
     metrics: Metrics
     pooled: tuple[PooledFeature, ...]
     """The model's (`RankingModel.pooled`)."""
+    manifest: ModelManifest
     base: "ModelFolder | None" = None
     """The whole model that a delta is the difference from."""
     delta: Delta | None = None
@@ -136,32 +147,39 @@ class ModelFolder:
         if is_delta(folder):
             # A link to a version is that version.
             return cls._open_delta(folder.resolve() if folder.is_symlink() else folder)
-        opened = cls._read(folder)
+        if not is_model_folder(folder):
+            raise UserError(f"{folder}: not a model folder (no {MANIFEST_FILE}); give the output of `rayrec export`")
+        manifest, sizes = ModelManifest.load(folder), sizes_in(folder)
+        for file in manifest.files:
+            if wrong := wrong_size(folder, file, sizes):
+                raise UserError(f"{wrong}; copy or export the model again")
+        opened = cls._read(folder, manifest)
         for table in opened.tables:
             opened._check_table(table)
-        for file in _vocabulary_files(opened.schema):
-            for needed in (folder / file, index_file(folder / file)):
-                if not needed.exists():
-                    raise UserError(f"{needed}: missing; export the model again")
         return opened
+
+    @classmethod
+    def open_unfinished(cls, folder: Path) -> "ModelFolder":
+        """Open a whole model that is being written, which has no manifest yet."""
+        return cls._read(folder, ModelManifest())
 
     @classmethod
     def _open_delta(cls, folder: Path) -> "ModelFolder":
         delta = Delta.open(folder)
         wanted = delta.manifest.base
-        place = folder.with_name(wanted.name)
+        place = folder.with_name(wanted.folder.name)
         if not is_model_folder(place) or is_delta(place):
             raise UserError(
-                f"{folder}: needs version {wanted.name}, a whole model, which is missing; copy it beside this one, or "
+                f"{folder}: needs version {place.name}, a whole model, which is missing; copy it beside this one, or "
                 "export in full"
             )
         base = cls.open(place)
-        if base.version.fingerprint != wanted.fingerprint:
+        if base.manifest.id != wanted.id:
             raise UserError(
-                f"{folder}: is a delta of another model than is now in version {wanted.name}; copy the right one here, "
+                f"{folder}: is a delta of another model than is now in version {place.name}; copy the right one here, "
                 "or export in full"
             )
-        opened = replace(cls._read(folder), base=base, delta=delta)
+        opened = replace(cls._read(folder, delta.manifest), base=base, delta=delta)
         rows = {table.name: table.rows for table in base.tables}
         for table in opened.tables:
             growth = delta.manifest.tables.get(table.name)
@@ -170,29 +188,14 @@ class ModelFolder:
         return opened
 
     @classmethod
-    def _read(cls, folder: Path) -> "ModelFolder":
+    def _read(cls, folder: Path, manifest: ModelManifest) -> "ModelFolder":
         """Return what small files say."""
-        if not is_model_folder(folder):
-            raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)
         recipe = load_recipe(folder / CONFIG_FILE)
         model = build_model(recipe.model, schema, device="meta")
         if model.schema != schema:
             raise UserError(f"{folder}: config.yaml and schema.json disagree on embedding dimensions; export again")
-        return cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled)
-
-    @property
-    def version(self) -> Version:
-        """Return what identifies the model. Raises UserError if a file is missing."""
-        if self.delta is not None:
-            return Version(name=self.folder.name, fingerprint=self.delta.manifest.fingerprint)
-        digest = hashlib.sha256()
-        for name in _IDENTITY:
-            try:
-                digest.update(f"{name} {sha256_once(self.folder / name)}\n".encode())
-            except FileNotFoundError:
-                raise UserError(f"{self.folder / name}: missing; export the model again") from None
-        return Version(name=self.folder.name, fingerprint=digest.hexdigest())
+        return cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled, manifest)
 
     def path(self, name: str) -> Path:
         """Return where a file or folder of the model is, which a delta may have from its base; it may be absent."""
@@ -274,6 +277,15 @@ class ModelFolder:
             raise UserError(f"{path}: holds {dtype} {shape}, the schema wants {wanted}; export the model again")
         if scale != ((table.rows,) if dtype == DTYPES["int8"] else None):
             raise UserError(f"{path}: its scales do not fit its weights; export the model again")
+
+
+def finish_model(folder: Path, manifest: ManifestT) -> ManifestT:
+    """Write the manifest of a new model folder, with all files that are in it; return it."""
+    left_out = {MANIFEST_FILE, *(_EDITABLE if manifest.kind == "model" else ())}
+    names = [name for name in files_below(folder) if is_output(name) and name not in left_out]
+    manifest = manifest.model_copy(update={"files": stored_files(folder, names)})
+    manifest.save(folder)
+    return manifest
 
 
 def model_on_this_node(folder: Path) -> Path:

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.inference.folder.tensor_files import MappedTensors, new_tensors
+from rayrec.store.artifact import MANIFEST_FILE, kind_of
 from rayrec.store.files import new_file
 from rayrec.store.paths import shortened
 
 if TYPE_CHECKING:
     from rayrec.models.common.embedding_tables import EmbeddingTable
 
-TABLES_FOLDER = "weights/tables"
-DELTA_FILE = "delta.json"
-"""Only a model folder that holds what differs from a whole one has it (`rayrec.inference.folder.delta`)."""
+WEIGHTS_FOLDER = "weights"
+TABLES_FOLDER = f"{WEIGHTS_FOLDER}/tables"
 TABLE_TENSOR = "weight"
 SCALE_TENSOR = "scale"
 _ID_TENSOR = "id"
@@ -47,13 +47,16 @@ _ROWS_BETWEEN_LOOKS = 1024
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether a folder looks like the output of an export: a whole model, or a delta."""
-    return is_delta(path) or (path / TABLES_FOLDER).is_dir()
+    """Return whether a folder looks like the output of an export: a whole model, or a delta. Reads names alone."""
+    return (path / MANIFEST_FILE).is_file() and (path / WEIGHTS_FOLDER).is_dir()
 
 
 def is_delta(path: Path) -> bool:
-    """Return whether a model folder holds only what differs from a whole one."""
-    return (path / DELTA_FILE).is_file()
+    """Return whether a model folder holds only what differs from a whole one (`rayrec.inference.folder.delta`)."""
+    try:
+        return kind_of(path) == "delta"
+    except UserError:  # damaged: to open it says so
+        return False
 
 
 def table_file(name: str) -> str:

@@ -3,13 +3,10 @@
     MODEL/7                  a whole model
     MODEL/8, MODEL/9, ...    deltas of MODEL/7, each by itself
 
-A delta's `delta.json` names its base, with that one's fingerprint, and the files of the delta with their checksums. So
-its own fingerprint stands for all that the model is made from, and what is missing or damaged shows before anything is
-used.
+The manifest of either lists its files with their checksums, and that of a delta names its base. So the id of a delta
+stands for all that the model is made from, and what is missing or damaged shows before anything is used.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,26 +15,17 @@ from typing import Literal
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
-from rayrec.inference.folder.table_files import DELTA_FILE, is_delta, is_model_folder
+from rayrec.inference.folder.table_files import is_delta, is_model_folder
 from rayrec.inference.folder.tensor_files import MappedTensors
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.store.artifact import StoredFile, wrong_size
-from rayrec.store.files import sha256_of, write_json
+from rayrec.store.artifact import Manifest, Parent, wrong_size
+from rayrec.store.files import sha256_of
 from rayrec.store.paths import confined
 
 ROWS_FILE = "weights/rows.safetensors"
 """The rows of tables that a delta changes or appends (`table_files.new_changed_rows`)."""
 VALUES_FILE = f"{VOCABULARY_FOLDER}/changes.arrow"
 """The values that a delta adds to vocabularies and removes (`rayrec.features.vocabulary.write_changes`)."""
-
-
-class Version(Config):
-    """A version of a model, as a delta names it."""
-
-    name: str
-    """The name of its folder."""
-    fingerprint: str
-    """Identity of the model (`ModelFolder.version`)."""
 
 
 class TableGrowth(Config):
@@ -49,45 +37,35 @@ class TableGrowth(Config):
     """Rows that follow those of the base's."""
 
 
-class DeltaManifest(Config):
-    """The content of `delta.json`, which is written last."""
+class ModelManifest(Manifest):
+    """The manifest of a model folder, which is made of a checkpoint and of the dataset that it was trained on.
 
-    version: Literal[2] = 2
-    base: Version
-    """The whole model that the delta is the difference from."""
+    Configuration, card and held-out rows of a whole model are none of its files: people may edit or remove them.
+    """
+
+    command = "export"
+
+    kind: Literal["model", "delta"] = "model"
+    version: Literal[1] = 1
+    data_time: float | None = None
+    """When the newest row happened that it was trained on, in seconds since 1970; None if rows have no time."""
+
+
+class DeltaManifest(ModelManifest):
+    """The manifest of a delta, whose base is one of its parents."""
+
+    kind: Literal["delta"] = "delta"
     inherited: tuple[str, ...]
     """The files and folders that the model has and that are read from the base, as they are the same there."""
     tables: dict[str, TableGrowth]
     """The tables that differ from the base's."""
     vocabularies: dict[str, VocabularyGrowth]
     """The vocabularies that differ from the base's, by the feature whose table they belong to."""
-    files: tuple[StoredFile, ...]
-    """All files of the delta but this one."""
 
     @property
-    def fingerprint(self) -> str:
-        """Return what identifies the model that the delta makes of its base."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write `delta.json` into a folder in which all other files are."""
-        write_json(folder / DELTA_FILE, {**self.model_dump(mode="json"), "fingerprint": self.fingerprint})
-
-    @classmethod
-    def load(cls, folder: Path) -> "DeltaManifest":
-        """Read the manifest of a delta. Raises UserError if it is damaged."""
-        path = folder / DELTA_FILE
-        try:
-            content = json.loads(path.read_bytes())
-            stated = content.pop("fingerprint")
-            manifest = cls.model_validate(content)
-        except (ValueError, KeyError, TypeError, AttributeError):  # not JSON, not an object, other fields
-            stated = manifest = None
-        if manifest is None or manifest.fingerprint != stated:
-            raise UserError(f"{path}: damaged, or of another version of rayrec; copy version {folder.name} again")
-        for name in (manifest.base.name, *(file.path for file in manifest.files)):
-            confined(name, path)
-        return manifest
+    def base(self) -> Parent:
+        """Return the whole model that the delta is the difference from; it lies beside the delta by its name."""
+        return self.made_of["base"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +79,7 @@ class Delta:
     def open(cls, folder: Path) -> "Delta":
         """Read the manifest and check all files. Raises UserError that names what is missing or damaged."""
         manifest = DeltaManifest.load(folder)
+        confined(manifest.base.folder.name, folder)
         for file in manifest.files:
             path = folder / file.path
             wrong = wrong_size(folder, file, lambda name: (folder / name).stat().st_size)
@@ -136,9 +115,8 @@ def folders_of(folder: Path) -> list[Path]:
     if not is_delta(folder):
         return [folder]
     try:
-        name = json.loads((folder / DELTA_FILE).read_bytes())["base"]["name"]
-        return [folder.with_name(name), folder]
-    except (OSError, ValueError, KeyError, TypeError):  # damaged: to open it says so
+        return [folder.with_name(DeltaManifest.load(folder).base.folder.name), folder]
+    except UserError:  # damaged: to open it says so
         return [folder]
 
 

@@ -1,11 +1,12 @@
 """Checkpoints through torch.distributed.checkpoint: whole or absent, loadable on any number of workers.
 
-One folder a checkpoint, `step-00001234/`: the shards as DCP writes them, each by its rank, and `progress.json`, which
+One folder a checkpoint, `step-00001234/`: the shards as DCP writes them, each by its rank, and `manifest.json`, which
 comes last. Without it, a folder is no checkpoint, so that a kill at any moment leaves the previous one intact.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +18,13 @@ from rayrec.common.errors import first_failure
 from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
 from rayrec.internals.torch_checkpoint import load, save
-from rayrec.store.files import remove, write_json
+from rayrec.store.artifact import MANIFEST_FILE, Parent, StoredFile
+from rayrec.store.files import files_below, remove, sizes_in, write_json
 from rayrec.store.tensors import streams_of
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
     CHECKPOINT_INDEX_FILE,
-    PROGRESS_FILE,
+    CheckpointManifest,
     RunProgress,
     checkpoint_name,
     checkpoint_steps,
@@ -35,8 +37,11 @@ T = TypeVar("T")
 class Checkpoints:
     """The checkpoints of one run. `save` and `load` are collectives; rank 0 does the rest."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self._folder, self._config = folder, config
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, made_of: Mapping[str, Parent] = MappingProxyType({})
+    ) -> None:
+        """`made_of`: for the manifests, of which rank 0 alone needs to know."""
+        self._folder, self._config, self._made_of = folder, config, dict(made_of)
 
     def latest(self) -> RunProgress | None:
         """Return the progress of the latest checkpoint, if there is one. A collective."""
@@ -59,15 +64,18 @@ class Checkpoints:
     def save(self, step: TrainStep, progress: RunProgress) -> None:
         """Write a checkpoint, then delete those that the recipe does not keep. A collective."""
         target, is_rank_zero = self._folder / checkpoint_name(progress.step), dist.get_rank() == 0
-        if _of_rank_0((target / PROGRESS_FILE).exists()):
+        if _of_rank_0((target / MANIFEST_FILE).exists()):
             return  # of the same step of the same run, so it has the same values
         if is_rank_zero:
             remove(target)  # what an attempt that died left, perhaps on more ranks
         dist.barrier()
         _save_state(step.state_dict(), target)
         if is_rank_zero:
-            # Only now it is a checkpoint.
-            write_json(target / PROGRESS_FILE, asdict(progress))
+            # Only now it is a checkpoint. Of its files the sizes alone are listed: to read all of them again would take
+            # as long as to write them.
+            sizes = sizes_in(target)
+            files = (StoredFile(path=name, bytes=sizes(name), sha256=None) for name in files_below(target))
+            CheckpointManifest(made_of=self._made_of, files=tuple(files), progress=progress).save(target)
             self.prune()
         dist.barrier()
 
@@ -90,7 +98,7 @@ class Checkpoints:
         }
         write_json(self._folder / CHECKPOINT_INDEX_FILE, index)
         for folder in self._folder.glob("step-*"):
-            if folder.name not in names:  # those without progress, too
+            if folder.name not in names:  # those without a manifest, too
                 remove(folder)
 
 

@@ -67,7 +67,8 @@ class RunRecorder:
     ) -> None:
         self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
         self._is_rank_zero = context.rank == 0
-        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
+        made_of = run.made_of if self._is_rank_zero else {}
+        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint, made_of)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
         self._scored: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []

@@ -1,6 +1,9 @@
 """The run folder: what training writes, evaluation, export and a resumed run read.
 
 run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  checkpoints/  tensorboard/
+
+A run changes while it is trained, so it is no artifact itself; its checkpoints are, and what is exported is made of
+one of them.
 """
 
 import json
@@ -8,14 +11,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.store.artifact import id_of
+from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, id_of
 from rayrec.store.files import GrowingFiles, new_folder, write_atomically, write_json
 from rayrec.store.paths import confined, to_path
 
@@ -26,7 +29,6 @@ METRICS_FILE = "metrics.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 EVENTS_FOLDER = "tensorboard"
 CHECKPOINT_INDEX_FILE = "index.json"
-PROGRESS_FILE = "progress.json"
 
 # Fields of train that a resumed run may change: they decide neither the model nor its batches.
 RESUMABLE_CHANGES = frozenset({
@@ -58,6 +60,16 @@ class RunProgress:
     """Optimizer steps of the runs that it goes on from; Adam's bias correction counts them, schedules do not."""
 
 
+class CheckpointManifest(Manifest):
+    """The manifest of a checkpoint, which is made of a dataset and, after a warm start, of another run's checkpoint."""
+
+    command = "train"
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    version: Literal[1] = 1
+    progress: RunProgress
+
+
 @dataclass(frozen=True)
 class Origin:
     """Origin of a warm start."""
@@ -66,8 +78,8 @@ class Origin:
     """The path or URI of a run folder."""
     checkpoint: str
     """The name of its checkpoint."""
-    manifest: str | None
-    """A hash of the manifest of its dataset."""
+    id: str
+    """The id of that checkpoint."""
     reset: tuple[str, ...]
     """The features whose tables were not taken over, sorted."""
 
@@ -121,7 +133,7 @@ class RunFolder:
         with new_folder(folder.path) as unfinished:
             write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
             schema.save(unfinished)
-            content: dict[str, Any] = {"dataset": str(dataset.folder), "manifest": dataset.id}
+            content: dict[str, Any] = {"dataset": {"id": dataset.id, "folder": str(dataset.folder)}}
             if origin is not None:
                 content["warm_start"] = asdict(origin)
             if refit_of is not None:
@@ -178,7 +190,16 @@ class RunFolder:
 
     def was_trained_on(self, dataset_folder: Path) -> bool:
         """Return True if the dataset in a folder is the one that the run was begun with."""
-        return self._content()["manifest"] == id_of(dataset_folder)
+        return self._dataset.id == id_of(dataset_folder)
+
+    @property
+    def made_of(self) -> dict[str, Parent]:
+        """Return what the checkpoints of the run are made of, for their manifests."""
+        parents = {"dataset": self._dataset}
+        if (origin := self.origin) is not None:
+            checkpoint = RunFolder(to_path(origin.run)).checkpoints / origin.checkpoint
+            parents["warm_start"] = Parent(id=origin.id, folder=checkpoint)
+        return parents
 
     def progress(self) -> RunProgress | None:
         """Return the progress of the newest whole checkpoint; None if there is no checkpoint, or no run."""
@@ -213,7 +234,7 @@ class RunFolder:
     @property
     def dataset_folder(self) -> Path:
         """Dataset that the run was begun with."""
-        return to_path(self._content()["dataset"])
+        return self._dataset.folder
 
     @property
     def refit_of(self) -> "RunFolder | None":
@@ -232,8 +253,8 @@ class RunFolder:
 
         So training and serving stay in line, and what a day does not touch is to the bit what is served.
         """
-        manifest = self._content()["manifest"]
-        return Origin(str(self.path), self.checkpoint("best").name, manifest, tuple(sorted(set(reset))))
+        best = self.checkpoint("best")
+        return Origin(str(self.path), best.name, CheckpointManifest.load(best).id, tuple(sorted(set(reset))))
 
     def _require_origin(self, given: Origin | None) -> None:
         before = self.origin
@@ -245,6 +266,10 @@ class RunFolder:
             )
         again = shlex.join(["--warm-start", before.run, *(word for name in before.reset for word in ("--reset", name))])
         raise ConfigError(f"{self.path}: the run was started with {again}; --resume it with the same")
+
+    @property
+    def _dataset(self) -> Parent:
+        return Parent.model_validate(self._content()["dataset"])
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / RUN_FILE).read_text())
@@ -258,9 +283,9 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Return the steps of the whole checkpoints in `folder`, ascending."""
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob(f"step-*/{PROGRESS_FILE}"))
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob(f"step-*/{MANIFEST_FILE}"))
 
 
 def read_progress(checkpoint: Path) -> RunProgress:
     """Return the progress of a checkpoint, by its folder."""
-    return RunProgress(**json.loads((checkpoint / PROGRESS_FILE).read_text()))
+    return CheckpointManifest.load(checkpoint).progress
