@@ -101,7 +101,7 @@ def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]
         for day in range(1, DAYS):
             for phase in PHASES:
                 # A day that was killed after its last file was written is over; its rows are refused from then on.
-                if (output / "days" / f"{day:04d}" / "outcome.json").exists():
+                if (output / "days" / f"{day:04d}" / "manifest.json").exists():
                     break
                 limit = chance.uniform(0, seconds[phase])
                 said = attempt(_day(folder, output, day), folder / "log", limit, after=PHASES[phase])
@@ -109,7 +109,7 @@ def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]
                     break
                 killed[next(name for name in reversed(PHASES) if PHASES[name] in said)] += 1
                 print(f"day {day}: {dict(killed)}", file=sys.stderr, flush=True)
-            if not (output / "days" / f"{day:04d}" / "outcome.json").exists():
+            if not (output / "days" / f"{day:04d}" / "manifest.json").exists():
                 attempt(_day(folder, output, day), folder / "log", None)
         same = state(output) == expected and same
         copies += 1
@@ -228,7 +228,7 @@ def _day(folder: Path, output: Path, day: int) -> list[object]:
 def _waiting(output: Path, files: list[Path]) -> bool:
     """Return whether a file was not taken in yet, or a day that was begun has not ended."""
     taken = _published_inputs(output)
-    unfinished = any(not (day / "outcome.json").exists() for day in (output / "days").glob("[0-9]*"))
+    unfinished = any(not (day / "manifest.json").exists() for day in (output / "days").glob("[0-9]*"))
     return unfinished or any(str(path) not in taken for path in files)
 
 
@@ -236,8 +236,8 @@ def _published_inputs(output: Path) -> Counter[str]:
     """Return how many published days took in each file."""
     found: Counter[str] = Counter()
     for day in (output / "days").glob("[0-9]*"):
-        outcome = day / "outcome.json"
-        if outcome.exists() and json.loads(outcome.read_text())["version"] is not None:
+        manifest = day / "manifest.json"
+        if manifest.exists() and json.loads(manifest.read_text())["published"] is not None:
             found.update(json.loads((day / "day.json").read_text())["input"])
     return found
 

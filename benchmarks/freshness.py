@@ -102,8 +102,8 @@ def _newest(output: Path, landed: dict[str, float]) -> int:
 def _version_of_file(output: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for day in (output / "days").glob("[0-9]*"):
-        outcome = day / "outcome.json"
-        if outcome.exists() and (version := json.loads(outcome.read_text())["version"]):
+        manifest = day / "manifest.json"
+        if manifest.exists() and (version := json.loads(manifest.read_text())["published"]):
             found |= dict.fromkeys(json.loads((day / "day.json").read_text())["input"], int(version))
     return found
 

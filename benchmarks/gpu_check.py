@@ -12,10 +12,10 @@ minutes are estimates):
                 whole runs of the four from Parquet (2 to 3 minutes each)
     training    training in every way that rayrec has, with NCCL in a process a GPU, evaluation, checkpoints, resuming,
                 negatives drawn on the device (77 s)
-    tests       the kernels' tests, and training by the shipped recipes (77 s)
+    tests       the kernels' tests (55 s), and training by the shipped recipes (half a minute more)
     ray         Ray Train and its workers (25 s)
     errors, speed
-                the kernels' errors (6 s) and speed (52 s)
+                the kernels' errors (22 s) and speed (67 s)
     networks    dense networks alone, eager and compiled (44 s)
 
 The kernels need torch and Triton only; what else is missing is skipped, with a line that says so. Prints tables and

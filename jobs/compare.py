@@ -9,6 +9,7 @@ from jobs.command import Command, PathTexts, Positional, Request, Result, descri
 from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
+from rayrec.common.text import distinct_ends
 from rayrec.store.files import new_folder, require_absent
 from rayrec.store.paths import Folder, to_path
 
@@ -44,7 +45,8 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     # Runs can be compared that were judged on the same rows.
     require_absent(request.output)
     folders = request.folders()
-    runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    names = [str(Path(*end)) for end in distinct_ends([folder.parts for folder in folders])]
+    runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, names, strict=True)]
     split = runs[0].dataset.split_to_judge(runs[0].folder.recipe.train.evaluation_split)
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
@@ -60,16 +62,6 @@ def run(request: CompareRequest, progress: Progress) -> Result:
         rows=figures["rows_scored"],
         details={name: figures[name] for name in ("split", "seed_deviation", "differences")},
     )
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """Return the shortest ends of the paths that are all different."""
-    longest = max(len(folder.parts) for folder in folders)
-    for length in range(1, longest + 1):
-        names = [str(Path(*folder.parts[-length:])) for folder in folders]
-        if len(set(names)) == len(names):
-            break
-    return names
 
 
 def describe(result: Result) -> str:

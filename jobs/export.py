@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.store.artifact import Parent
+from rayrec.store.artifact import Parent, parent_of
 from rayrec.store.files import owned, require_absent
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import Folder, RemotePath, cache_root
@@ -55,7 +55,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     if is_model_folder(request.run):
         return _make_whole(request, progress)
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.run.folder import CheckpointManifest, RunFolder
+    from rayrec.training.run.folder import RunFolder
 
     # What can be wrong is looked at first: a mistake is answered at once, not when torch has been loaded.
     require_absent(request.output)
@@ -99,7 +99,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             baselines=baselines(trained.recipe, judged_dataset or dataset, metrics),
             tables=tables,
             made_of={
-                "checkpoint": Parent(id=CheckpointManifest.load(checkpoint).id, folder=checkpoint),
+                "checkpoint": parent_of(checkpoint),
                 "dataset": Parent(id=dataset.id, folder=dataset.folder),
             },
         )

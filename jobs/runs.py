@@ -1,6 +1,6 @@
 """`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main, text_table
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
+from rayrec.common.text import distinct_ends
 from rayrec.config.evaluate import higher_is_better
 from rayrec.store.paths import Folder
 
@@ -52,7 +53,7 @@ def run(request: RunsRequest, progress: Progress) -> Result:
         raise UserError(f"{request.folder}: no run below it; give a folder that holds outputs of `rayrec train`")
     # The keys in which the recipes differ, under the shortest names that tell them apart.
     different = differing_values([recipe for _, recipe in recipes]) if recipes else {}
-    names = _short_names(list(different))
+    names = {key: ".".join(end) for key, end in zip(different, distinct_ends(list(different)), strict=True)}
     for place, (summary, _) in enumerate(recipes):
         summary["settings"] = {names[key]: values[place] for key, values in different.items()}
     return Result(command="runs", details={"runs": sorted(found, key=_rank)})
@@ -91,15 +92,6 @@ def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
         summary |= {"steps": reached.step, "rows": rows, "seconds": reached.seconds}
     metric = recipe.train.checkpoint.keep_best or "auc"
     return {**summary, "best_by": [recipe.train.evaluation_split, metric], "metrics": metrics}, recipe
-
-
-def _short_names(keys: Sequence[_Key]) -> dict[_Key, str]:
-    """Return the shortest ends of the keys that are all different, such as `lr` or `dense_optimizer.lr`."""
-    names = {}
-    for key in keys:
-        ends = [".".join(key[-length:]) for length in range(1, len(key) + 1)]
-        names[key] = next(end for end in ends if sum(f".{'.'.join(k)}".endswith(f".{end}") for k in keys) == 1)
-    return names
 
 
 def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:

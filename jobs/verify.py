@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import Command, Positional, Request, Result, main
@@ -14,6 +15,15 @@ from rayrec.store.paths import Folder
 if TYPE_CHECKING:
     from rayrec.store.artifact import Manifest, StoredFile
 
+_KINDS = {
+    "dataset": "rayrec.ingest.dataset:DatasetManifest",
+    "checkpoint": "rayrec.training.run.folder:CheckpointManifest",
+    "model": "rayrec.inference.folder.versions:ModelManifest",
+    "delta": "rayrec.inference.folder.versions:DeltaManifest",
+    "prediction": "rayrec.inference.batch.pool:PredictionManifest",
+    "day": "jobs.pipeline.days:DayManifest",
+}
+"""The class of each kind's manifest, by name: to verify a dataset loads no torch."""
 _SHOWN = 12
 """Characters of an id that people are shown."""
 
@@ -70,18 +80,14 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
 
 def _kind_in(request: VerifyRequest) -> "type[Manifest]":
     """Return the class of the manifest in a folder. Raises UserError if there is none, or it is not known."""
-    from rayrec.inference.folder.versions import DeltaManifest, ModelManifest
-    from rayrec.ingest.dataset import DatasetManifest
     from rayrec.store.artifact import MANIFEST_FILE, read_manifest
-    from rayrec.training.run.folder import CheckpointManifest
 
     content = read_manifest(request.folder)
     if content is None:
         raise UserError(f"{request.folder}: no {MANIFEST_FILE}, so it is unfinished, or nothing that can be verified")
-    known: tuple[type[Manifest], ...] = (DatasetManifest, CheckpointManifest, ModelManifest, DeltaManifest)
-    kinds = {kind.model_fields["kind"].default: kind for kind in known}
     # One without a known kind is of another version, which any class says.
-    return kinds.get(content.get("kind", ""), DatasetManifest)
+    kind: type[Manifest] = resolve_name(_KINDS.get(content.get("kind", ""), _KINDS["dataset"]))
+    return kind
 
 
 def describe(result: Result) -> str:

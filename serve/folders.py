@@ -115,7 +115,7 @@ def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
     return found
 
 
-def fingerprint(folder: Path) -> int:
+def stamp_of_files(folder: Path) -> int:
     """Return a number that changes when a file below a model folder does: its name, size or time of change. Raises
     OSError.
 

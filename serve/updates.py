@@ -17,7 +17,7 @@ from pathlib import Path
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.common.text import ascii_name
 from rayrec.inference.folder.table_files import is_delta
-from serve.folders import TRAFFIC_FILE, LocalModels, ModelSource, TrafficSplit, fingerprint, scan
+from serve.folders import TRAFFIC_FILE, LocalModels, ModelSource, TrafficSplit, scan, stamp_of_files
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.requests import RequestError
@@ -34,7 +34,7 @@ Load = Callable[[str, str, Path], ServedVersion]
 
 @dataclass
 class _State:
-    """One version of a model: the fingerprints of its files at the last look and at the last attempt to load them, what
+    """One version of a model: the stamps of its files at the last look and at the last attempt to load them, what
     loaded last, and why the last attempt failed."""
 
     seen: int | None = None
@@ -229,7 +229,7 @@ class Updates:
         """Return the version as its files are now, else as it was loaded before; None if neither exists."""
         state = self._states.setdefault((name, version), _State())
         try:
-            found = fingerprint(folder)
+            found = stamp_of_files(folder)
         except OSError:
             return state.version  # it is being written or removed at this moment
         # Of a delta it shows whether all of it is there.

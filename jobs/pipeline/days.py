@@ -1,7 +1,7 @@
 """A pipeline that goes on: each day's files extend the dataset, train the model further and publish what has changed.
 
     OUT/dataset  run  model        the first day, as `rayrec run` makes them
-    OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, outcome.json (written last)
+    OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, manifest.json (written last)
     OUT/models/1 2 ...             the models that serve, each in full or as the difference to the one before
 
 A day goes on from the last one whose model is in `models`. One that died is continued by the same command. A model that
@@ -10,16 +10,17 @@ the gate refuses stays in its day, and the next day goes on from the one before 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import folders_of, versions_in
+from rayrec.store.artifact import Manifest, kind_of, parent_of, stored_files
 from rayrec.store.files import copy, new_folder, remove, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,19 @@ DAYS_FOLDER = "days"
 MODELS_FOLDER = "models"
 DAY_FILE = "day.json"
 GATE_FILE = "gate.json"
-OUTCOME_FILE = "outcome.json"
+
+
+class DayManifest(Manifest):
+    """The manifest of a day that is over: made of its dataset and its model."""
+
+    command = "run"
+
+    kind: Literal["day"] = "day"
+    version: Literal[1] = 1
+    published: str | None
+    """The version that its model has become; None if the gate refused it."""
+    faults: tuple[str, ...] = ()
+    """Why the gate refused it."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,21 @@ class Day:
         return cls(folder, tuple(content["input"]), before, content["serving"], content["version"])
 
     @property
-    def outcome(self) -> dict[str, Any] | None:
-        """Return what has become of it; None while it is not over."""
-        path = self.folder / OUTCOME_FILE
-        return json.loads(path.read_text()) if path.exists() else None
+    def is_over(self) -> bool:
+        """Tell if its model was published or refused."""
+        return kind_of(self.folder) is not None
+
+    @property
+    def published(self) -> str | None:
+        """Return the version that it has published; None while it is not over, or if its model was refused."""
+        return DayManifest.load(self.folder).published if self.is_over else None
+
+    def end(self, model: Path, published: str | None, faults: Sequence[str] = ()) -> None:
+        """Write what has become of the day and its model."""
+        made_of = {"dataset": parent_of(self.places.dataset), "model": parent_of(model)}
+        names = [name for name in (DAY_FILE, GATE_FILE) if (self.folder / name).exists()]
+        files = stored_files(self.folder, names)
+        DayManifest(made_of=made_of, files=files, published=published, faults=tuple(faults)).save(self.folder)
 
     @property
     def places(self) -> Places:
@@ -101,7 +125,7 @@ def repeated_day(request: PipelineRequest, output: Path, models: Path) -> Result
     from rayrec.sources.registry import preprocessing_job
 
     days = days_of(output)
-    version = (days[-1].outcome or {}).get("version") if days else "1"
+    version = days[-1].published if days else "1"
     if version is None or int(version) not in versions_in(models):
         return None
     places = days[-1].places if days else Places(output)
@@ -151,7 +175,7 @@ def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
         first = output / DAY_FILE
         return tuple(json.loads(first.read_text())["input"]) if first.exists() else None
     days = days_of(output)
-    return days[-1].input if days and days[-1].outcome is None else None
+    return days[-1].input if days and not days[-1].is_over else None
 
 
 def inputs_of(output: Path) -> Iterator[str]:
@@ -170,10 +194,10 @@ def days_of(output: Path) -> list[Day]:
 def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     """Return the day that is not over, or a new one."""
     days = days_of(output)
-    if days and days[-1].outcome is None:
+    if days and not days[-1].is_over:
         return days[-1]
     versions = list(map(str, sorted(versions_in(models))))
-    published = {(day.outcome or {}).get("version"): day.folder for day in days} | {"1": output}
+    published = {day.published: day.folder for day in days} | {"1": output}
     version = next((version for version in reversed(versions) if version in published), None)
     if version is None:
         raise UserError(f"{models}: no version in it was published by a day of {output}; restore one")
@@ -200,7 +224,7 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
         _, seconds = run_phases(request, places, progress)
         judgement = _judge(request, day, models, progress)
         if judgement.faults:
-            write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
+            day.end(places.model, None, judgement.faults)
             raise UserError(
                 f"{places.model}: not published: {'; '.join(judgement.faults)}; version {day.serving} keeps "
                 "serving, and the next day continues from it"
@@ -210,7 +234,7 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
         _publish(request, places.model, models / day.serving, published, progress)
         seconds["publish"] = time.perf_counter() - began
     remove(places.model)
-    write_json(day.folder / OUTCOME_FILE, {"version": day.version})
+    day.end(published, day.version)
     _prune(day, models, request.load_recipe().publish.keep_days)
     return seconds
 

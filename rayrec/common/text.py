@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import ByteSize
@@ -37,6 +38,18 @@ def format_number(value: float) -> str:
 def format_share(share: float) -> str:
     """Return a share for people, in percent with three significant digits, such as '24.9%'."""
     return f"{format_number(100 * share)}%"
+
+
+def distinct_ends(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the shortest end of each path, of folders or keys, that no other path has; of different paths.
+
+    A path that is the end of another one stays whole.
+    """
+    found = []
+    for path in paths:
+        ends = (path[-length:] for length in range(1, len(path)))
+        found.append(next((end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1), path))
+    return found
 
 
 _KEPT = "".join(map(chr, range(128))).replace("%", "")

@@ -91,6 +91,7 @@ def encode_multi_hot(
         column = column.cast(pa.list_(pa.null()))
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise UserError(f"feature '{feature.name}': needs a list of values in each row, got {column.type}")
+    # All values one after the other, and the row of each.
     lengths = lengths_of(column)
     row = np.repeat(np.arange(len(column)), lengths)
     values = column.flatten()
@@ -99,6 +100,7 @@ def encode_multi_hot(
     if weights is not None and not pa.types.is_null(weights.type) and wrong_weights(weights, column).any():
         raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
 
+    # Leave missing values out, then those beyond the first `hotness` of a row.
     present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
     is_present = present.to_numpy(zero_copy_only=False)
     row, values = row[is_present], values.filter(present)
@@ -106,6 +108,7 @@ def encode_multi_hot(
     kept = position < feature.hotness
     row, values = row[kept], values.filter(pa.array(kept))
 
+    # Encode what is left as one column, and cut it into lists again.
     offsets = np.searchsorted(row, np.arange(len(column) + 1)).astype(np.int32)
     ids = encode_categorical(feature, values, lookup)
     if weights is None:

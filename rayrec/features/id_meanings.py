@@ -102,6 +102,7 @@ def row_origins(
     begin with it; then values are looked up, which takes about a second for a million. A row that several values share
     (`HashIds`) is that of the first of them.
     """
+    # For each id of the new feature the old one that means the same. Without vocabularies that is the same number.
     ids = np.arange(new.cardinality, dtype=np.int64)
     values, first_value_row = pa.array([], pa.large_string()), 0
     before, now = ListedIds.of(old), ListedIds.of(new)
@@ -110,6 +111,7 @@ def row_origins(
         of_values, of_buckets = ids[now.values.start : now.values.stop], ids[now.buckets.start : now.buckets.stop]
         of_buckets[:] = before.buckets[: len(of_buckets)]
         added = now.added_after(before, new_folder)
+        # Content hashes tell a vocabulary that has only grown; the values of any other are looked up in the old one.
         if added is not None:
             values, first_value_row = added, now.values.start + len(before.values)
             kept = before.values[: len(of_values)]
@@ -118,6 +120,7 @@ def row_origins(
             values, first_value_row = now.lookup(new_folder).values(np.arange(len(of_values)) + 1), now.values.start
             found = before.lookup(old_folder()).ids(values)
             of_values[:] = np.where(found > 0, found - 1 + before.values.start, NEW)
+    # Ids become rows of the old table, which may be capped.
     rows = np.where(ids == NEW, NEW, _folded(old, ids))
     return RowOrigins(np.where(rows < old.cardinality, rows, NEW), values, first_value_row)
 

@@ -93,16 +93,19 @@ class Lookups:
         An absent key column is missing in every row.
         """
         columns = dict(zip(raw.schema.names, raw.columns, strict=True))
+        # In the schema's order: a later look-up may be by a column that an earlier one gives.
         for lookup, names, table in self._lookups:
             lacking = [n for n in names if n not in columns or columns[n].null_count or n in self._weighed]
             if not lacking:
                 continue
+            # One search by the keys, then a gather for each column.
             found = _find(table, [columns.get(key) for key in lookup.keys], raw.num_rows)
             for name in lacking:
                 if isinstance(lookup, Rate):
                     values = _rates(lookup, table, found, folds)
                 else:
                     values = table.column(name, found, self._types[name])
+                # What a row gives itself stays.
                 if name in self._weighed:
                     values = self._weights(name, values, raw)
                 elif name in columns and columns[name].null_count < raw.num_rows:

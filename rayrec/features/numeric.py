@@ -119,7 +119,8 @@ def _undone(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray
             return mean + values * deviation
         case Quantile(boundaries=boundaries):
             return np.interp(values, np.linspace(0.0, 1.0, len(boundaries)), boundaries)
-    return values
+        case Fill() | Clip() | Elapsed():
+            return values
 
 
 def _clipped(values: NDArray[np.float64], low: float | None, high: float | None) -> NDArray[np.float64]:

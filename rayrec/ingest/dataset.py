@@ -226,6 +226,7 @@ class Dataset:
         Raises UserError if there is no such split.
         """
         parts, left = self.split(split).parts, most
+        # Whole row groups at even distances, and the head of each.
         if spread:
             groups = [(part.path, group) for part in parts for group in range(len(part.row_groups))]
             chosen = groups[:: -(-len(groups) // _SPREAD_GROUPS)]

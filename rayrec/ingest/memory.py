@@ -107,6 +107,7 @@ class ResidentSplit:
 
     def _gather(self, rows: NDArray[np.int64], size: int) -> Batch:
         """Return the batch of the rows, padded to `size` rows like those of `rayrec.ingest.batches`."""
+        # The host sends the numbers of the rows, and the device gathers every column by them.
         filled = len(rows)
         padded = np.full(size, rows[0] if filled else 0, np.int64)
         padded[:filled] = rows
@@ -145,6 +146,7 @@ class ResidentSplit:
                 per_feature.append(len(padded))
                 weights.append(None)
                 continue
+            # The ids of a batch's lists, one list after the other: their places count up from the start of each list.
             lists = next(own)
             counts = np.zeros(len(padded), np.int64)
             counts[: len(rows)] = lists.lengths[rows]

@@ -11,7 +11,7 @@ from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.cells import FeatureCells, cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
 from rayrec.metrics.scored_rows import (
@@ -77,15 +77,12 @@ def divisions(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> li
     for feature in dataset.schema.features:
         column = held_out.columns[feature.name].combine_chunks()
         values = values_of_rows(feature, column)
-
-        def divide(by: str, cells: FeatureCells) -> None:
-            found.append((by, slices(scored, cells.places(values), cells.names)))  # noqa: B023 - called at once
-
-        divide(feature.name, cells_of_rows(feature, values, dataset.folder))
+        by = {feature.name: cells_of_rows(feature, values, dataset.folder)}
         if isinstance(feature, CategoricalFeature):
             by_frequency = cells_by_frequency(feature, dataset.folder)
             if by_frequency is not None:
-                divide(f"{feature.name} in train", by_frequency)
+                by[f"{feature.name} in train"] = by_frequency
+        found += [(name, slices(scored, cells.places(values), cells.names)) for name, cells in by.items()]
         progress.advance(1)
     return found
 

@@ -48,17 +48,20 @@ class BinaryMetrics:
         `units`: (B,) numbers from 0 of what rows were drawn together; all rows of a unit must be in one call.
         """
         logits, labels, weights = (t.detach().float().reshape(-1) for t in (logits, labels, weights))
+        # Scores that are no numbers are counted, for `compute` to refuse, and left out of the sums.
         counted = weights > 0
         finite = torch.isfinite(logits)
         kept = counted & finite
         logits, labels, weights = logits[kept], labels[kept], weights[kept]
         units = None if units is None else units[kept]
+        # Sums, of which all metrics but the AUC are made; in float64, on the device.
         scores, targets, by = logits.double(), labels.double(), weights.double()
         columns = [torch.ones_like(by), targets, log_losses(scores, targets), scores.sigmoid()]
         self.sums.update(by * torch.stack(columns), units)
         positive = labels > 0.5
         counts = torch.stack([kept.sum(), positive.sum(), (counted & ~finite).sum()])
         self._counts += counts.cpu().numpy()
+        # The scores themselves, by class, for the AUC.
         for of_class, rows in ((self._positives, positive), (self._negatives, ~positive)):
             own_units = None if units is None else units[rows].cpu().numpy()
             of_class.add(logits[rows].cpu().numpy(), weights[rows].cpu().numpy(), own_units)

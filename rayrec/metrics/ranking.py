@@ -112,6 +112,7 @@ class RankingMetrics:
             return
         self._rows += len(score)
         self._not_finite += int((~torch.isfinite(score)).sum())
+        # Groups are runs of rows; the first and the last may continue in other updates, and wait.
         run = group_numbers(group)
         last = int(run[-1])
         at_edge = (run == 0) | (run == last)
@@ -121,6 +122,7 @@ class RankingMetrics:
         kept = at_edge | (score >= worst[run])
         starts = torch.cat([run.new_ones(1, dtype=torch.bool), run.diff() > 0])
         self._finished.append(group[starts & ~at_edge].cpu().numpy())
+        # The others are counted now.
         rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive, item.long())))
         edge = at_edge[kept].cpu().numpy()
         self._count(rows.take(~edge))

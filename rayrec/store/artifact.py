@@ -128,6 +128,14 @@ def kind_of(folder: Path) -> str | None:
     return (read_manifest(folder) or {}).get("kind")
 
 
+def parent_of(folder: Path) -> Parent:
+    """Return the artifact in a folder as what another one is made of. Raises UserError if there is none."""
+    found = id_of(folder)
+    if found is None:
+        raise UserError(f"{folder / MANIFEST_FILE}: missing, so the folder is not whole; make it again")
+    return Parent(id=found, folder=folder)
+
+
 def stored_files(folder: Path, names: Iterable[str]) -> tuple[StoredFile, ...]:
     """Describe files of an artifact, given by their paths in its folder; reads all of them, several at once."""
     with ThreadPoolExecutor(available_cpus()) as pool:  # computing a hash lets other threads run

@@ -63,54 +63,54 @@ RECIPES = [
     _recipe(
         "misspelt key of a rule",
         _rules("{columns: '*', kind: numeric, transform: [log]}"),
-        "mine.yaml: unknown key 'source.features.0.transform'; did you mean 'transforms'?",
+        "--set source.features: unknown key 'source.features.0.transform'; did you mean 'transforms'?",
     ),
     _recipe(
         "unknown kind of column",
         _rules("{columns: '*', kind: number}"),
-        "mine.yaml: source.features.0.kind: no such kind 'number'; did you mean 'numeric'?",
+        "--set source.features.0.kind: no such kind 'number'; did you mean 'numeric'?",
     ),
     _recipe(
         "rule without a kind",
         _rules("{columns: '*', transforms: [log]}"),
-        "mine.yaml: source.features.0: say which kind it is (key 'kind')",
+        "--set source.features.0: say which kind it is (key 'kind')",
     ),
     _recipe(
         "unknown transform",
         _rules("{columns: '*', kind: numeric, transforms: [logarithm]}"),
-        "mine.yaml: source.features.0.transforms.0.op: no such op 'logarithm'; use log, log2, clip, fill, "
+        "--set source.features.0.transforms.0.op: no such op 'logarithm'; use log, log2, clip, fill, "
         "standardize, min_max, quantile",
     ),
     _recipe(
         "setting without a transform",
         _rules("{columns: '*', kind: numeric, transforms: [{offset: 1}]}"),
-        "mine.yaml: source.features.0.transforms.0: say which op it is (key 'op')",
+        "--set source.features.0.transforms.0: say which op it is (key 'op')",
     ),
     _recipe(
         "transform of a category",
         _rules("{columns: user, kind: categorical, transforms: [log]}"),
-        "mine.yaml: unknown key 'source.features.0.transforms'; known keys: cardinality, columns, "
+        "--set source.features: unknown key 'source.features.0.transforms'; known keys: cardinality, columns, "
         "hash_buckets, kind, max_size, min_count, name, share, unlisted_buckets, values",
     ),
     _recipe(
         "scalar where a list belongs",
         _rules("{columns: price, kind: numeric, transforms: log}"),
-        "mine.yaml: source.features.0.transforms: must be a list (got 'log')",
+        "--set source.features.0.transforms: must be a list (got 'log')",
     ),
     _recipe(
         "list where a scalar belongs",
         "source.label=[click, rating]",
-        "mine.yaml: source.label: must be a text or a section of keys and values (got ['click', 'rating'])",
+        "--set source.label: must be a text or a section of keys and values (got ['click', 'rating'])",
     ),
     _recipe(
         "misspelt condition of the label",
         "source.label={column: rating, atleast: 4}",
-        "mine.yaml: unknown key 'source.label.atleast'; did you mean 'at_least'?",
+        "--set source.label: unknown key 'source.label.atleast'; did you mean 'at_least'?",
     ),
     _recipe(
         "condition of the label without a value",
         "source.label={column: rating}",
-        "mine.yaml: source.label: give either at_least or equals",
+        "--set source.label: give either at_least or equals",
     ),
     _recipe(
         "unknown label column",
@@ -163,43 +163,43 @@ RECIPES = [
     _recipe(
         "two encodings",
         _rules("{columns: '*', kind: categorical, hash_buckets: 100, values: [u1, u2]}"),
-        "mine.yaml: source.features.0: hash_buckets and values exclude each other; keep one",
+        "--set source.features.0: hash_buckets and values exclude each other; keep one",
     ),
     _recipe(
         "cardinality not a number",
         _rules("{columns: '*', kind: categorical, cardinality: many}"),
-        "mine.yaml: source.features.0.cardinality: must be a whole number or 'auto' (got 'many')",
+        "--set source.features.0.cardinality: must be a whole number or 'auto' (got 'many')",
     ),
     _recipe(
         "boundaries out of order",
         _rules("{columns: price, kind: buckets, boundaries: [10, 5]}"),
-        "mine.yaml: source.features.0: boundaries must ascend, each once",
+        "--set source.features.0: boundaries must ascend, each once",
     ),
     _recipe(
         "ranges without boundaries",
         _rules("{columns: price, kind: buckets}"),
-        "mine.yaml: source.features.0: give either boundaries or quantiles",
+        "--set source.features.0: give either boundaries or quantiles",
     ),
     _recipe(
         "bounds of clip swapped",
         _rules("{columns: price, kind: numeric, transforms: [{op: clip, min: 9, max: 1}]}"),
-        "mine.yaml: source.features.0.transforms.0: clip: min 9 is above max 1",
+        "--set source.features.0.transforms.0: clip: min 9 is above max 1",
     ),
     _recipe(
         "vector without a size",
         _rules("{columns: tags, kind: vector}"),
-        "mine.yaml: source.features.0.size: missing; it is required",
+        "--set source.features.0.size: missing; it is required",
     ),
     _recipe(
         "format of times in words",
         _rules("{columns: time, kind: timestamp, format: YYYY-MM-DD}"),
-        "mine.yaml: source.features.0.format: no such format of times; give iso, s, ms, us, or a pattern such"
+        "--set source.features.0.format: no such format of times; give iso, s, ms, us, or a pattern such"
         " as %Y-%m-%d (got 'YYYY-MM-DD')",
     ),
     _recipe(
         "unknown time zone",
         _rules("{columns: time, kind: timestamp, zone: Vienna}"),
-        "mine.yaml: source.features.0.zone: no such time zone; give an IANA name such as Europe/Vienna (got 'Vienna')",
+        "--set source.features.0.zone: no such time zone; give an IANA name such as Europe/Vienna (got 'Vienna')",
     ),
     _recipe(
         "age without a time of rows",
@@ -257,7 +257,7 @@ RECIPES = [
     _recipe(
         "misspelt key of a side table",
         "source.tables.users={path: users.csv, ky: id}",
-        "mine.yaml: unknown key 'source.tables.users.ky'; did you mean 'key'? (and 1 more)",
+        "--set source.tables.users: unknown key 'source.tables.users.ky'; did you mean 'key'? (and 1 more)",
     ),
     _recipe(
         "side table of unmatched columns",
@@ -287,29 +287,29 @@ RECIPES = [
     _recipe(
         "duration in words",
         "preprocess.split={kind: time, test: 1 day}",
-        "mine.yaml: preprocess.split.test: give a fraction from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
+        "--set preprocess.split.test: give a fraction from 0 to 1 or a duration such as 12h or 1d (s, m, h,"
         " d or w) (got '1 day')",
     ),
     _recipe(
         "shares that leave no rows to train on",
         "preprocess.split={kind: hash, validation: 0.5, test: 0.5}",
-        "mine.yaml: preprocess.split: validation + test must be below 1, so that rows are left for train",
+        "--set preprocess.split: validation + test must be below 1, so that rows are left for train",
     ),
     _recipe(
         "unknown split",
         "preprocess.split={kind: random}",
-        "mine.yaml: preprocess.split.kind: no such kind 'random'; use day, fraction, hash, time, column, files",
+        "--set preprocess.split.kind: no such kind 'random'; use day, fraction, hash, time, column, files",
     ),
     _recipe(
         "model that needs users and items",
         "model.kind=neumf",
-        "mine.yaml: model.kind: 'neumf' needs a user and an item, which source.kind 'table' does not have; use "
+        "--set model.kind: 'neumf' needs a user and an item, which source.kind 'table' does not have; use "
         "dcnv2, dlrm, wide_deep, or source.kind interactions",
     ),
     _recipe(
         "names of columns twice",
         "source.header=[click, user, user]",
-        "mine.yaml: source.header: 'user' is there twice; name every column once (got ['click', 'user', 'user'])",
+        "--set source.header: 'user' is there twice; name every column once (got ['click', 'user', 'user'])",
     ),
 ]
 FILES = [

@@ -123,8 +123,8 @@ def test_a_bad_model_is_kept_aside_and_its_day_can_come_again(output: Path, raw:
     with pytest.raises(UserError, match=message):
         take_in(output, raw[3], settings=("train.dense_optimizer.lr=1",))
     assert sorted(path.name for path in (output / "models").iterdir()) == ["1", "2", "3"]
-    outcome = json.loads((output / "days" / "0003" / "outcome.json").read_text())
-    assert outcome["version"] is None and outcome["faults"]
+    outcome = days.DayManifest.load(output / "days" / "0003")
+    assert outcome.published is None and outcome.faults
     assert (output / "days" / "0003" / "model").is_dir()
     details = take_in(output, raw[3])
     assert (details["day"], details["version"]) == (4, "4")

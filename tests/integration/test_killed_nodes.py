@@ -25,6 +25,7 @@ from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.registry import preprocessing
+from rayrec.store.artifact import MANIFEST_FILE, id_of
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
@@ -92,10 +93,10 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
             assert _contents(tmp_path / output) == _contents(tmp_path / "undisturbed")
 
 
-def _contents(dataset: Path) -> dict[str, bytes]:
-    """Every file of a dataset but the result of the command, by its path."""
-    files = [path for path in dataset.rglob("*") if path.is_file() and path.name != "result.json"]
-    return {str(path.relative_to(dataset)): path.read_bytes() for path in files}
+def _contents(dataset: Path) -> dict[str, bytes | str | None]:
+    """Every file of a dataset, by its path, and its id in place of the manifest, which says where it was made."""
+    files = [path for path in dataset.rglob("*") if path.is_file() and path.name not in {"result.json", MANIFEST_FILE}]
+    return {MANIFEST_FILE: id_of(dataset), **{str(path.relative_to(dataset)): path.read_bytes() for path in files}}
 
 
 def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:

@@ -175,8 +175,8 @@ def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None
     trained.store.faults = FAULTS
     run_module("jobs.predict", MODEL, "--input", DATA, "--output", scores, environment=trained.environment)
     names = trained.store.names(SCORES)
-    assert names[0] == "result.json"
-    assert len(names) == 6  # a part for each row group
+    assert names[:2] == ["manifest.json", "result.json"]
+    assert len(names) == 7  # a part for each row group
     assert not list((trained.folder / "staging").rglob("part-*"))
     written = pq.read_table(f"{SCORES}/scores", filesystem=trained.store.filesystem)
     assert written["row"].to_numpy().tolist() == list(range(TEST_ROWS))

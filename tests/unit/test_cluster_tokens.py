@@ -102,30 +102,3 @@ def test_every_machine_of_the_launcher_has_the_token() -> None:
     home = re.search(r"useradd .* (\w+)$", (REPOSITORY / "cluster" / "Dockerfile").read_text(), re.MULTILINE)
     assert home is not None
     assert content["file_mounts"] == {f"/home/{home[1]}/.ray/auth_token": "~/.ray/auth_token"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "    ray start --head --dashboard-host 0.0.0.0   # on the first",
-        "  - ray start --head --port=6379\n    ray stop",
-        "export RAY_AUTH_MODE=disabled\nray start --address HEAD:6379",
-        "# RAY_AUTH_MODE=token would be safer\nray start --head",
-        "export RAY_AUTH_MODE=token\nray start --head\nexport RAY_AUTH_MODE=disabled\nray start --head --port 1",
-        "start it with `ray start --head`",
-    ],
-)
-def test_a_start_without_a_token_is_found(text: str) -> None:
-    assert len(unguarded_starts(text)) == 1
-
-
-def test_what_starts_no_node_or_has_a_token_is_left_alone() -> None:
-    text = "`ray start` needs Java\nRAY_AUTH_MODE=token ray start --head\nray start --address HEAD:6379"
-    assert unguarded_starts(text) == []
-
-
-@pytest.mark.parametrize("options", [None, {"mode": "disabled"}, {}])
-def test_a_cluster_without_a_token_is_found(options: dict[str, str] | None) -> None:
-    spec = {"headGroupSpec": {}} if options is None else {"headGroupSpec": {}, "authOptions": options}
-    assert list(unguarded_clusters({"spec": {"rayClusterSpec": spec}})) == [spec]
-    assert list(unguarded_clusters([{"headGroupSpec": {}, "authOptions": {"mode": "token"}}])) == []

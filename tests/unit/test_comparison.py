@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from jobs.compare import _names
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.compared_runs import ComparedRun, config_differences, group_by_recipe, require_same_rows
@@ -70,15 +69,3 @@ def test_other_held_out_rows_are_refused(
         f"{folder / 'b'}: its dataset ({folder / 'other'}) has other rows in 'validation' than that of {folder / 'a'}; "
         "only metrics of the same held-out rows can be compared"
     )
-
-
-@pytest.mark.parametrize(
-    ("folders", "names"),
-    [
-        (["/x/a", "/x/b"], ["a", "b"]),
-        (["/x/one/run", "/x/two/run", "/x/two/other"], ["one/run", "two/run", "two/other"]),
-        (["/a/run", "/x/a/run"], ["/a/run", "x/a/run"]),
-    ],
-)
-def test_names_are_as_short_as_they_can_be(folders: list[str], names: list[str]) -> None:
-    assert _names([Path(folder) for folder in folders]) == names

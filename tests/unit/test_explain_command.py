@@ -82,8 +82,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
     ),
     "an unknown feature": ({"feature": ("C22",)}, ConfigError, "--feature: no feature 'C22'; did you mean 'C2'?"),
     "no such split": ({"split": "train"}, UserError, "no rows in split 'train'; it has validation, test"),
-    "no dataset": ({"data": Path("nowhere")}, UserError, "nowhere: no such folder"),
-    "no model": ({"source": Path("nowhere")}, UserError, "nowhere: neither a model nor a run folder"),
 }
 
 
@@ -106,10 +104,3 @@ def test_another_model(folder: Path, tmp_path: Path) -> None:
     make_model_folder(tmp_path / "model", numeric=2, multi_hot=1)
     with pytest.raises(UserError, match="has a feature 'I3' that the model does not have"):
         ask(folder, tmp_path / "out", source=tmp_path / "model")
-
-
-def test_the_output_may_not_exist(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "file").touch()
-    with pytest.raises(UserError, match="exists"):
-        ask(folder, tmp_path / "out")

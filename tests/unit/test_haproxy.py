@@ -66,7 +66,9 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     program = [sys.executable, haproxy.__file__, "-db", "-f", str(folder / "haproxy.cfg"), "-dR", *arguments]
     with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
         try:
+            deadline = time.monotonic() + 60
             while process.poll() is None and running_in(folder) != process.pid:
+                assert time.monotonic() < deadline
                 time.sleep(0.02)
             yield process
         finally:

@@ -101,19 +101,6 @@ def test_a_user_with_every_item_is_refused():
         ItemDistribution.uniform(1)
 
 
-def test_random_bits_are_splitmix64():
-    # The first outputs for seed 1234567, as published with the generator.
-    published = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-    assert [word % 2**64 for word in random_bits(1234567, torch.arange(5)).tolist()] == published
-    assert derive_key(1, 2) != derive_key(2, 1) != derive_key(1) and derive_key(-1) == derive_key(2**64 - 1)
-
-
 @pytest.mark.parametrize("bound", [1, 2, 3, 1000, 2**31 - 1])
 def test_uniform_below_is_the_scaled_fraction(bound):
     bits = torch.cat([torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)]), random_bits(9, torch.arange(1000))])

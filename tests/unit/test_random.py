@@ -26,6 +26,7 @@ def test_words() -> None:
 
 def test_words_of_torch() -> None:
     assert [derive_key(1, 2, 3), derive_key(3, 2, 1)] == [0x6AE515C1C0AC7E37, 0xD62A7F6E291FEF64]
+    assert derive_key(-1) == derive_key(2**64 - 1)
     assert random_bits(derive_key(5), torch.tensor([0, 1, 2**40])).tolist() == [
         -371861127037631947,
         1952936728445087881,

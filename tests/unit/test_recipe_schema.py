@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 
 from jobs.inspect import InspectRequest
 from jobs.inspect import run as inspect
@@ -15,6 +16,7 @@ from jobs.recipes import run as recipes
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.common.progress import SilentProgress
+from rayrec.config.table import NumericStep
 from rayrec.config.validation import parse_yaml
 from rayrec.recipes import SCHEMA_FILE, load_recipe, recipe_schema, shipped_recipes
 from tests import recipe_reference
@@ -25,6 +27,11 @@ RECIPE: dict[str, Any] = {
     "preprocess": {"seed": 3},
     "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [8]},
 }
+
+
+def test_every_step_of_numbers_may_be_given_by_its_name() -> None:
+    by_name, with_settings = TypeAdapter(NumericStep).json_schema()["anyOf"]
+    assert sorted(by_name["enum"]) == sorted(with_settings["discriminator"]["mapping"])
 
 
 def mistakes(recipe: Any) -> list[str]:
@@ -98,7 +105,7 @@ def test_what_rayrec_accepts(keys: Mapping[str, Any], tmp_path: Path) -> None:
         ({"train": {"epochs": 0}}, "train.epochs: "),
         ({"train": {"device": "tpu"}}, "train.device: "),
         ({"train": {"checkpoint": {"keep_best": "hits@10"}}}, "train.checkpoint.keep_best: "),
-        ({"train": {"embedding_optimizer": {"kind": "lion"}}}, "train.embedding_optimizer.kind: "),
+        ({"train": {"embedding_optimizer": {"kind": "adamm"}}}, "train.embedding_optimizer.kind: "),
         ({"model.kind": "dlmr"}, "model.kind: "),
         ({"model.cross_rank": 4}, "model: "),
         ({"source.features": [{"kind": "number", "columns": "a"}]}, "source.features.0.kind: "),

@@ -145,7 +145,6 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"", 400, "the body is empty"),
         (b"[1]", 422, "the body must be"),
         (b'{"k": 3}', 422, "user: must be a string or a number"),
         (b'{"user": ["a"]}', 422, "user: must be a string or a number"),

@@ -41,13 +41,6 @@ def test_a_run_begins(make, output: Path) -> None:
         _train(output)
 
 
-def test_another_folder_is_no_run(output: Path) -> None:
-    output.mkdir()
-    (output / "precious").touch()
-    with pytest.raises(UserError, match=r"out: not a run folder \(no run\.json\)"):
-        _train(output)
-
-
 def _train(output: Path) -> None:
     run(
         TrainRequest(recipe=RECIPE, data=output.parent / "data", output=output, resume=True, workers=1),
@@ -103,15 +96,6 @@ def test_a_sweep_is_continued_by_the_same_sweep_alone(output: Path) -> None:
         pass
     with pytest.raises(UserError, match="out: already exists"), owned_folder(_sweep(output), resume=False):
         pass
-
-
-def test_another_folder_is_no_sweep(output: Path) -> None:
-    output.mkdir()
-    (output / "precious").touch()
-    message = r"out: no sweep to resume \(no sweep\.json\)"
-    with pytest.raises(UserError, match=message), owned_folder(_sweep(output), resume=True):
-        pass
-    assert [path.name for path in output.iterdir()] == ["precious"]
 
 
 def _sweep(folder: Path, trials: int = 2) -> SweepSettings:

@@ -124,13 +124,3 @@ def test_no_rows(tmp_path: Path) -> None:
     found = sample_rows(list_inputs([str(tmp_path)]), FileFormat(), rows=10, seed=0)
     assert found.rows.schema == pa.schema([("x", pa.string()), ("y", pa.string())])
     assert (found.rows.num_rows, found.total_rows, found.is_whole) == (0, 0, True)
-
-
-@pytest.mark.parametrize("written", ["csv"], indirect=True)
-def test_memory_does_not_grow_with_the_files(written: Written) -> None:
-    _, folder, _ = written
-    kept = sample._Kept(100, np.random.default_rng(0), ["row"])
-    table = sample.open_table(list_inputs([str(folder / "1.csv")]), FileFormat())
-    for _ in range(3):
-        sample._read(sample._Place(sample.Chunk(table.files[0], 0, 0, None)), table, kept)
-        assert sum(map(len, kept.parts)) <= 200

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rayrec.common.text import ascii_name, format_number, with_names
+from rayrec.common.text import ascii_name, distinct_ends, format_number, with_names
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,9 @@ def test_names_of_ascii_stay_readable() -> None:
 
 def test_a_file_name_that_is_no_utf_8_has_a_tag() -> None:
     assert ascii_name("caf\udce9") == "caf\\udce9"
+
+
+def test_the_shortest_ends_that_differ() -> None:
+    paths = [("/", "a", "run"), ("/", "b", "x", "run"), ("/", "b", "last"), ("run",)]
+    assert distinct_ends(paths) == [("a", "run"), ("x", "run"), ("last",), ("run",)]
+    assert distinct_ends([("/", "a", "run"), ("/", "x", "a", "run")]) == [("/", "a", "run"), ("x", "a", "run")]

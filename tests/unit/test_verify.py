@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
+from jobs.command.runner import execute
+from jobs.predict import COMMAND as PREDICT
+from jobs.predict import PredictRequest
 from jobs.verify import VerifyRequest, describe, run
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
@@ -16,6 +19,7 @@ from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset, DatasetManifest
 from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, id_of, stored_files
 from tests.builders import make_dataset
+from tests.model_folders import make_model_folder
 
 
 @pytest.fixture
@@ -137,3 +141,21 @@ def test_another_kind_is_named(folder: Path) -> None:
 
     with pytest.raises(UserError, match=rf"^{folder}: is a dataset; give a cake, the output of `rayrec bake`$"):
         Other.load(folder)
+
+
+def test_the_chain_from_scores_to_the_dataset(tmp_path: Path) -> None:
+    """A file of the scores that was changed is found, as one of any artifact is."""
+    make_model_folder(tmp_path / "model", numeric=1, categorical=1)
+    (tmp_path / "rows.tsv").write_text("I1\tC1\n1\tC1-1\n2\tC1-2\n")
+    request = PredictRequest(
+        model=tmp_path / "model", input=str(tmp_path / "rows.tsv"), output=tmp_path / "out", raw=True, on="process"
+    )
+    scored = execute(PREDICT, request, SilentProgress())
+    found = run(VerifyRequest(folder=tmp_path / "out"), SilentProgress())
+    assert (found.details["kind"], found.details["id"]) == ("prediction", scored.id)
+    assert found.details["made_of"]["model"]["id"] == id_of(tmp_path / "model")
+    model = run(VerifyRequest(folder=tmp_path / "model"), SilentProgress()).details
+    assert (model["kind"], model["id"]) == ("model", id_of(tmp_path / "model"))
+    flip(tmp_path / "out/scores/part-00000.parquet")
+    with pytest.raises(UserError, match=r"content changed since it was written; 1 of \d files are damaged"):
+        run(VerifyRequest(folder=tmp_path / "out"), SilentProgress())

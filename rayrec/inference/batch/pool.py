@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 import torch
@@ -22,7 +22,10 @@ from rayrec.config.train import DeviceName
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.scorer import Scorer, StoredModel
+from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
+from rayrec.store.artifact import Manifest, Parent, parent_of, stored_files
+from rayrec.store.files import files_below, is_output
 from rayrec.store.node_copy import original
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import RemotePath, path_of
@@ -31,6 +34,27 @@ if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
 ScorerT = TypeVar("ScorerT", bound=Scorer)
+
+
+class PredictionManifest(Manifest):
+    """The manifest of scores or recommendations: made of a model or checkpoint, and of the dataset that was scored."""
+
+    command = "predict"
+
+    kind: Literal["prediction"] = "prediction"
+    version: Literal[1] = 1
+
+
+def finish_prediction(folder: Path, model: StoredModel, dataset: Dataset | None = None) -> None:
+    """Write the manifest of a prediction, whose other files are all there."""
+    role = "model" if isinstance(model, ModelFolder) else "checkpoint"
+    made_of = {role: parent_of(original(model.folder))}
+    if dataset is not None:
+        made_of["dataset"] = Parent(id=dataset.id, folder=dataset.folder)
+    names = [name for name in files_below(folder) if is_output(name)]
+    PredictionManifest(made_of=made_of, files=stored_files(folder, names)).save(folder)
+
+
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 

@@ -1,6 +1,7 @@
 """Scores of whole files: read, scored and written by a pool of predictors, in the order of the input.
 
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
+OUTPUT/manifest.json (written last)
 """
 
 from collections import Counter
@@ -22,6 +23,7 @@ from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
     ScoringPool,
+    finish_prediction,
     new_part,
     part_path,
     require_output,
@@ -110,6 +112,7 @@ def predict_dataset(
         for task in score_split(model, dataset, split, write, pool, write.columns):
             progress.advance(task.rows)
             errors.append(task.amp_error)
+        finish_prediction(folder, model, dataset)
     return PredictionCounts(rows, {}, {}, AmpError.of_all(errors))
 
 
@@ -177,6 +180,7 @@ def predict_raw(
         for numbered in pool.run(numbering, NumberLines, {}):
             progress.advance(numbered)
         remove(folder / _CHUNKS_FOLDER)
+        finish_prediction(folder, model)
     # Columns that nobody asked for may be a mistake in their names.
     known = RawRows(model.schema, model.recipe.unneeded_columns)
     names = (name for name in reader.file_columns if name not in known.columns.names)

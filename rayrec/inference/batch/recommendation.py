@@ -1,6 +1,6 @@
 """The best items of every user: ranked and written by a pool of recommenders, in the order of the user ids.
 
-OUTPUT/recommendations/part-00000.parquet ...
+OUTPUT/recommendations/part-00000.parquet ...    OUTPUT/manifest.json (written last)
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import ScoringPool, new_part, part_path
+from rayrec.inference.batch.pool import ScoringPool, finish_prediction, new_part, part_path
 from rayrec.inference.batch.scoring import rows_of_parts
 from rayrec.inference.recommender import Recommender, load_recommender
 from rayrec.store.files import new_folder
@@ -46,6 +46,7 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, pool: Scori
         arguments = {"folder": original(recommender.predictor.folder), "k": k, "output": temporary}
         for ranked in pool.run(tasks, _RecommendBlocks, arguments):
             progress.advance(ranked)
+        finish_prediction(temporary, recommender.predictor.model)
 
 
 class _RecommendBlocks:

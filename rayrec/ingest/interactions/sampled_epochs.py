@@ -153,6 +153,7 @@ class SampledEpoch:
         slot = torch.div(sample, group, rounding_mode="floor")
         is_positive = sample == slot * group
         positive = self.split.recency(slot, self.positives_key) if self.split.recency is not None else slot
+        # Negatives are drawn for every place, as to leave positives out would wait for the device.
         users = positives.users.index_select(0, positive)
         drawn = negatives.draw(random_bits(self.negatives_key, sample), users)
         items = torch.where(is_positive, positives.items.index_select(0, positive), drawn)

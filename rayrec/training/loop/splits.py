@@ -53,10 +53,12 @@ class SplitReader:
         Every rank opens the same epochs of the same splits in the same order: where they stream, they share.
         """
         options |= {"rank": self.context.rank, "world_size": self.context.world_size}
+        # Interactions: samples are computed on the device from the positives, which are read once.
         if split == "train" and self.negatives is not None:
             sampled = self._sampled_train
             order = BatchOrder(row_groups=[RowGroup.of_samples(len(sampled))], **options)
             return SampledLoader(sampled, self.dataset.schema, order)
+        # All else: rows are read, from memory in every epoch but the first if the recipe keeps them there.
         dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
             self._stores[split] = read_split(dataset, split, self.context.device)
@@ -120,6 +122,7 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
+    # One pass in the order of the files. Lists are ranked where each rank has whole ones: one run of rows of a batch.
     size = config.global_batch_size
     model.dense_network.eval()
     with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
@@ -128,10 +131,12 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits, splits.dataset.schema.interactions)
+    # A second pass where every user is ranked with all items, not with those of the rows.
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
             _rank(ranking, batch, model.logits(batch), None)  # every item once
     model.dense_network.train()
+    # Each rank has counted its own rows; rank 0 merges the counts.
     metrics = compute_over_ranks(binary)
     return metrics if ranking is None else metrics | compute_over_ranks(ranking)
 

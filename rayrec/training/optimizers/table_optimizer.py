@@ -16,12 +16,13 @@ from rayrec.internals.torchrec import local_shards, set_fused_parameters, sharde
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.training.optimizers.torch_optimizers import build_optimizer, table_moments
 
-_FUSED = {
+FUSED_OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adam": EmbOptimType.ADAM,
 }
+"""The kinds of optimizers that FBGEMM runs inside the backward pass, by `EmbeddingOptimizerConfig.kind`."""
 
 
 def set_fused_optimizers(
@@ -31,7 +32,7 @@ def set_fused_optimizers(
     for table in with_fused_kernel:
         part = train.trained_part(table.part)
         config = train.by_part[part].embedding_optimizer
-        parameters: dict[str, Any] = {"optimizer": _FUSED[config.kind], "learning_rate": config.lr}
+        parameters: dict[str, Any] = {"optimizer": FUSED_OPTIMIZERS[config.kind], "learning_rate": config.lr}
         if config.kind != "sgd":
             parameters["eps"] = config.eps
         if config.kind == "adam":
@@ -68,6 +69,7 @@ class TableOptimizer:
         self, part: str, names: Sequence[str], tables: DistributedModelParallel, config: EmbeddingOptimizerConfig
     ) -> None:
         """Give this rank's parts of the tables `names` to a torch optimizer."""
+        # Plain parameters over the memory of this rank's shards: torch's optimizers know no ShardedTensor.
         weights, parameters = tables.state_dict(), dict(tables.named_parameters())
         held: list[tuple[str, Any, nn.Parameter]] = []
         for name in names:
@@ -78,6 +80,7 @@ class TableOptimizer:
                 held.append((name, weights[key], own))
         if not held:
             return
+        # One optimizer steps all of them; a checkpoint sees its moments as parts of whole tables.
         optimizer = build_optimizer(config, [own for _, _, own in held])
         self._stepped.append(optimizer)
         self._by_part[part].append(optimizer)

@@ -84,8 +84,10 @@ def table_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
             return {"momentum1": state["sum"].view(-1)}
         case torch.optim.Adagrad():
             return {"momentum1": state["sum"]}
-        case _:
+        case torch.optim.SGD():
             return {}
+        case _:
+            raise AssertionError(f"the state of {type(optimizer).__name__} has no names in checkpoints")
 
 
 def _with_state(

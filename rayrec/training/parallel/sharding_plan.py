@@ -38,13 +38,13 @@ from rayrec.common.text import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.embedding_tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
+from rayrec.training.optimizers.table_optimizer import FUSED_OPTIMIZERS
 
 Kernel = Literal["fused", "fused_uvm_caching", "dense"]
 """TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `fused_uvm_caching` does so, too, but
 the shard is in the host's memory, and its GPU caches the rows that it needed last; `dense` leaves a gradient of the
 whole shard, which a torch optimizer takes (`rayrec.training.optimizers.table_optimizer`)."""
 
-_FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam"}
 # Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel
 # (RMSprop, FTRL) TorchRec puts column shards of one table that lie on one worker behind each other.
 _BY_COLUMNS = {"sgd", "adagrad"}
@@ -73,15 +73,16 @@ class TableRule:
     """A recipe's choices: dense Adam, too, which `TrainConfig` gives to all tables or to none."""
 
     def kernel(self, sharding: Sharding) -> Kernel:
-        return "fused" if sharding != "data_parallel" and self.optimizer in _FUSED else "dense"
+        return "fused" if sharding != "data_parallel" and self.optimizer in FUSED_OPTIMIZERS else "dense"
 
     def row_bytes(self, columns: int, sharding: Sharding) -> int:
         """Return the bytes of one row of a shard in float32: weights, optimizer state, the gradient that a dense kernel
         leaves.
         """
         moments = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": columns, "rmsprop": columns}
+        moments |= {"adam": 2 * columns, "ftrl": 2 * columns}
         gradient = columns if self.kernel(sharding) == "dense" else 0
-        return 4 * (columns + moments.get(self.optimizer, 2 * columns) + gradient)
+        return 4 * (columns + moments[self.optimizer] + gradient)
 
 
 def table_rule(table: EmbeddingTable, train: TrainConfig) -> TableRule:
@@ -202,7 +203,7 @@ def plan_sharding(
             parts = {"column_wise": world_size, "grid_shard": nodes}.get(allowed[0] if len(allowed) == 1 else "auto")
             constraints[table.name] = ParameterConstraints(
                 sharding_types=list(allowed),
-                compute_kernels=kernels if rules[table.name].optimizer in _FUSED else ["fused", "dense"],
+                compute_kernels=kernels if rules[table.name].optimizer in FUSED_OPTIMIZERS else ["fused", "dense"],
                 min_partition=None if parts is None else _columns_per_shard(table.columns, parts),
             )
         planner = EmbeddingShardingPlanner(
