@@ -10,7 +10,7 @@ from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.common.text import distinct_ends
-from rayrec.store.files import new_folder, require_absent
+from rayrec.store.folders import new_folder, require_absent
 from rayrec.store.paths import Folder, to_path
 
 

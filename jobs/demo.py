@@ -37,7 +37,7 @@ from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.recipes import load_recipe
-from rayrec.store.files import require_absent
+from rayrec.store.folders import require_absent
 from rayrec.store.paths import LocalPath
 
 WORKERS = 2

@@ -11,7 +11,7 @@ from jobs.export import read_schema
 from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
-from rayrec.store.files import new_folder, require_absent
+from rayrec.store.folders import new_folder, require_absent
 from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:

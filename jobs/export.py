@@ -12,7 +12,7 @@ from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.artifact import Parent, parent_of
-from rayrec.store.files import owned, require_absent
+from rayrec.store.folders import owned, require_absent
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import Folder, RemotePath, cache_root
 

@@ -14,7 +14,7 @@ from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_number, format_share
 from rayrec.config.validation import is_yaml_file
-from rayrec.store.files import require_absent
+from rayrec.store.folders import require_absent
 from rayrec.store.paths import Folder, LocalPath
 
 _EXAMPLES_WIDTH = 30

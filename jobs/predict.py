@@ -16,7 +16,7 @@ from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.store.files import require_absent
+from rayrec.store.folders import require_absent
 from rayrec.store.paths import Folder, to_path
 
 

@@ -15,7 +15,7 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
-from rayrec.store.files import has_unfinished_work, owned
+from rayrec.store.folders import has_unfinished_work, owned
 from rayrec.store.paths import Folder, RemotePath, cache_root
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.validation import is_yaml_file
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, recipe_schema, shipped_recipes, write_recipe_file
-from rayrec.store.files import as_json, require_absent, write_atomically
+from rayrec.store.files import as_json, write_atomically
+from rayrec.store.folders import require_absent
 from rayrec.store.paths import LocalPath
 
 

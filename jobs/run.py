@@ -11,7 +11,8 @@ from jobs.command import Command, Result, describe_result, main
 from jobs.pipeline.phases import PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.store.files import locked, require_absent, write_json
+from rayrec.store.files import write_json
+from rayrec.store.folders import locked, require_absent
 from rayrec.store.paths import Folder
 
 PIPELINE_FILE = "pipeline.json"

@@ -13,7 +13,7 @@ from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-from rayrec.store.files import is_vacant, owned, require_absent
+from rayrec.store.folders import is_vacant, owned, require_absent
 from rayrec.store.paths import Folder, to_path
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from rayrec.store.artifact import id_of
-from rayrec.store.files import is_vacant, locked, remove, require_absent, write_json
+from rayrec.store.files import remove, write_json
+from rayrec.store.folders import is_vacant, locked, require_absent
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history

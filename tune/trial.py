@@ -19,7 +19,8 @@ from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.store.files import copy, new_folder, remove, write_json
+from rayrec.store.files import copy, remove, write_json
+from rayrec.store.folders import new_folder
 from rayrec.store.paths import RemotePath, to_path
 from rayrec.training.run.folder import (
     CHECKPOINTS_FOLDER,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
-from rayrec.store.files import is_vacant
+from rayrec.store.folders import is_vacant
 from rayrec.store.paths import is_uri
 
 

@@ -34,7 +34,7 @@ from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
 from rayrec.store.artifact import id_of
-from rayrec.store.files import is_vacant
+from rayrec.store.folders import is_vacant
 from rayrec.store.node_copy import shown
 from rayrec.store.paths import cache_root
 

@@ -21,7 +21,8 @@ from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.artifact import Manifest, kind_of, parent_of, stored_files
-from rayrec.store.files import copy, new_folder, remove, write_json
+from rayrec.store.files import copy, remove, write_json
+from rayrec.store.folders import is_vacant, new_folder
 
 if TYPE_CHECKING:
     from rayrec.inspection.gate import Judgement
@@ -220,7 +221,7 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
     """Bring a day to its end; the seconds of each phase, None if it was finished before."""
     places, published = day.places, models / day.version
     seconds: dict[str, float | None] = dict.fromkeys(phase.name for phase in PHASES)
-    if not published.exists():
+    if is_vacant(published):
         _, seconds = run_phases(request, places, progress)
         judgement = _judge(request, day, models, progress)
         if judgement.faults:

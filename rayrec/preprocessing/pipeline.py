@@ -21,16 +21,9 @@ from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, us
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.store.artifact import MANIFEST_FILE, stored_file
-from rayrec.store.files import (
-    files_below,
-    is_begun,
-    is_output,
-    new_folder,
-    remove,
-    remove_unfinished_files,
-    require_absent,
-)
+from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file
+from rayrec.store.files import files_below, is_output, remove_unfinished_files
+from rayrec.store.folders import is_begun, new_folder, require_absent
 from rayrec.store.paths import is_uri
 
 _SCRATCH = ".scratch"
@@ -123,14 +116,14 @@ class Preprocessing:
             no_tasks_left_behind(runner),
         ):
             scratch = folder / _SCRATCH
-            if any(is_output(name) or PurePath(name).parts[0] == _SCRATCH for name in files_below(folder)):
+            begun = (name for name in files_below(folder) if name != MANIFEST_FILE)
+            if any(is_output(name) or PurePath(name).parts[0] == _SCRATCH for name in begun):
                 progress.message(f"{folder}: continuing unfinished work of an earlier run")
-            if not (folder / MANIFEST_FILE).exists():
+            # Where the manifest is there, all work was done before a kill.
+            if read_manifest(folder) is None:
                 scratch.mkdir(parents=True, exist_ok=True)
                 self._write(Workspace(runner, folder, scratch, progress), execution)
-            # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
-            remove(scratch)
-            return DatasetManifest.load(folder)
+        return DatasetManifest.load(self._output)
 
     def _write(self, workspace: Workspace, execution: Execution | None) -> None:
         """Write all files of the dataset; the manifest is the last."""
@@ -139,6 +132,7 @@ class Preprocessing:
         remove_unfinished_files(folder)
         written.schema.save(folder)
         parts = {part.path for split in written.splits.values() for part in split.parts}
+        parts.add(MANIFEST_FILE)  # at a URI it is there before, as the claim on the folder
         wanted = [name for name in files_below(folder) if is_output(name) and name not in parts]
         manifest = DatasetManifest(
             splits=written.splits,

@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
-from rayrec.store.files import sha256_in, write_json
+from rayrec.store.claims import MANIFEST_FILE
+from rayrec.store.files import as_json, sha256_in
+from rayrec.store.folders import write_manifest
 from rayrec.store.paths import Folder, confined
 
-MANIFEST_FILE = "manifest.json"
 _VALUES = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -73,7 +74,7 @@ class Manifest(BaseModel):
 
     def save(self, folder: Path) -> None:
         """Write the manifest, after which the artifact is whole and stays as it is."""
-        write_json(folder / MANIFEST_FILE, {"id": self.id, **self.model_dump(mode="json")})
+        write_manifest(folder, as_json({"id": self.id, **self.model_dump(mode="json")}))
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -14,7 +14,7 @@ from types import ModuleType
 from urllib.parse import quote, urlsplit
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.store.files import new_folder
+from rayrec.store.folders import new_folder
 from rayrec.store.paths import file_name
 
 _SERVER_VARIABLE = "MLFLOW_TRACKING_URI"

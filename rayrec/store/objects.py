@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
 
 import obstore
-from obstore.exceptions import BaseError, InvalidPathError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
 from obstore.store import from_url
 
 from rayrec.common.errors import StoreError, UserError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
+Version = dict[str, str]
+"""What a store calls one state of a file: an entity tag, or a generation."""
 _BLOCK_BYTES = 2**23
 _MOST_PARTS = 9_000
 """S3 takes 10,000 parts of one file."""
@@ -47,6 +49,7 @@ _CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "30
 _OPTIONS = ("endpoint_override", "scheme", "region")
 """What may stand in the query of a URI."""
 _TOO_LITTLE = "the store sends or holds less than it should"
+_BUSY = "the store is busy with another request for the same file"
 _LASTING = {
     "unknown kind of store; use s3://, gs://, az:// or abfs://": ("Unable to recognise URL",),
     "no such bucket; make it, or correct the URI": (
@@ -62,7 +65,7 @@ _LASTING = {
 }  # fmt: skip
 """What is wrong and how to fix it, by texts that obstore's errors contain; no retry helps."""
 _PASSING = {
-    "the store keeps failing; try again later": ("status code: 5", "status code: 429", "SlowDown", _TOO_LITTLE),
+    "the store keeps failing; try again later": ("status code: 5", "status code: 429", "SlowDown", _TOO_LITTLE, _BUSY),
     "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": ("HTTP error",),
 }
 """The same, where a retry may help."""
@@ -280,6 +283,62 @@ def _blocks(source: BinaryIO, size: int) -> Iterator[bytes]:
         yield block
 
 
+def versioned(path: RemotePath, most_bytes: int) -> tuple[bytes | None, Version] | None:
+    """Return the content of a small file, None if it has more bytes, and its version; None if it is not there.
+
+    Raises UserError.
+    """
+
+    def attempt() -> tuple[bytes | None, Version] | None:
+        try:
+            found = obstore.get(store_of(path), path.key)
+        except FileNotFoundError:
+            return None
+        if found.meta["size"] > most_bytes:
+            return None, _version(found.meta)
+        content = bytes(found.bytes())
+        if len(content) != found.meta["size"]:
+            raise OSError(_TOO_LITTLE)
+        return content, _version(found.meta)
+
+    return tried(str(path), "read", attempt)
+
+
+def create(path: RemotePath, content: bytes) -> Version:
+    """Write a file that is not there, in one step with the look. Raises FileExistsError if it is, and UserError."""
+    return _put_if(path, content, None)
+
+
+def replace(path: RemotePath, content: bytes, version: Version) -> Version:
+    """Write a file if it is of a version still, in one step with the look.
+
+    Raises FileExistsError if it is not, and UserError.
+    """
+    return _put_if(path, content, version)
+
+
+def _put_if(path: RemotePath, content: bytes, before: Version | None) -> Version:
+    def attempt() -> Version:
+        mode: Any = "create" if before is None else before
+        try:
+            return _version(obstore.put(store_of(path), path.key, content, mode=mode))
+        except (AlreadyExistsError, PreconditionError):
+            there = versioned(path, len(content))
+            # It may be ours: what was put arrived, but not the store's answer.
+            if there is not None and there[0] == content:
+                return there[1]
+            # Stores also refuse one of two such requests at a time, of which the other may come to nothing.
+            if (there and there[1]) == before:
+                raise OSError(_BUSY) from None
+            raise FileExistsError(f"{path}: was written by another command") from None
+
+    return tried(str(path), "written", attempt)
+
+
+def _version(of: Any) -> Version:
+    return {name: of[name] for name in ("e_tag", "version") if of.get(name) is not None}
+
+
 def delete(path: RemotePath) -> None:
     """Delete a file if it exists. Raises UserError."""
 
@@ -346,7 +405,7 @@ def tried(name: str, done: str, action: Callable[[], T]) -> T:
     while True:
         try:
             return action()
-        except UserError:
+        except (UserError, FileExistsError):
             raise
         except (OSError, BaseError, ValueError) as error:
             if _lasts(error) or time.monotonic() >= deadline:

@@ -38,6 +38,10 @@ class RemotePath(PosixPath):
 
     Folders are only beginnings of names there: one exists while a file is below it, and is never made. Files appear
     whole, and are not renamed or locked. Reading and writing raise UserError if the store fails.
+
+    It is a Path so that the 300 functions that take a folder say `Path`, and not a union of two types. What needs a
+    file of this machine asks for `__fspath__`, which raises: open, os, shutil, NumPy, pyarrow, and the methods that are
+    not here. One trap is left: `Path(remote)` is a local path of the same parts, which Python makes without asking.
     """
 
     # Its parts are the root, the store ("s3:bucket", with the query of the URI), and the names below it.

@@ -17,7 +17,8 @@ from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import RowPacker
 from rayrec.store import objects
-from rayrec.store.files import copy, files_below, growing_files, remove
+from rayrec.store.files import copy, files_below, remove
+from rayrec.store.growing_files import growing_files
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import to_path
 from rayrec.training.loop.checkpoint import Checkpoints, load_state

@@ -25,7 +25,8 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.model_folder import copy
 from rayrec.inference.folder.tensor_files import save_tensors
 from rayrec.internals.torch_checkpoint import save
-from rayrec.store.files import new_file, new_folder, owned, write_atomically
+from rayrec.store.files import new_file, write_atomically
+from rayrec.store.folders import new_folder, owned
 from rayrec.store.parquet import new_parquet
 from rayrec.store.paths import Folder
 

@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import DiskError, UserError
-from rayrec.store.files import (
-    new_file,
-    new_folder,
-    owned,
-    remove_unfinished_files,
-    require_absent,
-    write_atomically,
-    write_json,
-)
+from rayrec.store.files import new_file, remove_unfinished_files, write_atomically, write_json
+from rayrec.store.folders import new_folder, owned, require_absent
 
 
 @pytest.mark.parametrize("content", ["text\n", b"\x00bytes"])

@@ -9,7 +9,7 @@ import pytest
 
 import rayrec
 from rayrec.common.errors import UserError
-from rayrec.store.files import owned
+from rayrec.store.folders import owned
 from tests.builders import make_dataset
 
 

@@ -18,7 +18,8 @@ from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
-from rayrec.store.files import new_file, new_folder
+from rayrec.store.files import new_file
+from rayrec.store.folders import new_folder
 from tests.builders import make_dataset, make_recipe
 
 

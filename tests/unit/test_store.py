@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -26,21 +27,17 @@ from rayrec.inference.folder.delta import require_place, write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.workspace import Stages
-from rayrec.store import files, objects
-from rayrec.store.files import (
-    files_below,
-    growing_files,
+from rayrec.store import folders, growing_files, objects
+from rayrec.store.artifact import read_manifest
+from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in
+from rayrec.store.folders import (
     has_unfinished_work,
     is_begun,
-    is_output,
     is_vacant,
     locked,
-    new_file,
     new_folder,
     owned,
-    remove,
-    sizes_in,
-    write_json,
+    write_manifest,
 )
 from rayrec.store.node_copy import on_this_node, original, shown
 from rayrec.store.paths import RemotePath, copy_of, to_path
@@ -51,6 +48,21 @@ URI = "s3://bucket/exp/run"
 LAST = "manifest.json"
 
 
+_REPLACING = threading.Lock()
+
+
+def replace(path: RemotePath, content: bytes, version: objects.Version) -> objects.Version:
+    """What stores can do, but no folder: look and write in one step."""
+    with _REPLACING:
+        found = objects.versioned(path, 10**6)
+        if found is None or found[1] != version:
+            raise FileExistsError
+        path.write_bytes(content)
+        written = objects.versioned(path, 10**6)
+    assert written is not None
+    return written[1]
+
+
 @pytest.fixture(autouse=True)
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What `s3://bucket` is: a folder, which obstore reads and writes as it does a bucket."""
@@ -58,6 +70,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     store = LocalStore(folder, automatic_cleanup=True)
     monkeypatch.setattr(objects, "store_of", lambda _: store)
+    monkeypatch.setattr(objects, "replace", replace)
     use_machine(tmp_path / "one", monkeypatch)
     return folder
 
@@ -234,7 +247,7 @@ class Store:
         self.events: list[str] = []
         self.broken: set[str] = set()
         self.left: float = float("inf")
-        for name in ("write", "delete"):
+        for name in ("write", "delete", "create", "replace"):
             monkeypatch.setattr(objects, name, self._noted(getattr(objects, name), "-" if name == "delete" else ""))
 
     def _noted(self, function: Callable[..., Any], sign: str) -> Callable[..., Any]:
@@ -260,7 +273,7 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(files, "_PUT_SECONDS", 0.02)
+    monkeypatch.setattr(growing_files, "_PUT_SECONDS", 0.02)
     return Store(monkeypatch)
 
 
@@ -268,23 +281,27 @@ def attempt(where: str, shared: bool, fingerprint: str | None, error: type[Excep
     """Write an output whose files hold the fingerprint; whether there was work to do."""
     output, text = to_path(URI) / where, fingerprint or ""
     with new_folder(output, fingerprint, shared=shared) as folder:
-        if is_work := not (folder / LAST).exists():
+        if is_work := read_manifest(folder) is None:
             for name in (".scratch/rows", "train/part-0", "train/part-1", f"statistics/s{text}"):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with new_file(folder / name) as temporary:
                     temporary.write_text(text)
             if error is not None:
                 raise error("no")
-            write_json(folder / LAST, text)
-        remove(folder / ".scratch")
+            write_manifest(folder, as_json(text_of(fingerprint)))
     return is_work
+
+
+def text_of(fingerprint: str | None) -> dict[str, str]:
+    """Return the manifest of an output, which is another one for each fingerprint."""
+    return {"made by": fingerprint or ""}
 
 
 def written(where: str, fingerprint: str | None) -> dict[str, str]:
     text = fingerprint or ""
     beginning = "" if where == "." else f"{where}/"
     names = ["train/part-0", "train/part-1", f"statistics/s{text}"]
-    return {f"{beginning}{name}": text for name in names} | {f"{beginning}{LAST}": f'"{text}"\n'}
+    return {f"{beginning}{name}": text for name in names} | {f"{beginning}{LAST}": as_json(text_of(fingerprint))}
 
 
 WAYS = {
@@ -310,8 +327,10 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole(
         with suppress(Killed):
             attempt(where, shared, fingerprint)
             is_over = True
-        # What says that the folder is whole comes last.
-        if (folder / where / LAST).exists():
+        # What says that the folder is whole comes last; then only the scratch goes.
+        is_whole = not is_vacant(output)
+        assert is_whole or not is_over
+        if is_whole:
             assert written(where, fingerprint).items() <= tree(folder).items(), moment
         if other is not None:
             store.left = 4
@@ -319,12 +338,12 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole(
                 attempt(where, shared, other)
         store.left = float("inf")
         use_machine(tmp_path / f"another-{moment}", monkeypatch)
-        if is_over:
+        if is_whole:
             with pytest.raises(UserError, match="already exists"):
                 attempt(where, shared, fingerprint)
         else:
             attempt(where, shared, fingerprint)
-        assert tree(folder) == written(where, fingerprint), moment
+        assert {n: text for n, text in tree(folder).items() if is_output(n)} == written(where, fingerprint), moment
         assert not has_unfinished_work(output)
         shutil.rmtree(folder)
         if is_over:
@@ -335,17 +354,14 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole(
 def test_shared_work_goes_on_from_what_is_there(
     bucket: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.broken = {LAST}
     with pytest.raises(StoreError):
-        attempt(".", True, "a")
+        attempt(".", True, "a", StoreError)
     assert is_begun(to_path(URI), "a")
     assert not is_begun(to_path(URI), "b")
-    store.broken = set()
     use_machine(tmp_path / "two", monkeypatch)
     with new_folder(to_path(URI), "a", shared=True) as folder:
         assert (folder / "train/part-1").read_text() == "a"
-        remove(folder / ".scratch")
-        write_json(folder / LAST, "a")
+        write_manifest(folder, as_json(text_of("a")))
     assert tree(bucket / "exp" / "run") == written(".", "a")
 
 
@@ -381,7 +397,7 @@ def test_of_two_machines_only_one_writes_an_output(
             temporary.write_text("a")
         with monkeypatch.context() as patched:
             use_machine(tmp_path / "two", patched)
-            patched.setattr(files, "owned", lambda _: nullcontext())
+            patched.setattr(folders, "owned", lambda _: nullcontext())
             attempt(".", shared, "b")
     assert tree(bucket / "exp" / "run") == written(".", "b")
 
@@ -396,7 +412,7 @@ def test_a_failure_leaves_nothing_that_says_it_is_whole(bucket: Path, store: Sto
     store.broken = {"train/part-1"}
     with pytest.raises(StoreError, match=f"^{URI}/train/part-1: no answer$"):
         attempt(".", False, "a")
-    assert LAST not in tree(bucket / "exp" / "run")
+    assert is_vacant(to_path(URI))
     store.broken = set()
     assert not attempt(".", False, "a")  # all was done, but for putting it
     assert tree(bucket / "exp" / "run") == written(".", "a")
@@ -414,7 +430,7 @@ def test_files_that_grow_are_put_as_they_do(bucket: Path, store: Store) -> None:
     history = bucket / "exp/run/history.jsonl"
     write(bucket / "exp/run", {"history.jsonl": "0\n"})
     store.broken = {"events/e"}
-    with growing_files(to_path(URI), "history.jsonl", "absent") as growing:
+    with growing_files.growing_files(to_path(URI), "history.jsonl", "absent") as growing:
         with (growing.folder / "history.jsonl").open("a") as file:
             file.write("1\n")
         store.wait_for("history.jsonl")
@@ -429,7 +445,7 @@ def test_files_that_grow_are_put_as_they_do(bucket: Path, store: Store) -> None:
         with (growing.folder / "history.jsonl").open("a") as file:
             file.write("3\n")
     assert history.read_text() == "0\n1\n2\n3\n"
-    with growing_files(bucket) as growing:
+    with growing_files.growing_files(bucket) as growing:
         assert growing.folder == bucket
 
 
@@ -444,7 +460,7 @@ def test_tables_are_mapped_from_one_copy(bucket: Path, tmp_path: Path, monkeypat
         assert (table.find({"key": keys}) >= 0).all()
         assert len(LookupTable.open(folder / "empty")) == 0
         assert on_this_node(folder / "table").is_relative_to(tmp_path / "spark")
-        write_json(folder / LAST, None)
+        write_manifest(folder, "{}")
 
 
 def test_stages_go_on_on_another_machine(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +481,7 @@ def test_stages_go_on_on_another_machine(bucket: Path, tmp_path: Path, monkeypat
     with new_folder(to_path(URI), "a", shared=True) as folder:
         rows = Stages(folder / ".scratch", SilentProgress()).run("parse", Path, unreachable)
         assert rows.read_bytes() == b"1"
-        write_json(folder / LAST, None)
+        write_manifest(folder, "{}")
 
 
 def test_a_server_looks_for_new_versions_now_and_then(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:

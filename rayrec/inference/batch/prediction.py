@@ -36,7 +36,7 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.models.common.precision import AmpError
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
-from rayrec.store.files import new_folder, remove
+from rayrec.store.folders import new_folder
 from rayrec.store.parquet import WrittenFile, new_parquet_files
 
 SCORES_FOLDER = "scores"
@@ -179,7 +179,6 @@ def predict_raw(
         numbering = _numbering(folder, before, [report.files for report in reports])
         for numbered in pool.run(numbering, NumberLines, {}):
             progress.advance(numbered)
-        remove(folder / _CHUNKS_FOLDER)
         finish_prediction(folder, model)
     # Columns that nobody asked for may be a mistake in their names.
     known = RawRows(model.schema, model.recipe.unneeded_columns)

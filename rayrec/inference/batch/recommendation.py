@@ -14,7 +14,7 @@ from rayrec.common.progress import Progress
 from rayrec.inference.batch.pool import ScoringPool, finish_prediction, new_part, part_path
 from rayrec.inference.batch.scoring import rows_of_parts
 from rayrec.inference.recommender import Recommender, load_recommender
-from rayrec.store.files import new_folder
+from rayrec.store.folders import new_folder
 from rayrec.store.node_copy import original
 
 RECOMMENDATIONS_FOLDER = "recommendations"

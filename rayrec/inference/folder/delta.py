@@ -43,7 +43,7 @@ from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
 from rayrec.store.artifact import Parent
-from rayrec.store.files import new_folder
+from rayrec.store.folders import new_folder
 from rayrec.store.node_copy import original
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, DENSE_FILE)

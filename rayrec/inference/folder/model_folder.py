@@ -53,7 +53,8 @@ from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store import files
 from rayrec.store.artifact import MANIFEST_FILE, Parent, stored_files, wrong_size
-from rayrec.store.files import files_below, is_output, new_folder, sizes_in, write_atomically, write_json
+from rayrec.store.files import files_below, is_output, sizes_in, write_atomically, write_json
+from rayrec.store.folders import new_folder
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import RemotePath, to_path
 

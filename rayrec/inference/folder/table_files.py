@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.inference.folder.tensor_files import MappedTensors, new_tensors
-from rayrec.store.artifact import MANIFEST_FILE, kind_of
+from rayrec.store.artifact import kind_of
 from rayrec.store.files import new_file
 from rayrec.store.paths import shortened
 
@@ -47,8 +47,11 @@ _ROWS_BETWEEN_LOOKS = 1024
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether a folder looks like the output of an export: a whole model, or a delta. Reads names alone."""
-    return (path / MANIFEST_FILE).is_file() and (path / WEIGHTS_FOLDER).is_dir()
+    """Return whether a folder looks like the output of an export that ended: a whole model, or a delta."""
+    try:
+        return kind_of(path) in ("model", "delta") and (path / WEIGHTS_FOLDER).is_dir()
+    except UserError:  # damaged: to open it says so
+        return (path / WEIGHTS_FOLDER).is_dir()
 
 
 def is_delta(path: Path) -> bool:

@@ -21,7 +21,8 @@ from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.turnover import Turnover, most_days
 from rayrec.sources.generated_text import csv_file, rows_by_file, to_hexadecimal
 from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
-from rayrec.store.files import new_folder, write_json
+from rayrec.store.files import write_json
+from rayrec.store.folders import new_folder
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.sources.generated_text import csv_file, rows_by_file
-from rayrec.store.files import new_folder
+from rayrec.store.folders import new_folder
 
 FILE = "ratings.csv"
 NUM_ITEMS = 2_000

@@ -40,7 +40,8 @@ from rayrec.sources.table.generated_columns import (
     rule_columns,
     written_times,
 )
-from rayrec.store.files import new_folder, write_json
+from rayrec.store.files import write_json
+from rayrec.store.folders import new_folder
 
 CHUNK_ROWS = 16_384
 _CALIBRATION = 2**31

@@ -14,7 +14,8 @@ from rayrec.metrics.binary import progressive_metrics
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
-from rayrec.store.files import growing_files, write_json
+from rayrec.store.files import write_json
+from rayrec.store.growing_files import growing_files
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, start_history

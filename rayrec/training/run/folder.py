@@ -19,7 +19,9 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, id_of
-from rayrec.store.files import GrowingFiles, new_folder, write_atomically, write_json
+from rayrec.store.files import write_atomically, write_json
+from rayrec.store.folders import new_folder
+from rayrec.store.growing_files import GrowingFiles
 from rayrec.store.paths import confined, to_path
 
 RUN_FILE = "run.json"

@@ -29,7 +29,8 @@ from rayrec.sources.outbrain.synthetic.generated_tables import (
 from rayrec.sources.outbrain.synthetic.preferences import Preferences
 from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, OutbrainTruth, RankingAccumulator
 from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, PROMOTED_EVERY, World
-from rayrec.store.files import new_folder, write_json
+from rayrec.store.files import write_json
+from rayrec.store.folders import new_folder
 
 LEAST_ROWS = 2
 _DOCUMENTS_A_BATCH = 16_384

@@ -1,0 +1,125 @@
+"""The right to write a folder at a URI, which one writer has at a time.
+
+Its manifest.json is first the claim of the one who writes it, and in the end what says that it is whole. Each change of
+it is one conditional request, which fails if anybody else has changed it. So of "take over" and "finish" only one can
+happen, and of two writers of a folder at most one hears that it succeeded.
+
+What a writer has on its way to the store when it is taken over may still arrive, and replace or remove a file of the
+new writer. The manifest stays that of the new one, whose checksums show it (`rayrec verify`).
+"""
+
+import json
+from uuid import uuid4
+
+from rayrec.common.errors import UserError
+from rayrec.store import objects
+from rayrec.store.paths import RemotePath
+
+MANIFEST_FILE = "manifest.json"
+"""The file that is written last, and says that a folder is whole."""
+_UNFINISHED = "unfinished"
+_FINISHED = "finished"
+"""The only key of a manifest of a folder that has none of its own: pages, raw files, runs."""
+_MOST_BYTES = 1_000
+"""Larger ones are manifests, and are not read to tell whether they are claims."""
+
+
+class Claim:
+    """The right of this process to write a folder at a URI, from `take` to `finish` or `give_up`."""
+
+    def __init__(self, folder: RemotePath, version: objects.Version | None) -> None:
+        """`version` is that of the claim that this one takes over."""
+        self.folder = folder
+        self.manifest: bytes | None = None
+        """What manifest.json will be; None for a folder without one of its own."""
+        self._writer, self._content, self._version = uuid4().hex, b"", version
+
+    @classmethod
+    def take(cls, folder: RemotePath, fingerprint: str) -> "Claim":
+        """Claim a folder that is not whole, and take it over from whoever has begun it.
+
+        What others left there is removed, but for work with the same fingerprint, if that is not empty: it goes on.
+        Raises UserError if the folder is whole, or if somebody else takes it at this moment.
+        """
+        found = objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES)
+        before = _claim(found)
+        if found is not None and before is None:
+            raise UserError(f"{folder}: already exists; give another --output, or remove it first")
+        goes_on = before is not None and fingerprint != "" and before[_UNFINISHED] == fingerprint
+        claim = cls(folder, None if found is None else found[1])
+        claim._say(fingerprint if goes_on else "")
+        if not goes_on:
+            # Only when nothing of others is there may a later attempt with our fingerprint keep what it finds.
+            claim._remove_files()
+            if fingerprint:
+                claim._say(fingerprint)
+        return claim
+
+    def require(self) -> None:
+        """Raise UserError if somebody else has taken the folder over."""
+        found = objects.versioned(self.folder / MANIFEST_FILE, _MOST_BYTES)
+        if found is None or found[0] != self._content:
+            raise _lost(self.folder)
+
+    def finish(self) -> None:
+        """Say that the folder is whole, if it is still ours. Raises UserError if it is not."""
+        self._put(self.manifest or json.dumps({_FINISHED: self._writer}).encode())
+
+    def give_up(self) -> None:
+        """Remove what was written. Raises UserError if the folder is no longer ours.
+
+        The claim stays, without work to go on with: deleting it is no conditional request, and when it arrived, the
+        manifest of another writer might be there.
+        """
+        self._remove_files()
+        self._say(None)
+
+    def _say(self, fingerprint: str | None) -> None:
+        self._put(json.dumps({_UNFINISHED: fingerprint, "writer": self._writer}).encode())
+
+    def _put(self, content: bytes) -> None:
+        """Change manifest.json from what it was when we saw it last. Raises UserError if others have changed it."""
+        path = self.folder / MANIFEST_FILE
+        try:
+            if self._version is None:
+                self._version = objects.create(path, content)
+            else:
+                self._version = objects.replace(path, content, self._version)
+        except FileExistsError:
+            raise _lost(self.folder) from None
+        self._content = content
+
+    def _remove_files(self) -> None:
+        """Remove all but the claim, and first what may say that something is whole (*.json)."""
+
+        def remove(name: str) -> None:
+            self.require()
+            objects.delete(self.folder / name)
+
+        names = [name for name in objects.files_below(self.folder) if name != MANIFEST_FILE]
+        for of_json in (True, False):
+            objects.for_each(remove, [name for name in names if name.endswith(".json") is of_json])
+
+
+def unfinished_work(folder: RemotePath) -> str | None:
+    """Return the fingerprint with which a folder was begun that is not whole, "" if it had none; None for any other."""
+    claim = _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES))
+    return None if claim is None else claim[_UNFINISHED]
+
+
+def is_claimed(folder: RemotePath) -> bool:
+    """Return whether somebody began to write a folder that is not whole; maybe nobody does any more."""
+    return _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES)) is not None
+
+
+def _claim(found: tuple[bytes | None, objects.Version] | None) -> dict[str, str | None] | None:
+    """Return what a manifest.json says if it is a claim."""
+    try:
+        content = json.loads((found and found[0]) or b"{}")
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and _UNFINISHED in content else None
+
+
+def _lost(folder: RemotePath) -> UserError:
+    return UserError(f"{folder}: another command has begun to write it; give another --output")
