@@ -30,7 +30,6 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
-from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 from rayrec.store.files import write_atomically, write_json
 
@@ -78,8 +77,7 @@ class Recipe(Config):
     @property
     def unneeded_columns(self) -> tuple[str, ...]:
         """Return raw columns, or patterns, that scoring does not need: label, roles, the split's, ignored ones."""
-        split = getattr(self.preprocess, "split", None)
-        column = split.column if isinstance(split, ColumnSplitConfig | HashSplitConfig) else None
+        column = getattr(getattr(self.preprocess, "split", None), "column", None)
         return (*self.source.unneeded_columns, *([] if column is None else [column]))
 
     @model_validator(mode="before")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, WithJsonSchema
 
@@ -10,9 +10,32 @@ from rayrec.config.base import Config
 
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """Arithmetic of the dense network where a model scores; `auto` is what the hardware does well."""
-_HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
+
+
+class BinaryMetric(NamedTuple):
+    """What rayrec knows of a metric of labels 0 and 1; `rayrec/metrics/binary.py` computes it."""
+
+    title: str
+    """Its name on pages."""
+    higher_is_better: bool | None
+    """None: neither, so training does not choose checkpoints by it."""
+    of_label_rate: bool
+    """Whether it compares scores with the rate of positives, which drawn negatives change."""
+    needs_both_labels: bool
+    """Whether it is undefined where all labels are the same."""
+
+
+BINARY_METRICS = {
+    "auc": BinaryMetric("AUC", True, of_label_rate=False, needs_both_labels=True),
+    "log_loss": BinaryMetric("log loss", False, of_label_rate=True, needs_both_labels=False),
+    "normalized_entropy": BinaryMetric("normalized entropy", False, of_label_rate=True, needs_both_labels=True),
+    "calibration": BinaryMetric("calibration", None, of_label_rate=True, needs_both_labels=False),
+}
+"""In the order in which they are shown. Ranking metrics, such as `ndcg@10`, are named by their cut."""
+MAIN_METRICS = ("auc", "log_loss")
+"""What models, runs and features are compared by."""
+_CHOSEN_BY = [name for name, metric in BINARY_METRICS.items() if metric.higher_is_better is not None]
 _RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9][0-9]*")
-_OF_PROBABILITIES = {"log_loss", "normalized_entropy", "calibration"}
 _Value = TypeVar("_Value")
 
 
@@ -34,18 +57,23 @@ def shown_metrics(metrics: Mapping[str, _Value], *, drawn_negatives: bool) -> di
     """
     if not drawn_negatives:
         return dict(metrics)
-    names = sorted(metrics.keys() - _OF_PROBABILITIES, key=[*metrics].index)
+    names = [name for name in metrics if name not in BINARY_METRICS or not BINARY_METRICS[name].of_label_rate]
     return {name: metrics[name] for name in sorted(names, key=lambda name: not is_ranking_metric(name))}
+
+
+def metric_title(name: str) -> str:
+    """Return the name of a metric for people: `log loss` of `log_loss`, and `ndcg@10` as it is."""
+    return BINARY_METRICS[name].title if name in BINARY_METRICS else name
 
 
 def higher_is_better(name: str) -> bool:
     """Tell whether higher values of a metric are better: true for all but losses."""
-    return is_ranking_metric(name) or _HIGHER_IS_BETTER[name]
+    return is_ranking_metric(name) or BINARY_METRICS[name].higher_is_better is True
 
 
 def _known(name: str) -> str:
-    if name not in _HIGHER_IS_BETTER and not is_ranking_metric(name):
-        raise ValueError(f"no such metric; use {', '.join(_HIGHER_IS_BETTER)}, or one such as hr@10, ndcg@10, map@12")
+    if name not in _CHOSEN_BY and not is_ranking_metric(name):
+        raise ValueError(f"no such metric; use {', '.join(_CHOSEN_BY)}, or one such as hr@10, ndcg@10, map@12")
     return name
 
 
@@ -55,7 +83,7 @@ MetricName = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"enum": list(_HIGHER_IS_BETTER)},
+                {"enum": _CHOSEN_BY},
                 {"type": "string", "pattern": f"^{_RANKING.pattern}$", "examples": ["hr@10"]},
             ]
         }

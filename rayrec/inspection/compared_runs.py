@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
+from rayrec.config.evaluate import MAIN_METRICS
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.run_facts import run_metrics, training_curves
 from rayrec.inspection.scored_split import MOST_ROWS, score_held_out
-from rayrec.metrics.paired import METRICS, Difference, compare_recipes, repeats_of, seed_variance
+from rayrec.metrics.paired import Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import ScoredRows
 from rayrec.recipes import differing_values
 from rayrec.training.run.folder import RunFolder
@@ -139,12 +140,12 @@ def compare_runs(
     # Each pair of recipes, by metric: the same resamples of the rows for all runs, and what seeds change.
     progress.stage("compare")
     repeats = repeats_of(scored)
-    seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}
+    seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in MAIN_METRICS}
     pairs = [(a, b) for number, a in enumerate(recipes) for b in recipes[number + 1 :]]
     found = [
         (a.name, b.name, compare_recipes(metric, repeats[metric][a.name], repeats[metric][b.name], seeds[metric]))
         for a, b in pairs
-        for metric in METRICS
+        for metric in MAIN_METRICS
     ]
     return {
         "split": split,
@@ -156,7 +157,7 @@ def compare_runs(
                 "folder": str(run.folder.path),
                 "recipe": recipe.name,
                 "seed": run.seed,
-                "scored": {metric: repeats[metric][recipe.name].values[number] for metric in METRICS},
+                "scored": {metric: repeats[metric][recipe.name].values[number] for metric in MAIN_METRICS},
                 "metrics": run_metrics(run.folder),
                 "curves": training_curves(run.folder),
             }

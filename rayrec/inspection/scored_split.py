@@ -15,6 +15,7 @@ from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of
 from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
 from rayrec.metrics.scored_rows import (
+    SLICE_METRICS,
     ScoredRows,
     SliceMetrics,
     by_score,
@@ -105,7 +106,7 @@ def held_out_figures(held_out: ScoredSplit, dataset: Dataset, progress: Progress
         "metrics": {name: _estimate(value) for name, value in metrics.items()},
         "curves": None,
         "slices": [_slice(by, one) for by, one in found],
-        "worst": {metric: _worst(found, metric) for metric in ("auc", "normalized_entropy", "calibration")},
+        "worst": {metric: _worst(found, metric) for metric in SLICE_METRICS},
     }
     if metrics["auc"] is not None:
         curves = threshold_curves(scored)

@@ -107,7 +107,7 @@ class BinaryMetrics:
         return {"rows": float(rows), "positives": float(positives), **dict(sums), "not_finite": float(not_finite)}
 
     def compute(self) -> MetricValues:
-        """Return the metrics of all rows so far.
+        """Return the metrics of all rows so far, in the order in which pages show them.
 
         - `auc`: area under the ROC curve; if it comes from the histogram, `auc_error_bound` is the largest possible
           error (the key is absent if it is exact).

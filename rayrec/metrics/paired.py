@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.config.evaluate import higher_is_better
+from rayrec.config.evaluate import MAIN_METRICS, higher_is_better
 from rayrec.metrics.auc import auc_of_cells
 from rayrec.metrics.scored_rows import ScoredRows, sums
 
-METRICS = ("auc", "log_loss")
 _RESAMPLES = 200
 _CELLS = 10_000
 """Ranges of scores within which a resample's AUC counts rows as tied, which changes it by less than a millionth."""
@@ -70,16 +69,16 @@ class Difference:
 def repeats_of(groups: Mapping[str, Sequence[ScoredRows]], seed: int = 0) -> dict[str, dict[str, Repeats]]:
     """Return, by metric and recipe, the values of its runs; all of them scored the same rows in the same order."""
     runs = [run for group in groups.values() for run in group]
-    points = np.array([[_value(run, metric) for metric in METRICS] for run in runs])
+    points = np.array([[_value(run, metric) for metric in MAIN_METRICS] for run in runs])
     places = [_places(run) for run in runs]
     resamples = zip(*(run.resamples(_RESAMPLES, seed) for run in runs), strict=True)
     drawn = np.array([[_of_resample(*one) for one in zip(runs, places, w, strict=True)] for w in resamples])
     drawn = drawn[np.isfinite(drawn).all(axis=(1, 2))]  # a class may be absent from a resample of few rows
-    found: dict[str, dict[str, Repeats]] = {metric: {} for metric in METRICS}
+    found: dict[str, dict[str, Repeats]] = {metric: {} for metric in MAIN_METRICS}
     start = 0
     for name, group in groups.items():
         own = slice(start, start := start + len(group))
-        for number, metric in enumerate(METRICS):
+        for number, metric in enumerate(MAIN_METRICS):
             values = tuple(points[own, number].tolist())
             found[metric][name] = Repeats(values, drawn[:, own, number].mean(axis=1))
     return found
@@ -130,7 +129,7 @@ def _value(rows: ScoredRows, metric: str) -> float:
 
 
 def _of_resample(rows: ScoredRows, place: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the `METRICS` where each row has the weight of a resample."""
+    """Return the `MAIN_METRICS` where each row has the weight of a resample."""
     counts = sums(place, weight, 2 * (int(place[-1]) // 2 + 1))
     auc = auc_of_cells(counts[1::2], counts[::2])
     return math.nan if auc is None else auc, float((rows.losses * weight).sum() / weight.sum())

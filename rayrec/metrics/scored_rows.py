@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rayrec.config.evaluate import BINARY_METRICS
 from rayrec.metrics.binary import BinaryMetrics, log_losses
 from rayrec.metrics.estimates import Estimate, wilson
 
+SLICE_METRICS = ("auc", "normalized_entropy", "calibration")
+"""What slices are compared by: log loss is left out, as it follows from the label rate of a slice."""
 _LEAST = 10
 """Rows of each label, or positives predicted, below which a metric of a slice is left out: its error would be wrong."""
 _BINS = 20
@@ -170,7 +173,7 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
             positives = int(own.label.sum())
             metrics = own.metrics.estimates()
             if min(positives, len(own) - positives) < _LEAST:
-                metrics["auc"] = metrics["normalized_entropy"] = None
+                metrics |= {name: None for name, metric in BINARY_METRICS.items() if metric.needs_both_labels}
             if max(positives, own.score.sum()) < _LEAST:
                 metrics["calibration"] = None
             found.append(SliceMetrics(value, len(own), positives, metrics))

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayrec.config.evaluate import MAIN_METRICS, higher_is_better, metric_title
 from rayrec.pages.charts import intervals
-from rayrec.pages.held_out import METRIC_NAMES
 from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, signed, text_of
 from rayrec.pages.training import metrics_rows, training_charts
 from rayrec.recipes import value_texts
@@ -48,7 +48,7 @@ def summary(figures: Figures) -> str:
 
 def verdict_line(found: Mapping[str, Any]) -> str:
     """Return a difference and its verdict in a sentence."""
-    name = METRIC_NAMES[found["metric"]]
+    name = metric_title(found["metric"])
     if found["verdict"] == "no difference shown":
         said = f"no difference between {found['first']} and {found['second']} is shown"
     else:
@@ -61,13 +61,13 @@ def _verdicts(figures: Figures) -> Section:
     split, rows, scored = figures["split"], figures["rows"], figures["rows_scored"]
     text = f"{scored:,} of {rows:,} rows of {split}, scored by each run's best checkpoint. {_CHANCE}"
     blocks: list[Chart | HtmlTable] = []
-    for metric in ("auc", "log_loss"):
+    for metric in MAIN_METRICS:
         found = [d for d in figures["differences"] if d["metric"] == metric]
         if found:
             labels = [f"{d['second']} - {d['first']}" for d in found]
-            better = "right" if metric == "auc" else "left"
+            better = "right" if higher_is_better(metric) else "left"
             values, low, high = ([d[name] for d in found] for name in ("value", "low", "high"))
-            title = f"Difference in {METRIC_NAMES[metric]}"
+            title = f"Difference in {metric_title(metric)}"
             blocks.append(
                 intervals(title, labels, values, low, high, reference=0.0, note=f"Further {better} is better.")
             )
@@ -75,7 +75,7 @@ def _verdicts(figures: Figures) -> Section:
         {
             "recipe": d["second"],
             "than": d["first"],
-            "metric": METRIC_NAMES[d["metric"]],
+            "metric": metric_title(d["metric"]),
             "verdict": d["verdict"],
             "difference": signed(d["value"]),
             "from": signed(d["low"]),
@@ -98,10 +98,10 @@ def _seeds(figures: Figures) -> Section:
         for metric, value in run["scored"].items():
             mean = sum(other["scored"][metric] for other in runs) / len(runs)
             # Runs often differ by less than the last digit that is shown of the value.
-            row |= {METRIC_NAMES[metric]: value, f"{METRIC_NAMES[metric]} against the mean": signed(value - mean)}
+            row |= {metric_title(metric): value, f"{metric_title(metric)} against the mean": signed(value - mean)}
         rows.append(row)
     known = [
-        f"{METRIC_NAMES[metric]} {text_of(found['deviation'])} ({found['degrees_of_freedom']} degrees of freedom)"
+        f"{metric_title(metric)} {text_of(found['deviation'])} ({found['degrees_of_freedom']} degrees of freedom)"
         for metric, found in figures["seed_deviation"].items()
         if found is not None
     ]

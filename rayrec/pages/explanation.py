@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayrec.config.evaluate import metric_title
 from rayrec.pages.charts import distinct_labels, intervals, lines, plain
-from rayrec.pages.held_out import METRIC_NAMES
 from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, plus_minus, text_of
 
 _MOST_SHOWN = 40
@@ -33,7 +33,7 @@ def explanation_page(figures: Figures) -> Page:
     return Page(
         title=f"Explanation: {figures['recipe']}",
         summary=f"Which features the scores of {figures['subject']} rest on: {which} of {split} in {figures['data']}.",
-        facts={**{_name(metric): text_of(value) for metric, value in metrics.items()}, "rows": f"{rows:,}"},
+        facts={**{metric_title(metric): text_of(value) for metric, value in metrics.items()}, "rows": f"{rows:,}"},
         sections=[
             Section("Importance", _importance(figures), _IMPORTANCE.format(permutations=figures["permutations"])),
             *_dependence_sections(figures["partial_dependence"]),
@@ -45,13 +45,14 @@ def _importance(figures: Figures) -> list[Chart | HtmlTable]:
     metric = figures["most_important_by"]
     alone = [one for one in figures["importance"] if _is_alone(one)]
     groups = [one for one in figures["importance"] if not _is_alone(one)]
-    charts: list[Chart | HtmlTable] = [_worse(f"{_name(metric)} worse by, when permuted", alone[:_MOST_SHOWN], metric)]
+    title = f"{metric_title(metric)} worse by, when permuted"
+    charts: list[Chart | HtmlTable] = [_worse(title, alone[:_MOST_SHOWN], metric)]
     if groups:
-        charts.append(_worse(f"{_name(metric)} worse by, when permuted together", groups[:_MOST_SHOWN], metric))
+        charts.append(_worse(f"{title} together", groups[:_MOST_SHOWN], metric))
     rows = []
     for one in figures["importance"]:
         row = {"permuted": one["name"] if _is_alone(one) else f"{one['name']}: {', '.join(one['features'])}"}
-        rows.append(row | {_name(key): _with_interval(found) for key, found in one["worse_by"].items()})
+        rows.append(row | {metric_title(key): _with_interval(found) for key, found in one["worse_by"].items()})
     return [*charts, HtmlTable(rows, title="Worse by", note="With 95 % intervals. Below 0 is better.")]
 
 
@@ -112,7 +113,3 @@ def _ticks(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shown = [points[place] for place in sorted({round(tick * last / _TICKS) for tick in range(_TICKS + 1)})]
     texts = distinct_labels([point["name"] for point in shown])
     return {"tickvals": [point["share"] for point in shown], "ticktext": texts, "tickangle": 0}
-
-
-def _name(metric: str) -> str:
-    return METRIC_NAMES.get(metric, metric)

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayrec.config.evaluate import metric_title
 from rayrec.metrics.estimates import Estimate
+from rayrec.metrics.scored_rows import SLICE_METRICS
 from rayrec.pages.charts import histograms, intervals, lines
 from rayrec.pages.page import Chart, HtmlTable, Section, percent, plus_minus, text_of
-
-METRIC_NAMES = {
-    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalized entropy", "calibration": "calibration",
-}  # fmt: skip
 
 
 def held_out_sections(held_out: Mapping[str, Any]) -> list[Section]:
@@ -34,7 +32,7 @@ def _metrics(held_out: Mapping[str, Any]) -> HtmlTable:
     for name, found in held_out["metrics"].items():
         if found is not None:
             low, high = Estimate(**found).interval
-            rows.append({"metric": METRIC_NAMES[name], "value": found["value"], "standard error": found["error"],
+            rows.append({"metric": metric_title(name), "value": found["value"], "standard error": found["error"],
                          "95 % from": low, "to": high})  # fmt: skip
     return HtmlTable(rows)
 
@@ -108,7 +106,7 @@ def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> C
     # The axis is logarithmic: predicting twice the label rate is as wrong as predicting half of it.
     low = [max(e.interval[0], e.value / 100) if is_calibration else e.interval[0] for e in found]
     return intervals(
-        f"Worst by {METRIC_NAMES[metric]}",
+        f"Worst by {metric_title(metric)}",
         labels,
         [estimate.value for estimate in found],
         low,
@@ -124,8 +122,8 @@ def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> HtmlTable:
     for one in slices:
         row: dict[str, Any] = {"by": one["by"], "value": one["value"], "rows": one["rows"]}
         row["label rate"] = one["positives"] / one["rows"]
-        for metric in ("auc", "normalized_entropy", "calibration"):
+        for metric in SLICE_METRICS:
             found = one["metrics"][metric]
-            row[METRIC_NAMES[metric]] = None if found is None else plus_minus(found["value"], found["error"])
+            row[metric_title(metric)] = None if found is None else plus_minus(found["value"], found["error"])
         rows.append(row)
     return HtmlTable(rows, title=title)

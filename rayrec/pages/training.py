@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayrec.common.text import format_bytes
-from rayrec.config.evaluate import shown_metrics
+from rayrec.config.evaluate import metric_title, shown_metrics
 from rayrec.pages.charts import lines, stacked
-from rayrec.pages.held_out import METRIC_NAMES, held_out_sections
+from rayrec.pages.held_out import held_out_sections
 from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, text_of
 
 _TRAIN_CHARTS = {
@@ -74,7 +74,7 @@ def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str,
         for metric in columns
         if metric != "step"
     )
-    charts += [chart(f"{METRIC_NAMES.get(metric, metric)} of {split}", metric, split) for split, metric in evaluated]
+    charts += [chart(f"{metric_title(metric)} of {split}", metric, split) for split, metric in evaluated]
     rates = [column for column in trained if column.startswith("lr_")]
     if len(runs) == 1:
         (train,) = (curves["train"] for curves in runs.values())
@@ -93,7 +93,7 @@ def metrics_rows(
     for split, values in metrics.items():
         simpler = (baselines or {}).get(split, {})
         for model, found in {"this model" if simpler else "": values, **simpler}.items():
-            named = {METRIC_NAMES.get(name, name): value for name, value in found.items()}
+            named = {metric_title(name): value for name, value in found.items()}
             rows.append({"split": split, "predicted by": model, **named})
     return rows
 
@@ -113,9 +113,7 @@ def _metrics(figures: Figures) -> Section:
 
 def _facts(figures: Figures) -> dict[str, str]:
     main = _shown(figures, figures["metrics"]).get(figures["split"], {})
-    facts = {
-        f"{METRIC_NAMES.get(name, name)} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]
-    }
+    facts = {f"{metric_title(name)} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]}
     for name, found in figures.get("resources", {}).items():
         if name in ("device", "workers", "precision") and found is not None:
             facts[name] = str(found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.config.evaluate import EvaluateConfig
+from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig
 from rayrec.features.categorical import encode_cross
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.ingest.dataset import Dataset
@@ -134,7 +134,7 @@ class MetricsOfBlocks:
         ranking = config.ranking if rows.groups is not None else None
         self._ranking = ranking if ranking is not None and ranking.candidates == "given" else None
         self._rows, self._config = rows, config
-        self.names: tuple[str, ...] = ("auc", "log_loss", *(self._ranking.names if self._ranking is not None else ()))
+        self.names: tuple[str, ...] = (*MAIN_METRICS, *(self._ranking.names if self._ranking is not None else ()))
         have_both = all(_are_both(rows.labels[block], rows.weights[block]) for block in rows.blocks)
         self._parts = [slice(0, len(rows)), *(rows.blocks if have_both else ())]
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.progress import SilentProgress
-from rayrec.config.evaluate import EvaluateConfig
+from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.checkpoint_model import CheckpointModel
@@ -156,7 +156,7 @@ def _with_smaller_tables(
     after, metrics_after = _labelled_scores(folder, dataset, split)
     difference = np.abs(after.astype(np.float64) - before)
     changes = {}
-    for name in ("auc", "log_loss"):
+    for name in MAIN_METRICS:
         old, new = metrics_before[name], metrics_after[name]
         changes[f"{name}_change"] = None if old is None or new is None else new - old
     return {
@@ -182,4 +182,4 @@ def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArra
     logits, labels = torch.from_numpy(scores), torch.from_numpy(rows[label].to_numpy().astype(np.float32))
     metrics.update(logits, labels, torch.ones(len(logits)))
     found = metrics.compute()
-    return logits.sigmoid().numpy(), {name: found[name] for name in ("auc", "log_loss")}
+    return logits.sigmoid().numpy(), {name: found[name] for name in MAIN_METRICS}

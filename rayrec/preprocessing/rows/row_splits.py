@@ -52,7 +52,11 @@ _FORM = re.compile(r"(\.[A-Za-z]+)?(\.(gz|gzip|zip|zst|zstd))?$")
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Keeps what is needed of parsed rows, and divides them into splits if that follows from each row alone."""
+    """Keeps what is needed of parsed rows, and divides them into splits if that follows from each row alone.
+
+    Where it does not, as it takes the rows of all files, `split_rows` divides them later; until then all have the
+    split ''.
+    """
 
     split: SplitConfig
     seed: int
@@ -98,7 +102,7 @@ class RowDivision:
                 places = _places_of_shares(self.split, np.minimum(shares, np.nextafter(1.0, 0.0)))  # not rounded to 1
             case ColumnSplitConfig():
                 places = _places_of_values(self.split, block.rows[self.split.column])
-            case _:
+            case DaySplitConfig() | FileSplitConfig() | FractionSplitConfig() | TimeSplitConfig():
                 return {"": rows}
         return {name: rows.filter(pa.array(places == SPLIT_ORDER.index(name))) for name in self.names}
 

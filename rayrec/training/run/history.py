@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.evaluate import MAIN_METRICS, is_ranking_metric
 from rayrec.config.train import MLflowConfig
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_atomically, write_json
@@ -62,7 +62,7 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
 
 def main_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """AUC, log loss and ranking metrics of a record of the history, as far as it has them and they are defined."""
-    shown = [name for name in record if name in {"auc", "log_loss"} or is_ranking_metric(name)]
+    shown = [name for name in record if name in MAIN_METRICS or is_ranking_metric(name)]
     return {name: record[name] for name in shown if record[name] is not None}
 
 

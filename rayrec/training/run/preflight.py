@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.config import TrainConfig
+from rayrec.config.evaluate import BINARY_METRICS
 from rayrec.config.train import DeviceName, EarlyStopConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
@@ -133,7 +134,8 @@ def _require_reachable(stop: EarlyStopConfig, dataset: Dataset, name: str | None
     if name is None:
         raise ConfigError(f"train.early_stop: {dataset.folder} has no held-out split with labels to evaluate on")
     split = dataset.split(name)
-    if stop.metric in {"auc", "normalized_entropy"} and split.positives in (0, split.rows):
+    metric = BINARY_METRICS.get(stop.metric)
+    if metric is not None and metric.needs_both_labels and split.positives in (0, split.rows):
         raise ConfigError(
             f"train.early_stop.metric: every label of split '{name}' of {dataset.folder} is "
             f"{split.positives / split.rows:.0f}, so '{stop.metric}' is undefined on it; use log_loss, or another "
