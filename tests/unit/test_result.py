@@ -193,7 +193,7 @@ def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
         "from jobs.command.request import Request\n"
         "from jobs.command.result import Result\n"
         "from jobs.command.runner import Command\n"
-        "from rayrec.store.files import new_folder\n"
+        "from rayrec.store.folders import new_folder\n"
         "class StubRequest(Request):\n"
         "    output: Path\n"
         "def run(request, progress):\n"
