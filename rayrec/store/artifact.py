@@ -138,9 +138,13 @@ def parent_of(folder: Path) -> Parent:
 
 
 def stored_files(folder: Path, names: Iterable[str]) -> tuple[StoredFile, ...]:
-    """Describe files of an artifact, given by their paths in its folder; reads all of them, several at once."""
+    """Describe files of an artifact, given by their paths in its folder; reads all of them, several at once.
+
+    The manifest, which at a URI is there from the beginning, is left out.
+    """
+    names = sorted(name for name in names if name != MANIFEST_FILE)
     with ThreadPoolExecutor(available_cpus()) as pool:  # computing a hash lets other threads run
-        return tuple(pool.map(lambda name: stored_file(folder, name), sorted(names)))
+        return tuple(pool.map(lambda name: stored_file(folder, name), names))
 
 
 def stored_file(folder: Path, name: str) -> StoredFile:

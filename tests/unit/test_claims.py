@@ -14,9 +14,9 @@ from obstore.store import LocalStore
 
 from rayrec.common.errors import UserError
 from rayrec.store import files, folders, objects, paths
-from rayrec.store.artifact import read_manifest
+from rayrec.store.artifact import read_manifest, stored_files
 from rayrec.store.claims import MANIFEST_FILE, Claim
-from rayrec.store.files import as_json
+from rayrec.store.files import as_json, files_below
 from rayrec.store.folders import is_vacant, new_folder, write_manifest
 from rayrec.store.paths import RemotePath, to_path
 from tests.faulty_store import Faults, faulty_store
@@ -188,6 +188,15 @@ def test_at_most_one_writer_succeeds(requests: str, seed: int, bucket: Path, mon
     assert [made_by] == succeeded or not succeeded
     if requests == "looked at before":
         assert content == work_of(made_by)
+
+
+def test_a_manifest_does_not_list_itself(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though at a URI it is there before the others, as the claim."""
+    monkeypatch.setattr(objects, "replace", replace)
+    with new_folder(to_path(URI), shared=True) as folder:
+        (folder / "part").write_text("1")
+        assert files_below(folder) == [MANIFEST_FILE, "part"]
+        assert [file.path for file in stored_files(folder, files_below(folder))] == ["part"]
 
 
 def test_a_conditional_put_whose_answer_was_lost_has_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
