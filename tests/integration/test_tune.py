@@ -121,9 +121,10 @@ def test_a_sweep_on_two_cpus_survives_kills(
     arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
     arguments += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", str(space), "--json"]
     own = environment_of_open_cluster()
-    # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
+    # Trials wait as they make a checkpoint's folder, not as they read one: before it Tune knows of no evaluation, so
+    # that it stops none of them.
     first, second = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2))
-    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second})")
+    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second})$")
 
     def at(step: str) -> list[int]:
         """The processes of workers that wait at a step."""
