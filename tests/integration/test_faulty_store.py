@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import RowPacker
-from rayrec.store import objects
+from rayrec.store import stores
 from rayrec.store.files import copy, files_below, remove
 from rayrec.store.growing_files import growing_files
 from rayrec.store.node_copy import on_this_node
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
 ) -> None:
     run, store = to_path(URI), endpoint.store
     step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
-    monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(stores, "_PATIENCE_SECONDS", 1.0)
     checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_best=None))
     checkpoints.save(step, RunProgress(step=1))
     store.faults = Faults(fail=1.0)
@@ -201,7 +201,7 @@ def test_a_store_that_does_not_get_well_ends_the_work_with_a_line(
 ) -> None:
     path = to_path(URI) / "file"
     path.write_bytes(b"12345")
-    monkeypatch.setattr(objects, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(stores, "_PATIENCE_SECONDS", 1.0)
     line = f"{path}: cannot be read: the store keeps failing; try again later"
     for faults in (Faults(fail=1.0), Faults(short=1.0)):
         endpoint.store.faults = faults

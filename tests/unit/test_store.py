@@ -27,7 +27,7 @@ from rayrec.inference.folder.delta import require_place, write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.workspace import Stages
-from rayrec.store import folders, growing_files, objects
+from rayrec.store import folders, growing_files, objects, stores
 from rayrec.store.artifact import read_manifest
 from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in
 from rayrec.store.folders import (
@@ -521,7 +521,7 @@ def test_a_model_is_unloaded_at_its_uri_for_all_machines(
 def test_a_short_answer_is_noticed(times: int, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for again, as often as it is too short."""
     write(bucket, {"abc": "abc"})
-    monkeypatch.setattr(objects, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE_SECONDS", 0.0)
     whole, lengths = objects.obstore.get_range, iter([1] * times + [3])
     monkeypatch.setattr(
         objects.obstore, "get_range", lambda *where, length, **rest: whole(*where, length=next(lengths), **rest)
@@ -532,7 +532,7 @@ def test_a_short_answer_is_noticed(times: int, bucket: Path, monkeypatch: pytest
 
 def test_a_forked_process_is_told_instead_of_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(objects, "_first_process", os.getpid() + 1)
+    monkeypatch.setattr(stores, "_first_process", os.getpid() + 1)
     with pytest.raises(StoreError, match=f"^{URI}: cannot be opened in a process forked from one"):
         to_path(URI).exists()
 
@@ -551,7 +551,7 @@ def test_credentials_are_those_of_the_environment_else_of_a_profile(
         monkeypatch.setenv("AWS_PROFILE", "work")
     if source == "environment":
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-environment")
-    provider = objects._profile(URI)
+    provider = stores._profile(URI)
     assert (provider and provider()["access_key_id"]) == ("of-profile" if source == "profile" else None)
 
 
@@ -561,7 +561,7 @@ def test_a_profile_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_PROFILE", "misspelt")
     with pytest.raises(StoreError, match=r"cannot be opened: .*misspelt.*; check AWS_PROFILE and ~/.aws$"):
-        objects._profile(URI)
+        stores._profile(URI)
 
 
 def test_a_delta_is_copied_with_the_version_that_it_needs(
