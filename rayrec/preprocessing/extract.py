@@ -32,6 +32,7 @@ from rayrec.raw.blocks import (
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
+from rayrec.store.paths import KeptPath
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
 _ROWS_PER_FILE = 8 * SEGMENT_ROWS
@@ -70,7 +71,7 @@ class ExtractedChunk:
     """The files of rows by split; all rows under the empty name if the split does not follow from the row."""
     rejected: dict[str, int]
     """Number of bad rows by reason."""
-    rejected_path: Path
+    rejected_path: KeptPath
     """Rows of `REJECTED_SCHEMA`, lines counted from the chunk's first (1); exists only if there are bad rows."""
     texts: dict[str, TextFacts]
     """What the good rows say about the form of each column of texts, or of lists of them."""

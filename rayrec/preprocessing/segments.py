@@ -6,13 +6,13 @@ in the split. A *part* is something else: a Parquet file of the finished dataset
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.store.parquet import open_parquet
+from rayrec.store.paths import KeptPath
 
 SEGMENT_ROWS = 262_144
 """Most rows of a segment: limits what a task holds in memory."""
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 65_536, 2**23
 class Piece:
     """Consecutive rows of one Parquet file of parsed rows."""
 
-    path: Path
+    path: KeptPath
     start: int
     rows: int
 

@@ -3,12 +3,11 @@
 The files of each stage stay until no other needs them, so a job that died can continue.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -18,7 +17,6 @@ from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.store.files import remove, sync_folders, write_json
-from rayrec.store.paths import path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,14 +79,15 @@ class Stages:
     def run(
         self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
     ) -> ResultT:
-        """Return the result of `work(folder)`, which JSON can hold, or of the stage if it is already done.
+        """Return the result of `work(folder)`, or of the stage if it is already done.
 
-        `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
+        JSON can hold the result; paths in it have the type `rayrec.store.paths.KeptPath`, which knows URIs. `folder`:
+        where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
         if mark.exists():
             self._progress.message(f"{name}: already done")
-            result: ResultT = _with_uris(TypeAdapter(kind).validate_json(mark.read_bytes()))
+            result: ResultT = TypeAdapter(kind).validate_json(mark.read_bytes())
             return result
         files = folder or self._folder / name
         remove(files)
@@ -107,19 +106,3 @@ class Stages:
         for name in names:
             remove(self._folder / name)
         self._reclaim()
-
-
-def _with_uris(value: Any) -> Any:
-    """Return a result in which the paths of URIs are such again: pydantic makes local paths of their texts."""
-    match value:
-        case Path():
-            return path_of(re.sub("^([a-z][a-z0-9+.-]+):/", r"\1://", str(value)))
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*map(_with_uris, value))
-        case tuple() | list():
-            return type(value)(map(_with_uris, value))
-        case dict():
-            return {key: _with_uris(inner) for key, inner in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _with_uris(getattr(value, f.name)) for f in fields(value) if f.init})
-    return value

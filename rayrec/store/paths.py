@@ -302,5 +302,7 @@ def _refuse_uri(given: object) -> object:
 
 Folder = Annotated[Path, PlainValidator(_as_path, json_schema_input_type=Path), PlainSerializer(str, when_used="json")]
 """The type of a field that takes a folder or a URI."""
+KeptPath = Annotated[Path, PlainValidator(lambda given: path_of(str(given))), PlainSerializer(str, when_used="json")]
+"""The type of a path in what rayrec keeps for itself. Unlike a user's, it may have names that begin with a dot."""
 LocalPath = Annotated[Path, BeforeValidator(_refuse_uri)]
 """The type of a field that takes a path but not a URI."""

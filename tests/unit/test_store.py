@@ -26,7 +26,10 @@ from rayrec.features.table_parts import HASH, write_file
 from rayrec.inference.folder.delta import require_place, write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
+from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages
+from rayrec.sources.outbrain.preprocessing.documents import DocumentRows
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
 from rayrec.store import folders, growing_files, objects, stores
 from rayrec.store.artifact import read_manifest
 from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in
@@ -466,21 +469,25 @@ def test_tables_are_mapped_from_one_copy(bucket: Path, tmp_path: Path, monkeypat
 def test_stages_go_on_on_another_machine(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their marks and files are at the URI."""
 
-    def work(folder: Path) -> Path:
+    def work(folder: Path) -> DocumentRows:
         with new_file(folder / "rows") as temporary:
             temporary.write_text("1")
-        return folder / "rows"
+        rows = RowFiles(pieces=(Piece(folder / "rows", 0, 1),))
+        return DocumentRows(
+            folder=folder, rows=rows, documents=1, values={}, largest_publisher=0, sources_without_publisher=()
+        )
 
-    def unreachable(_: Path) -> Path:
+    def unreachable(_: Path) -> DocumentRows:
         raise AssertionError
 
     with pytest.raises(Killed), new_folder(to_path(URI), "a", shared=True) as folder:
-        Stages(folder / ".scratch", SilentProgress()).run("parse", Path, work)
+        Stages(folder / ".scratch", SilentProgress()).run("values", DocumentRows, work)
         raise Killed
     use_machine(tmp_path / "two", monkeypatch)
     with new_folder(to_path(URI), "a", shared=True) as folder:
-        rows = Stages(folder / ".scratch", SilentProgress()).run("parse", Path, unreachable)
-        assert rows.read_bytes() == b"1"
+        found = Stages(folder / ".scratch", SilentProgress()).run("values", DocumentRows, unreachable)
+        assert found.folder == folder / ".scratch" / "values"
+        assert found.rows.pieces[0].path.read_bytes() == b"1"
         write_manifest(folder, "{}")
 
 

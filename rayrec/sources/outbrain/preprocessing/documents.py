@@ -24,6 +24,7 @@ from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
+from rayrec.store.paths import KeptPath
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
@@ -49,7 +50,7 @@ _BATCH_ROWS = 131_072
 class DocumentRows(Config):
     """The lines of all tables of documents, without repetitions, by document; and a table of each aspect's values."""
 
-    folder: Path
+    folder: KeptPath
     """Holds a table (`VALUE_SCHEMA`) for each aspect."""
     rows: RowFiles
     """Rows of `_ROWS`, sorted; no document is in two files."""
