@@ -153,7 +153,7 @@ def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("x")
     wrong: list[tuple[dict[str, object], type[UserError], str]] = [
-        ({"input": str(tmp_path / "file")}, ConfigError, "not a dataset folder .*; add --raw for raw rows"),
+        ({"input": str(tmp_path / "file")}, ConfigError, "not a dataset folder; add --raw for raw rows"),
         ({"input": str(tmp_path / "none"), "raw": True}, UserError, "no such file"),
         ({"input": str(tmp_path / "file"), "raw": True, "output": tmp_path / "full"}, UserError, "already exists"),
         ({}, ConfigError, "input: missing; give what to score, or --top-k"),

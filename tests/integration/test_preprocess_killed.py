@@ -13,8 +13,8 @@ from tests.holding import Hold, run_module
 
 MARK = r"\.scratch/\.{}\.json\."
 """The file that becomes the mark of a finished stage, when all that the stage made is on the disk."""
-MANIFEST = r"\.unfinished-[^/]+/\.?manifest\.json"
-"""The last file of a dataset."""
+MANIFEST = r"\.unfinished-[^/]+/\.manifest\.json\."
+"""The file that becomes the last one of a dataset."""
 GOES_ON = "continuing unfinished work of an earlier run"
 STAGES = {
     "criteo": ("parse", "write-train"),
