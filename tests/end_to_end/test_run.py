@@ -16,9 +16,9 @@ from tests.holding import Hold
 
 Rayrec = Callable[..., Finished]
 MOMENTS = {
-    "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/manifest\.json$"],
-    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/manifest\.json$"],
-    "export": [r"\.model\.unfinished-new$", r"\.model\.unfinished-new/manifest\.json$", r"/model$"],
+    "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/\.manifest\.json\.\w+$"],
+    "train": [r"/run\.json$", r"/history\.jsonl$", r"/step-\d+$", r"/step-\d+/\.manifest\.json\.\w+$"],
+    "export": [r"\.model\.unfinished-new$", r"\.model\.unfinished-new/\.manifest\.json\.\w+$", r"/model$"],
 }
 """For each phase, the paths of which it is about to make one when it is killed."""
 

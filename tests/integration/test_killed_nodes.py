@@ -82,7 +82,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
         for output, sign in {"parsing": ".scratch/parse/rows/*.parquet", "writing": "train/*.parquet"}.items():
             nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
             # The command cannot end before the kill.
-            hold = Hold(tmp_path / f"hold-{output}", rf"\.{output}\.unfinished-[^/]+/manifest\.json")
+            hold = Hold(tmp_path / f"hold-{output}", rf"\.{output}\.unfinished-[^/]+/\.manifest\.json\.")
             with hold.held("jobs.preprocess", *arguments(output), environment=attached, count=0) as held:
                 held.until(lambda: any(tmp_path.glob(f".{output}.unfinished-*/{sign}")))  # noqa: B023
                 # A worker of Ray in Java is an executor.
