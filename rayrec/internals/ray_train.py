@@ -38,8 +38,8 @@ def lean_trainer(*arguments: Any, **options: Any) -> "TorchTrainer":
     Ray Tune, `Reservations` does it: Ray Train's own is told of the resources only once all workers have started, and
     does not notice without a dashboard that the run is dead.
 
-    It starts the run's controller in a process that Ray has ready, which takes 2 to 5 seconds less (of 19 to 21, from
-    `rayrec train --workers 2` to its end; benchmarks/start_up.py).
+    It starts the run's controller in a process that Ray has ready, which takes some 2 seconds less (of 20, from `rayrec
+    train --workers 2` to its end; benchmarks/start_up.py).
     """
     import ray
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
