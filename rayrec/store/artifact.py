@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
-from rayrec.store.claims import MANIFEST_FILE
+from rayrec.store.claims import FINISHED, MANIFEST_FILE, UNFINISHED
 from rayrec.store.files import as_json, sha256_in
 from rayrec.store.folders import write_manifest
 from rayrec.store.paths import Folder, confined
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged (not whole JSON); make it again")
     # At a URI, that of a folder that is being written, or of one that is whole but no artifact.
-    return None if content.keys() & {"unfinished", "finished"} else content
+    return None if content.keys() & {UNFINISHED, FINISHED} else content
 
 
 def id_of(folder: Path) -> str | None:

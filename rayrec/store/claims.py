@@ -17,8 +17,9 @@ from rayrec.store.paths import RemotePath
 
 MANIFEST_FILE = "manifest.json"
 """The file that is written last, and says that a folder is whole."""
-_UNFINISHED = "unfinished"
-_FINISHED = "finished"
+UNFINISHED = "unfinished"
+"""The key of a claim: the fingerprint of the work."""
+FINISHED = "finished"
 """The only key of a manifest of a folder that has none of its own: pages, raw files, runs."""
 _MOST_BYTES = 1_000
 """Larger ones are manifests, and are not read to tell whether they are claims."""
@@ -45,7 +46,7 @@ class Claim:
         before = _claim(found)
         if found is not None and before is None:
             raise UserError(f"{folder}: already exists; give another --output, or remove it first")
-        goes_on = before is not None and fingerprint != "" and before[_UNFINISHED] == fingerprint
+        goes_on = before is not None and fingerprint != "" and before[UNFINISHED] == fingerprint
         claim = cls(folder, None if found is None else found[1])
         claim._say(fingerprint if goes_on else "")
         if not goes_on:
@@ -63,7 +64,7 @@ class Claim:
 
     def finish(self) -> None:
         """Say that the folder is whole, if it is still ours. Raises UserError if it is not."""
-        self._put(self.manifest or json.dumps({_FINISHED: self._writer}).encode())
+        self._put(self.manifest or json.dumps({FINISHED: self._writer}).encode())
 
     def give_up(self) -> None:
         """Remove what was written. Raises UserError if the folder is no longer ours.
@@ -75,7 +76,7 @@ class Claim:
         self._say(None)
 
     def _say(self, fingerprint: str | None) -> None:
-        self._put(json.dumps({_UNFINISHED: fingerprint, "writer": self._writer}).encode())
+        self._put(json.dumps({UNFINISHED: fingerprint, "writer": self._writer}).encode())
 
     def _put(self, content: bytes) -> None:
         """Change manifest.json from what it was when we saw it last. Raises UserError if others have changed it."""
@@ -104,7 +105,7 @@ class Claim:
 def unfinished_work(folder: RemotePath) -> str | None:
     """Return the fingerprint with which a folder was begun that is not whole, "" if it had none; None for any other."""
     claim = _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES))
-    return None if claim is None else claim[_UNFINISHED]
+    return None if claim is None else claim[UNFINISHED]
 
 
 def is_claimed(folder: RemotePath) -> bool:
@@ -118,7 +119,7 @@ def _claim(found: tuple[bytes | None, objects.Version] | None) -> dict[str, str 
         content = json.loads((found and found[0]) or b"{}")
     except ValueError:
         return None
-    return content if isinstance(content, dict) and _UNFINISHED in content else None
+    return content if isinstance(content, dict) and UNFINISHED in content else None
 
 
 def _lost(folder: RemotePath) -> UserError:
