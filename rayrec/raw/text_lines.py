@@ -1,11 +1,12 @@
-"""Lines of text, checked over their bytes before Arrow's CSV reader (C++) splits them.
+"""Lines of text, checked over their bytes before and after Arrow's CSV reader (C++) splits them.
 
-That reader stops at the first row with a wrong number of fields or, if columns have types, at the first bad value. So
-lines are checked before it reads them, and its columns, all strings, after.
+That reader tells which lines have a wrong number of fields, but stops at bytes that are not UTF-8 or, if columns have
+types, at the first bad value. So lines are checked before it reads them, and its columns, all strings, after.
 """
 
 import csv as python_csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -17,73 +18,187 @@ from rayrec.raw.blocks import ParsedLines, Reason
 from rayrec.raw.input_files import BYTE_ORDER_MARK
 
 NEWLINE, RETURN = 10, 13
+LONGEST_ROW = 2**17
+"""Bytes of a row of several lines, at most; Python's reader of CSV takes no longer fields."""
 _INTEGER = r"^-?[0-9]+$"
 """Arrow's own conversion would also read `0x1F`."""
 _SAFE_DIGITS = 18
 """Integers of up to this many characters fit into int64."""
 _CODES = tuple(Reason)
-_GOOD = -1
+_GOOD, _NO_ROW = -1, -2
 
 
 class TextLines:
-    """Whole lines, each ended by a newline (LF or CRLF), and what is wrong with each; the last reason given counts."""
+    """Whole lines, each ended by a newline (LF or CRLF), and what is wrong with each; the last reason given counts.
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+    A row is a line, or several that `join` found to be one: it begins in the first of them, and is known by its number.
+    `plain` writes lines in the dialect that is parsed; they are shown as they were.
+    """
+
+    def __init__(self, data: bytes, plain: Callable[[bytes], bytes] | None = None) -> None:
+        self.shown = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+        self.data = plain(self.shown) if plain else self.shown
         self.raw = np.frombuffer(self.data, np.uint8)
-        self.ends = np.flatnonzero(self.raw == NEWLINE)
-        self.starts = np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
-        self._reasons = np.full(len(self.ends), _GOOD, np.int8)
+        self._reasons = np.full(self.data.count(b"\n"), _GOOD, np.int8)
+        self._continues: NDArray[np.bool_] | None = None
+        """(n,) the lines that go on with the row of the line before."""
+        self.odd = np.zeros(0, np.int64)
+        """The lines with an odd number of quotes."""
+        self.open_row: int | None = None
+        """The last of these if it is alone, and may go on in lines that follow."""
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """(n,) the place of each line's newline."""
+        return np.flatnonzero(self.raw == NEWLINE)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """(n,) the place at which each line begins."""
+        return np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
+
+    @cached_property
+    def _shown_ends(self) -> NDArray[np.int64]:
+        return np.flatnonzero(np.frombuffer(self.shown, np.uint8) == NEWLINE)
+
+    @property
+    def has_blank(self) -> bool:
+        """Whether there is an empty line."""
+        is_newline = self.raw == NEWLINE
+        return bool(is_newline[:1].any() or (is_newline[1:] & is_newline[:-1]).any())
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._reasons)
+
+    def join(self, quote: str, comment: str | None, is_row: Callable[[bytes], bool]) -> None:
+        """Make rows of the lines between two with an odd number of quotes, where together they are a row.
+
+        So a quote that is never closed spoils one line, not all that follow. A line that begins with the `comment` may
+        end a row, but begins none.
+        """
+        self.odd = np.flatnonzero(self.count(ord(quote)) % 2)
+        self._continues = np.zeros(len(self), bool)
+        is_comment = self.beginning_with(comment) if comment else self._continues
+        waiting: int | None = None
+        alone: list[int] = []
+        for line in self.odd.tolist():
+            start, end = self.starts[line if waiting is None else waiting], self.ends[line]
+            if waiting is not None and end - start <= LONGEST_ROW and is_row(self.data[start:end]):
+                self._continues[waiting + 1 : line + 1] = True
+                waiting = None
+            elif not is_comment[line]:
+                alone += [] if waiting is None else [waiting]
+                waiting = line
+        if waiting is not None:
+            alone.append(waiting)
+            self.open_row = waiting if len(self.data) - self.starts[waiting] <= LONGEST_ROW else None
+        self.reject(alone, Reason.QUOTE)
+        self.leave_out(self._continues)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether a row has several lines."""
+        return self._continues is not None and bool(self._continues.any())
 
     def reject(self, lines: NDArray[np.bool_] | NDArray[np.int64] | Sequence[int], reason: Reason) -> None:
         """Mark lines, given as a mask or as their numbers from 0."""
         self._reasons[lines] = _CODES.index(reason)
 
+    def leave_out(self, lines: NDArray[np.bool_] | slice) -> None:
+        """Mark lines that are no rows, though nothing is wrong with them."""
+        self._reasons[lines] = _NO_ROW
+
     def reject_undecodable(self) -> None:
         """Mark lines with a carriage return inside or with bytes that are not UTF-8."""
         if b"\r" in self.data:
-            self.reject(np.searchsorted(self.ends, np.flatnonzero(self.raw == RETURN)), Reason.CARRIAGE_RETURN)
+            self.reject(self._rows_at(self.raw == RETURN), Reason.CARRIAGE_RETURN)
         if not _is_utf8(self.data):
-            suspects = np.unique(np.searchsorted(self.ends, np.flatnonzero(self.raw > 127)))
+            suspects = self._rows_at(self.raw > 127)
             self.reject([i for i in suspects if not _is_utf8(self.line(i))], Reason.UTF8)
+
+    def _rows_at(self, bytes_: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the rows, by their first lines, that have one of the bytes."""
+        lines = np.unique(np.searchsorted(self.ends, np.flatnonzero(bytes_)))
+        if self._continues is not None:
+            firsts = np.flatnonzero(~self._continues)
+            lines = np.unique(firsts[np.searchsorted(firsts, lines, "right") - 1])
+        return lines[self._reasons[lines] != _NO_ROW]
 
     def count(self, byte: int) -> NDArray[np.int64]:
         """(n,) how often a byte occurs in each line."""
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
+    def beginning_with(self, mark: str) -> NDArray[np.bool_]:
+        """(n,) the lines that begin with a mark."""
+        found = np.ones(len(self), bool)
+        for place, byte in enumerate(
+            mark.encode()
+        ):  # lines that are shorter have their newline there, or the next line
+            found &= self.raw[np.minimum(self.starts + place, self.ends)] == byte
+        return found
+
     def equal_to(self, line: bytes) -> list[int]:
         """Return the numbers of the lines that are `line`, which is not empty."""
+        if line not in self.data:
+            return []
         found = np.flatnonzero(self.ends - self.starts == len(line))
         for place in {0, len(line) // 2, len(line) - 1}:  # a few bytes tell nearly all others apart
             found = found[self.raw[self.starts[found] + place] == line[place]]
-        return [number for number in found.tolist() if self.line(number) == line]
+        return [number for number in found.tolist() if self.data[self.starts[number] : self.ends[number]] == line]
 
     def line(self, number: int | np.integer) -> bytes:
-        """Return a line without the newline."""
-        return self.data[self.starts[number] : self.ends[number]]
+        """Return the row that begins in a line, without the newline at its end."""
+        return self.data[self.starts[number] : self.ends[self._last(number)]]
+
+    def shown_line(self, number: int | np.integer) -> bytes:
+        """Return the row that begins in a line as it stands in the file, without the newline at its end."""
+        return self.shown[self._shown_start(number) : self._shown_ends[self._last(number)]]
+
+    def shown_lines(self, numbers: range) -> bytes:
+        """Return lines as they stand in the file."""
+        if len(numbers) == len(self):
+            return self.shown
+        return self.shown[self._shown_start(numbers.start) : self._shown_start(numbers.stop)]
+
+    def _shown_start(self, number: int | np.integer) -> int:
+        return int(self._shown_ends[number - 1]) + 1 if number else 0
+
+    def _last(self, number: int | np.integer) -> int:
+        last = int(number)
+        while self._continues is not None and last + 1 < len(self) and self._continues[last + 1]:
+            last += 1
+        return last
+
+    def row_ends(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of the newlines that end rows, given by their first lines."""
+        if self._continues is None:
+            return self.ends[numbers]
+        return self.ends[np.array([self._last(number) for number in numbers], np.int64)]
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """(n,) the lines that nothing is wrong with so far."""
+        """(n,) the lines with which a row begins that nothing is wrong with so far."""
         return self._reasons == _GOOD
 
     @property
     def bad(self) -> dict[int, Reason]:
         """Lines that something is wrong with, and what it is."""
-        return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(~self.good)}
+        return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(self._reasons >= 0)}
 
     def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
-        """Return the lines of a mask, each ended by a newline."""
-        return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
+        """Return the rows of a mask, each ended by a newline."""
+        if mask.all():
+            return self.data
+        if self._continues is not None:
+            firsts = np.flatnonzero(~self._continues)
+            mask = np.repeat(mask[firsts], np.diff(np.append(firsts, len(self))))
+        return self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
 
     def parsed(
         self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
     ) -> ParsedLines:
         """Return good rows with their lines, and the bad lines, with their texts taken from `texts`."""
-        rejected = np.flatnonzero(~self.good)
+        rejected = np.flatnonzero(self._reasons >= 0)
         shown = texts or self
         return ParsedLines(
             rows=rows,
@@ -102,14 +217,22 @@ def split_fields(
     null_values: Sequence[str] = ("",),
     *,
     wanted: Sequence[str] | None = None,
-    has_quotes: bool = False,
+    quote: str | None = None,
+    has_joined: bool = False,
+    skipped: list[int] | None = None,
 ) -> pa.RecordBatch:
     """Return the fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
 
-    All lines have the right number of fields. `has_quotes`: double quotes may enclose a field, two in it stand for one;
-    otherwise they mean nothing.
+    `quote` may enclose a field, two in it stand for one; without it, none means anything. `has_joined`: newlines may
+    stand in quotes. The numbers, from 0, of rows with another number of fields are added to `skipped`.
     """
     wanted = list(names if wanted is None else wanted)
+
+    def skip(row: csv.InvalidRow) -> str:
+        assert skipped is not None, "every row has the right number of fields"
+        skipped.append(row.number - 1)
+        return "skip"
+
     strings = pa.schema([(name, pa.string()) for name in wanted])
     if not data:
         return pa.RecordBatch.from_pylist([], schema=strings)
@@ -121,9 +244,11 @@ def split_fields(
         read_options=csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),
         parse_options=csv.ParseOptions(
             delimiter=separator,
-            quote_char='"' if has_quotes else False,
-            double_quote=has_quotes,
+            quote_char=quote or False,
+            double_quote=quote is not None,
             ignore_empty_lines=False,
+            newlines_in_values=has_joined,
+            invalid_row_handler=skip,
         ),
         convert_options=csv.ConvertOptions(
             column_types=strings,
@@ -133,8 +258,8 @@ def split_fields(
             check_utf8=False,
         ),
     )
-    (batch,) = table.combine_chunks().to_batches()
-    return batch
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=strings)
 
 
 def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
@@ -169,9 +294,9 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def unquoted_fields(line: str, separator: str) -> list[str] | None:
-    """Return the fields of a line, without the double quotes that may enclose them; None if a quote is not closed."""
+def unquoted_fields(row: str, separator: str, quote: str = '"') -> list[str] | None:
+    """Return the fields of a row, without the quotes that may enclose them; None if a quote is not closed."""
     try:
-        return next(python_csv.reader([line], delimiter=separator, strict=True), [])
+        return next(python_csv.reader([row], delimiter=separator, quotechar=quote, strict=True), [])
     except python_csv.Error:
         return None
