@@ -88,6 +88,7 @@ def write_rows(
     schema = row_schema(encoder.schema)
     ranges = query(_LAST_IDS.format(rows=ROWS_PER_PARTITION), users=rows_of(users, _COUNTED)).read_all()
     last_ids = ranges["last"].to_numpy()
+    scratch, has_known = workspace.scratch, has_known or parent is not None
     earlier: list[Segment] = []
     if parent is not None:
         parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
@@ -127,10 +128,10 @@ def write_rows(
 
             rows: dict[str, Iterable[pa.RecordBatch]] = {split: lists(split) for split in held_out}
             rows["train"] = query(_TRAIN, history=history)
-            if has_known or parent is not None:
+            if has_known:
                 rows[KNOWN_SPLIT] = query(_KNOWN, history=history)
             pieces = {
-                split: write_piece(workspace.scratch / f"{split}-{partition:06d}.parquet", schema, of_split)
+                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", schema, of_split)
                 for split, of_split in rows.items()
             }
             return pieces, short
