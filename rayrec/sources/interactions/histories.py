@@ -44,8 +44,8 @@ GATHERED = pa.schema(
         ("position", pa.int64()),
     ]
 )
-ROWS_PER_PARTITION = 500_000
-"""Rows that a task brings into order, about."""
+_ROWS_PER_PARTITION, _MOST_PARTITIONS = 500_000, 4_096
+"""Rows that a task brings into order, about; more rather than more partitions, of which each task makes a few rows."""
 _ROWS_PER_ROW_GROUP = 65_536
 
 InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
@@ -145,7 +145,7 @@ def write_histories(
     by_kind = {TRAIN: interactions, LISTED: lists, EARLIER: earlier}
     items = [(kind, segment) for kind, segments in by_kind.items() for segment in segments]
     rows = count_rows(segment for _, segment in items)
-    partitions = partitions_for(rows)
+    partitions, scratch, dataset = partitions_for(rows), workspace.scratch, workspace.folder
     with counted_rows(workspace.engine, workspace.progress, "order by user and time", rows) as counter:
 
         def gather(item: tuple[int, Segment]) -> Iterator[tuple[Partition, pa.RecordBatch]]:
@@ -156,10 +156,10 @@ def write_histories(
         def cut(partition: int, gathered: Mapping[str, pa.Table]) -> tuple[list[Piece], list[Piece], dict[str, Any]]:
             history, dropped, counts = cut_histories(gathered["rows"], split)
             name = f"part-{partition:05d}.parquet"
-            kept = write_piece(workspace.scratch / name, HISTORY_SCHEMA, history.to_batches())
+            kept = write_piece(scratch / name, HISTORY_SCHEMA, history.to_batches())
             # Row groups are cut anew, as the batches of a query depend on its threads.
             batches = dropped.combine_chunks().to_batches(_ROWS_PER_ROW_GROUP)
-            left = write_piece(workspace.folder / DROPPED_FOLDER / name, HISTORY_SCHEMA, batches)
+            left = write_piece(dataset / DROPPED_FOLDER / name, HISTORY_SCHEMA, batches)
             return kept, left, counts
 
         found = workspace.engine.shuffle({"rows": Source(items, GATHERED, gather)}, partitions, cut)
@@ -172,7 +172,7 @@ def write_histories(
 
 def partitions_for(rows: int) -> int:
     """Return a number of partitions that follows from the rows alone, so that every engine writes the same files."""
-    return max(1, -(-rows // ROWS_PER_PARTITION))
+    return max(1, min(-(-rows // _ROWS_PER_PARTITION), _MOST_PARTITIONS))
 
 
 def _gather(kind: int, segment: Segment) -> Iterator[pa.RecordBatch]:
