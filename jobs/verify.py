@@ -85,9 +85,7 @@ def load_manifest(folder: Path) -> "Manifest":
 
     content = read_manifest(folder)
     if content is None:
-        raise UserError(
-            f"{folder}: no {MANIFEST_FILE}, so it is unfinished, or none of rayrec's"
-        )
+        raise UserError(f"{folder}: no {MANIFEST_FILE}, so it is unfinished, or none of rayrec's")
     # One without a known kind is of another version, which any class says.
     kind: type[Manifest] = resolve_name(_KINDS.get(content.get("kind", ""), _KINDS["dataset"]))
     return kind.load(folder)
