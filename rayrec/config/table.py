@@ -237,7 +237,7 @@ class FileFormat(Config):
     """How files hold rows."""
 
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
-    """`auto` goes by the ending: .parquet, .parq, .pq, .jsonl, .ndjson, .json, else delimited text."""
+    """`auto` goes by Parquet's first bytes, or the ending: .jsonl, .ndjson or .json for JSON, else delimited text."""
     encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
     """Encoding of text, such as `latin-1`; `null`: UTF-8, or what the first bytes show, such as UTF-16."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]{1,4}$", examples=[","])

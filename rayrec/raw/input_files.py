@@ -268,17 +268,32 @@ def _reading(file: InputFile) -> Iterator[None]:
         raise UserError(f"{file.name}: damaged {file.packing} file ({reason}); fetch it again") from None
 
 
-def find_text_form(file: InputFile, encoding: str | None = None) -> TextForm | None:
-    """Tell how a file is text, with the encoding that is given or that its first bytes show; None if it is empty.
+def read_head(
+    file: InputFile, encoding: str | None = None, num_bytes: int = _HEAD_BYTES, *, may_cut: bool = False
+) -> tuple[TextForm, bytes] | None:
+    """Tell how a file is text, and return whole lines that it begins with, as `read_lines` does; None if it is empty.
 
-    Raises UserError if it is no text.
+    There is at least one, unless it is longer than the first bytes and `may_cut` says that it may be cut. The text is
+    in the `encoding` given, or else the one that the first bytes show. Raises UserError if the file is no text.
     """
     with _reading(file), file.open() as stream:
-        head = stream.read(_HEAD_BYTES)
-    what = next((what for magic, what in _NO_TEXT.items() if head.startswith(magic)), None)
-    if what is not None:
-        raise UserError(f"{file.name}: {what}")
-    return TextForm.of(head, encoding) if head else None
+        head = stream.read(num_bytes)
+        what = next((what for magic, what in _NO_TEXT.items() if head.startswith(magic)), None)
+        if what is not None:
+            raise UserError(f"{file.name}: {what}")
+        if not head:
+            return None
+        form = TextForm.of(head, encoding)
+        while True:
+            text = b"".join(form.decoded([head], is_cut=True)).removeprefix(BYTE_ORDER_MARK)
+            end = text.rfind(b"\n") + 1
+            more = stream.read(1 if end or may_cut else len(head))
+            if not more:
+                return form, text if text.endswith(b"\n") or not text else text + b"\n"
+            if end or may_cut:
+                return form, text[:end] or text
+            head += more
+            _check_length(file, head)
 
 
 def read_text(file: InputFile, form: TextForm = UTF8, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -292,15 +307,6 @@ def read_text(file: InputFile, form: TextForm = UTF8, block_bytes: int = BLOCK_B
                 is_first = False
         except UnicodeDecodeError as error:
             raise UserError(f"{file.name}: not {form.encoding} text ({error.reason}); set another 'encoding'") from None
-
-
-def read_head(file: InputFile, form: TextForm = UTF8, num_bytes: int = _HEAD_BYTES) -> bytes:
-    """Return the lines that begin in the first bytes of a file, as `read_lines` does; empty if there are none."""
-    with _reading(file):
-        if not form.is_whole:
-            return form.as_utf8(next(_cut_lines(Chunk(file, 0, 0, num_bytes), form), b""))
-        text = next(read_text(file, form, num_bytes), b"")
-        return text[: text.rfind(b"\n") + 1] or (text and text + b"\n")
 
 
 def read_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
@@ -324,16 +330,16 @@ def _lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
             if cut:
                 yield carried[:cut]
                 carried = carried[cut:]
-            _check_length(chunk, carried)
+            _check_length(chunk.file, carried)
         if carried:
             yield carried + b"\n"
     else:
         yield from map(form.as_utf8, _cut_lines(chunk, form))
 
 
-def _check_length(chunk: Chunk, line: bytes) -> None:
+def _check_length(file: InputFile, line: bytes) -> None:
     if len(line) > MAX_LINE_BYTES:
-        raise UserError(f"{chunk.file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line")
+        raise UserError(f"{file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line")
 
 
 def _cut_lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
@@ -372,7 +378,7 @@ def _cut_lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
                 yield data[:cut]
             offset += cut
             carried = data[cut:]
-            _check_length(chunk, carried)
+            _check_length(chunk.file, carried)
         if carried:
             yield carried + b"\n"
 

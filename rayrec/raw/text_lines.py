@@ -40,12 +40,12 @@ class TextLines:
         self.data = plain(self.shown) if plain else self.shown
         self.raw = np.frombuffer(self.data, np.uint8)
         self._reasons = np.full(self.data.count(b"\n"), _GOOD, np.int8)
-        self._continues: NDArray[np.bool_] | None = None
-        """(n,) the lines that go on with the row of the line before."""
+        self._row_of: NDArray[np.int64] | None = None
+        """(n,) the line in which the row of each line begins; None if every line is a row."""
         self.odd = np.zeros(0, np.int64)
-        """The lines with an odd number of quotes."""
+        """The lines with an odd number of quotes, ascending."""
         self.open_row: int | None = None
-        """The last of these if it is alone, and may go on in lines that follow."""
+        """The last of these if it is no row so far, and may be one with lines that follow."""
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -58,14 +58,9 @@ class TextLines:
         return np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
 
     @cached_property
-    def _shown_ends(self) -> NDArray[np.int64]:
-        return np.flatnonzero(np.frombuffer(self.shown, np.uint8) == NEWLINE)
-
-    @property
-    def has_blank(self) -> bool:
-        """Whether there is an empty line."""
-        is_newline = self.raw == NEWLINE
-        return bool(is_newline[:1].any() or (is_newline[1:] & is_newline[:-1]).any())
+    def _borders(self) -> NDArray[np.int64]:
+        """(n + 1,) the places in `shown` at which lines begin, and the end."""
+        return np.append(0, np.flatnonzero(np.frombuffer(self.shown, np.uint8) == NEWLINE) + 1)
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -77,28 +72,34 @@ class TextLines:
         end a row, but begins none.
         """
         self.odd = np.flatnonzero(self.count(ord(quote)) % 2)
-        self._continues = np.zeros(len(self), bool)
-        is_comment = self.beginning_with(comment) if comment else self._continues
+        row_of = np.arange(len(self))
+        comments = set(np.flatnonzero(self.beginning_with(comment)).tolist()) if comment else set()
         waiting: int | None = None
-        alone: list[int] = []
         for line in self.odd.tolist():
             start, end = self.starts[line if waiting is None else waiting], self.ends[line]
             if waiting is not None and end - start <= LONGEST_ROW and is_row(self.data[start:end]):
-                self._continues[waiting + 1 : line + 1] = True
+                row_of[waiting : line + 1] = waiting
+                self._reasons[waiting : line + 1] = _NO_ROW
+                self._reasons[waiting] = _GOOD
                 waiting = None
-            elif not is_comment[line]:
-                alone += [] if waiting is None else [waiting]
+            elif line not in comments:
+                self.reject([line], Reason.QUOTE)
                 waiting = line
-        if waiting is not None:
-            alone.append(waiting)
-            self.open_row = waiting if len(self.data) - self.starts[waiting] <= LONGEST_ROW else None
-        self.reject(alone, Reason.QUOTE)
-        self.leave_out(self._continues)
+        if waiting is not None and len(self.data) - self.starts[waiting] <= LONGEST_ROW:
+            self.open_row = waiting
+        if len(self.odd) > 1:
+            self._row_of = row_of
 
     @property
     def has_joined(self) -> bool:
-        """Whether a row has several lines."""
-        return self._continues is not None and bool(self._continues.any())
+        """Whether rows may have several lines."""
+        return self._row_of is not None
+
+    @property
+    def has_blank(self) -> bool:
+        """Whether there is an empty line."""
+        is_newline = self.raw == NEWLINE
+        return bool(is_newline[:1].any() or (is_newline[1:] & is_newline[:-1]).any())
 
     def reject(self, lines: NDArray[np.bool_] | NDArray[np.int64] | Sequence[int], reason: Reason) -> None:
         """Mark lines, given as a mask or as their numbers from 0."""
@@ -109,20 +110,16 @@ class TextLines:
         self._reasons[lines] = _NO_ROW
 
     def reject_undecodable(self) -> None:
-        """Mark lines with a carriage return inside or with bytes that are not UTF-8."""
+        """Mark rows with a carriage return inside or with bytes that are not UTF-8."""
         if b"\r" in self.data:
-            self.reject(self._rows_at(self.raw == RETURN), Reason.CARRIAGE_RETURN)
+            self.reject(self._rows_with(self.raw == RETURN), Reason.CARRIAGE_RETURN)
         if not _is_utf8(self.data):
-            suspects = self._rows_at(self.raw > 127)
-            self.reject([i for i in suspects if not _is_utf8(self.line(i))], Reason.UTF8)
+            self.reject([i for i in self._rows_with(self.raw > 127) if not _is_utf8(self.line(i))], Reason.UTF8)
 
-    def _rows_at(self, bytes_: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the rows, by their first lines, that have one of the bytes."""
-        lines = np.unique(np.searchsorted(self.ends, np.flatnonzero(bytes_)))
-        if self._continues is not None:
-            firsts = np.flatnonzero(~self._continues)
-            lines = np.unique(firsts[np.searchsorted(firsts, lines, "right") - 1])
-        return lines[self._reasons[lines] != _NO_ROW]
+    def _rows_with(self, bytes_: NDArray[np.bool_]) -> NDArray[np.int64]:
+        lines = np.searchsorted(self.ends, np.flatnonzero(bytes_))
+        rows = np.unique(lines if self._row_of is None else self._row_of[lines])
+        return rows[self._reasons[rows] != _NO_ROW]
 
     def count(self, byte: int) -> NDArray[np.int64]:
         """(n,) how often a byte occurs in each line."""
@@ -131,9 +128,7 @@ class TextLines:
     def beginning_with(self, mark: str) -> NDArray[np.bool_]:
         """(n,) the lines that begin with a mark."""
         found = np.ones(len(self), bool)
-        for place, byte in enumerate(
-            mark.encode()
-        ):  # lines that are shorter have their newline there, or the next line
+        for place, byte in enumerate(mark.encode()):  # a shorter line has its newline there
             found &= self.raw[np.minimum(self.starts + place, self.ends)] == byte
         return found
 
@@ -146,34 +141,18 @@ class TextLines:
             found = found[self.raw[self.starts[found] + place] == line[place]]
         return [number for number in found.tolist() if self.data[self.starts[number] : self.ends[number]] == line]
 
-    def line(self, number: int | np.integer) -> bytes:
-        """Return the row that begins in a line, without the newline at its end."""
-        return self.data[self.starts[number] : self.ends[self._last(number)]]
+    def last_lines(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the last line of each row, given by its first."""
+        return rows if self._row_of is None else np.searchsorted(self._row_of, rows, "right") - 1
 
-    def shown_line(self, number: int | np.integer) -> bytes:
-        """Return the row that begins in a line as it stands in the file, without the newline at its end."""
-        return self.shown[self._shown_start(number) : self._shown_ends[self._last(number)]]
+    def line(self, row: int | np.integer, *, is_shown: bool = False) -> bytes:
+        """Return a row, perhaps as the file shows it, without the newline at its end."""
+        (last,) = self.last_lines(np.array([row]))
+        return self.lines(range(int(row), last + 1))[:-1] if is_shown else self.data[self.starts[row] : self.ends[last]]
 
-    def shown_lines(self, numbers: range) -> bytes:
-        """Return lines as they stand in the file."""
-        if len(numbers) == len(self):
-            return self.shown
-        return self.shown[self._shown_start(numbers.start) : self._shown_start(numbers.stop)]
-
-    def _shown_start(self, number: int | np.integer) -> int:
-        return int(self._shown_ends[number - 1]) + 1 if number else 0
-
-    def _last(self, number: int | np.integer) -> int:
-        last = int(number)
-        while self._continues is not None and last + 1 < len(self) and self._continues[last + 1]:
-            last += 1
-        return last
-
-    def row_ends(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of the newlines that end rows, given by their first lines."""
-        if self._continues is None:
-            return self.ends[numbers]
-        return self.ends[np.array([self._last(number) for number in numbers], np.int64)]
+    def lines(self, numbers: range) -> bytes:
+        """Return lines as the file shows them."""
+        return self.shown[self._borders[numbers.start] : self._borders[numbers.stop]]
 
     @property
     def good(self) -> NDArray[np.bool_]:
@@ -185,14 +164,10 @@ class TextLines:
         """Lines that something is wrong with, and what it is."""
         return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(self._reasons >= 0)}
 
-    def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
+    def bytes_of(self, rows: NDArray[np.bool_]) -> bytes:
         """Return the rows of a mask, each ended by a newline."""
-        if mask.all():
-            return self.data
-        if self._continues is not None:
-            firsts = np.flatnonzero(~self._continues)
-            mask = np.repeat(mask[firsts], np.diff(np.append(firsts, len(self))))
-        return self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
+        mask = rows if self._row_of is None else rows[self._row_of]
+        return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
 
     def parsed(
         self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None

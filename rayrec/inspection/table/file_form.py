@@ -13,8 +13,9 @@ from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.formats.delimited import DelimitedLayout, separator_told
-from rayrec.raw.input_files import InputFile, find_text_form, read_head
+from rayrec.raw.input_files import InputFile, read_head
 from rayrec.raw.table_reader import format_of
+from rayrec.raw.text_form import UTF8
 
 _SEPARATORS = "\t,;|"
 _RARE_SEPARATORS = "\x01^~ "
@@ -77,10 +78,10 @@ def recognize(file: InputFile, label: str | None = None, encoding: str | None = 
     if separator != ("\t" if "\t" in lines[0] else ","):
         settings["separator"] = separator
         reasons["separator"] = "the first line says so" if told else "occurs equally often in every line"
-    if _has_loose_quotes(lines, separator):
-        settings["quote"], reasons["quote"] = False, "double quotes do not enclose fields here"
-    elif _has_single_quotes(lines, separator):
+    if _has_single_quotes(lines, separator):
         settings["quote"], reasons["quote"] = "'", "encloses fields"
+    elif _has_loose_quotes(lines, separator):
+        settings["quote"], reasons["quote"] = False, "double quotes do not enclose fields here"
     elif _parse(lines, separator, escape="\\").share > _parse(lines, separator).share:
         settings["escape"], reasons["escape"] = "\\", "stands before quotes inside of fields"
     parsed = _parse(lines, separator, settings.get("quote", True), settings.get("escape"))
@@ -97,9 +98,8 @@ def first_lines(file: InputFile) -> list[str]:
 
 def _first_lines(file: InputFile, encoding: str | None) -> tuple[list[str], str | None]:
     """Return these lines, and their encoding if it must be said."""
-    form = find_text_form(file, encoding)
-    head = b"" if form is None else read_head(file, form)
-    if form is not None and form.encoding == "utf-8" and not _is_text(head, "utf-8"):
+    form, head = read_head(file, encoding) or (UTF8, b"")
+    if form.encoding == "utf-8" and not _is_text(head, "utf-8"):
         # Latin-1 has a character for every byte.
         encoding = WESTERN if _is_text(head, WESTERN) else "latin-1"
         head = replace(form, encoding=encoding).as_utf8(head)
@@ -137,7 +137,7 @@ def _parse(lines: Sequence[str], separator: str, quote: bool | str = True, escap
     layout = DelimitedLayout(("",), separator, form.quote_mark, (), header=None, escape=escape)
     texts = [line.encode() for line in lines]
     length, row = layout.first_row(texts)
-    first = [field.encode("latin-1").decode() for field in layout.fields(row) or ()]
+    first = layout.fields(row) or []
     names = tuple(map(str, range(len(first))))
     rest = b"".join(text + b"\n" for text in texts[length:])
     cells = replace(layout, names=names).fitted(rest).split(rest, names)
@@ -162,7 +162,7 @@ def _separator(lines: Sequence[str]) -> str:
     for marks in (_SEPARATORS, _RARE_SEPARATORS):
         widths = {}
         for mark in marks:
-            ways: list[dict[str, Any]] = [{}, {"escape": "\\"}, {"quote": False}]
+            ways: list[dict[str, Any]] = [{}, {"escape": "\\"}, {"quote": False}, {"quote": "'"}]
             found = [_parse(lines, mark, **way) for way in ways]
             width = max((len(parsed.first) for parsed in found if parsed.share > _STEADY), default=0)
             if width > 1:
@@ -178,11 +178,11 @@ def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
 
 
 def _has_single_quotes(lines: Sequence[str], separator: str) -> bool:
-    """Return whether single quotes enclose a field of nearly every line, and double ones none."""
-    parsed = _parse(lines, separator, quote="'")
-    enclosed = [re.search(rf"(^|{re.escape(separator)})'.*'({re.escape(separator)}|$)", line) for line in lines[1:]]
-    is_usual = sum(map(bool, enclosed)) > _STEADY * len(enclosed) > 0
-    return is_usual and parsed.share > _STEADY and not any('"' in line for line in lines)
+    """Return whether single quotes enclose all fields of a column, or more lines are rows with them."""
+    single, double = _parse(lines, separator, quote="'"), _parse(lines, separator)
+    columns = zip(*double.rows, strict=True)
+    encloses = any(all(re.fullmatch(r"'.*'", field, re.DOTALL) for field in column) for column in columns)
+    return single.share > _STEADY and (encloses or single.share > double.share + 1 - _STEADY)
 
 
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str | None) -> bool:

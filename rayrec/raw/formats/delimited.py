@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile, find_text_form, read_data_lines, read_head, read_lines
+from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head, read_lines
 from rayrec.raw.text_form import UTF8, TextForm
 from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
@@ -77,7 +78,7 @@ class DelimitedLayout:
             head = own[:skipped]
             skipped -= len(head)
             lines.leave_out(slice(head.start, head.stop))
-            yield lines.shown_lines(own), self._split(lines, own, wanted)
+            yield lines.shown if len(own) == len(lines) else lines.lines(own), self._split(lines, own, wanted)
 
     def split(self, data: bytes, wanted: Collection[str]) -> RawCells:
         """Split whole lines, each ended by a newline (LF or CRLF), that are rows."""
@@ -119,7 +120,7 @@ class DelimitedLayout:
                 carried, foreign = b"", 0
             elif lines.open_row >= foreign:
                 yield lines, range(foreign, lines.open_row)
-                carried, foreign = lines.shown_lines(range(lines.open_row, len(lines))), 0
+                carried, foreign = lines.lines(range(lines.open_row, len(lines))), 0
             else:
                 carried = lines.shown
         if carried:
@@ -159,8 +160,8 @@ class DelimitedLayout:
         return len(self.names) + self.has_last_separator
 
     def fields(self, row: bytes) -> list[str] | None:
-        """Return the fields of a row; None if a quote is not closed."""
-        text = row.decode("latin-1")  # keeps every byte, whether it is UTF-8 or not
+        """Return the fields of a row, any bytes of which that are not UTF-8 stay; None if a quote is not closed."""
+        text = row.decode("utf-8", "surrogateescape")
         return text.split(self._mark) if self.quote is None else unquoted_fields(text, self._mark, self.quote)
 
     def _has_fields(self, row: bytes) -> bool:
@@ -201,8 +202,8 @@ class DelimitedLayout:
         )
         lines.reject(positions[skipped], Reason.COLUMNS)
         positions = np.delete(positions, skipped)
-        if beyond and fields.column(_BEYOND).null_count < len(fields):
-            is_empty = fields.column(_BEYOND).is_null()
+        if beyond:
+            is_empty = pc.equal(pc.fill_null(fields.column(_BEYOND), ""), "")
             lines.reject(positions[~is_empty.to_numpy(zero_copy_only=False)], Reason.COLUMNS)
             fields, positions = fields.filter(is_empty), np.flatnonzero(lines.good)
         return RawCells(
@@ -210,7 +211,7 @@ class DelimitedLayout:
             positions=positions - own.start,
             num_lines=len(own),
             bad_lines={number - own.start: reason for number, reason in lines.bad.items()},
-            text=lambda number: lines.shown_line(number + own.start),
+            text=lambda number: lines.line(number + own.start, is_shown=True),
         )
 
     def _with_regular_quotes(self, lines: TextLines, data: bytes) -> bytes:
@@ -228,14 +229,16 @@ class DelimitedLayout:
         if is_regular.all():
             return data
         positions = np.flatnonzero(lines.good)
-        ends = np.cumsum(lines.row_ends(positions) + 1 - lines.starts[positions])
+        ends = np.cumsum(lines.ends[lines.last_lines(positions)] + 1 - lines.starts[positions])
         irregular = np.unique(np.searchsorted(ends, quotes.reshape(-1, 2).T[~is_regular], "right"))
         parts, done = [], 0
         for place in irregular.tolist():
             number = int(positions[place])
             row = lines.line(number)
             # An escaped quote outside of quotes would become two.
-            fields = None if self.escape and self.escape.encode() in lines.shown_line(number) else self.fields(row)
+            fields = (
+                None if self.escape and self.escape.encode() in lines.line(number, is_shown=True) else self.fields(row)
+            )
             end = int(ends[place])
             parts.append(data[done : end - len(row) - 1])
             done = end
@@ -251,7 +254,7 @@ class DelimitedLayout:
             text, delimiter=self._mark, quotechar=self.quote, quoting=csv.QUOTE_ALL, lineterminator="\n"
         )
         writer.writerow(fields)
-        return text.getvalue().encode("latin-1")
+        return text.getvalue().encode("utf-8", "surrogateescape")
 
 
 def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str]) -> DelimitedLayout | None:
@@ -259,15 +262,15 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
 
     A file without a header may lack the first of the columns `optional`, or all of them. Raises UserError.
     """
-    form = find_text_form(file, text_format.encoding)
-    lines = [] if form is None else read_head(file, form).replace(b"\r\n", b"\n").split(b"\n")[:-1]
+    form, head = read_head(file, text_format.encoding) or (UTF8, b"")
+    lines = head.replace(b"\r\n", b"\n").split(b"\n")[:-1]
     # Lines before the header: one that tells the separator, comments, blank ones.
     told = separator_told(lines[0].decode("latin-1")) if lines else None
     before = int(told is not None)
     separator = told or text_format.separator
     while before < len(lines) and _is_before_header(lines[before], text_format):
         before += 1
-    if form is None or before == len(lines):
+    if before == len(lines):
         return None
     layout = DelimitedLayout(
         names=("",),
@@ -281,14 +284,8 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
         comment=text_format.comment,
     )
     length, first = layout.first_row(lines[before:])
-    try:
-        fields = layout.fields(first)
-        fields = fields and [field.encode("latin-1").decode() for field in fields]
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{file.name}: its first line is not UTF-8 text; set 'encoding', such as latin-1, or unpack it, or set "
-            "'format'"
-        ) from None
+    _decoded(file, first)
+    fields = layout.fields(first)
     given = text_format.header
     if given is None:
         names, is_headed = _names(file, fields, text_format, layout.separator), True
@@ -302,6 +299,22 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
         layout = replace(layout, header=first if length == 1 else None, header_lines=before + length)
     rows = b"".join(line + b"\n" for line in lines[layout.header_lines :] if line)
     return replace(layout, names=names).fitted(rows)
+
+
+def first_line(file: InputFile) -> str | None:
+    """Return the first line of a file, without what ends it; None if the file is empty. Raises UserError."""
+    head = read_head(file)
+    return None if head is None else _decoded(file, head[1].partition(b"\n")[0].removesuffix(b"\r"))
+
+
+def _decoded(file: InputFile, line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{file.name}: its first line is not UTF-8 text; set 'encoding', such as latin-1, or unpack it, or set "
+            "'format'"
+        ) from None
 
 
 def separator_told(line: str) -> str | None:

@@ -20,7 +20,6 @@ from rayrec.raw.input_files import (
     MAX_LINE_BYTES,
     Chunk,
     InputFile,
-    find_text_form,
     read_data_lines,
     read_head,
     read_lines,
@@ -177,23 +176,20 @@ def _integer(digits: str) -> int | str:
 
 def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout | None:
     """Look at the first rows of a file; None if the file is empty. Raises UserError."""
-    form = find_text_form(file, encoding)
-    if form is None:
+    form, head = read_head(file, encoding, _HEAD_BYTES, may_cut=True) or (UTF8, b"")
+    if not head.strip():
         return None
-    begin = next(read_text(file, form, _HEAD_BYTES), b"").lstrip()
-    is_array = begin.startswith(b"[")
-    lines = [] if is_array else read_head(file, form, _HEAD_BYTES).splitlines()[:_HEAD_ROWS]
-    if not (is_array or any(line.strip() for line in lines)):
-        return None
+    lines = head.splitlines()[:_HEAD_ROWS]
     rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
-    is_document = is_array or (not rows and begin.startswith(b"{"))
+    are_objects_cut = 2 * len(rows) < len(lines) and head.lstrip().startswith(b"{")
+    is_document = _is_array(head.lstrip()) or are_objects_cut
     if is_document:
         lines = next(read_objects(file, form, _HEAD_BYTES), b"").splitlines()[:_HEAD_ROWS]
         if not lines:  # an array of nothing
             return None
         rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
     if not rows:
-        raise UserError(f"{file.name}: no JSON object at its beginning; write one for each row, or set 'format'")
+        raise UserError(f"{file.name}: no JSON object in its first lines; write one object a line, or set 'format'")
     values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
@@ -202,6 +198,15 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
     columns = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
     mixed = frozenset(name for name, kind in types.items() if kind is None)
     return JsonLinesLayout(columns, mixed, form, is_document)
+
+
+def _is_array(head: bytes) -> bool:
+    """Tell an array of rows from lines of which the first is a list of something else."""
+    try:
+        first = json.loads(head.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return head.startswith(b"[")
+    return isinstance(first, list) and (not first or any(isinstance(item, dict) for item in first))
 
 
 def read_objects(file: InputFile, form: TextForm, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -242,7 +247,7 @@ def _as_lines(data: bytes) -> tuple[bytes, int, int]:
     is_end = (step < 0) & (depth == 0)
     done = int(np.flatnonzero(is_end)[-1]) + 1 if is_end.any() else 0
     text, is_end, is_object = text[:done], is_end[:done], ((depth > 0) | (step < 0))[:done]
-    is_stray = ~is_object & ~np.isin(text, np.frombuffer(_BETWEEN, np.uint8))
+    is_stray = ~is_object & ~(is_outside[:done] & np.isin(text, np.frombuffer(_BETWEEN, np.uint8)))
     is_end |= is_stray & ~np.append(is_stray[1:], False)
     brackets = text[~is_object]
     is_kept = is_object | is_stray

@@ -279,5 +279,7 @@ def _file(
     else:
         separator = table.source.separator or ","
         has_header = table.source.header is None
-        with csv_file(path, schema, separator=separator, has_header=has_header, quotes=table.source.quote) as write:
+        with csv_file(
+            path, schema, separator=separator, has_header=has_header, quotes=table.source.quote is True
+        ) as write:
             yield write
