@@ -1,13 +1,30 @@
-"""Cuts rows into batches, streams and row groups that end where a column changes."""
+"""Cuts sorted rows into batches, streams and row groups that end where a column changes, and look-up tables of them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.ingest import order
+
+ROWS_PER_RANGE = 262_144
+"""Rows of a look-up table that a task writes, to a file; the same on every cluster, so that the files are."""
+_MOST_RANGES = 4_096
+_ROWS_PER_BATCH = 131_072
+
+
+def hash_ranges(rows: int) -> int:
+    """Return the number of ranges of hashes in which about so many rows of a look-up table are written."""
+    return max(1, min(_MOST_RANGES, -(-rows // ROWS_PER_RANGE)))
+
+
+def write_lookup_file(folder: Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> int:
+    """Write rows sorted by hash as a file of a look-up table (`rayrec.features.lookup_table`); return their number."""
+    return write_file(folder, schema, whole_groups(rows, HASH, _ROWS_PER_BATCH))
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:

@@ -14,10 +14,11 @@ from rayrec.config.transforms import Vocabulary
 from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files, write_whole_vocabulary
+from rayrec.preprocessing import sorted_rows
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.thread_runner import ThreadRunner
-from rayrec.preprocessing.vocabularies import hash_ranges, vocabulary_fitting
+from rayrec.preprocessing.vocabularies import vocabulary_fitting
 from rayrec.sources.registry import preprocessing
 
 KINDS = ("criteo", "table", "interactions")
@@ -32,7 +33,7 @@ def job(arguments: list[str], output: Path) -> Preprocessing:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_ranges, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
+    monkeypatch.setattr(sorted_rows, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
@@ -46,8 +47,8 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(vocabulary_module, "VALUES_PER_ROW_GROUP", 32)
     for module in (vocabulary_fitting, vocabulary_module):
-        monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
         monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
         ThreadRunner(2)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
@@ -98,6 +99,37 @@ def test_what_has_no_room_in_memory_is_sorted_on_the_disk(tmp_path: Path) -> Non
         assert batch["n"].to_numpy().tolist() == list(range(first, last + 1))
         assert batch["c14"].equals(batch["n"])
     assert last == 1_999_999
+
+
+@pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])
+def test_encoded_rows_of_every_type_come_back(ids: pa.DataType) -> None:
+    kinds = [pa.float32(), ids, pa.list_(ids), pa.list_(weighted_type(ids)), pa.list_(pa.float32(), 2)]
+    schema = pa.schema(
+        [pa.field(name, kind, False) for name, kind in zip(("y", "A", "a", "b.c", "é"), kinds, strict=True)]
+    )
+    weighted = [[], [(1, 0.5), (2, 0.0), (3, 1e-30)], [(2**31 - 1, 1.0)], [], [(0, 2.0), (0, 3.0)]]
+    columns = [
+        [0.0, -0.0, 1e-45, float("inf"), 3.0],
+        [4, 3, 2, 1, 0],
+        [[], [1, 2], [3], [], [4]],
+        weighted,
+        [[1, 2]] * 5,
+    ]
+    rows = pa.table([pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], schema=schema)
+    numbered = rows.rename_columns([f"c{number}" for number in range(len(schema))])
+    sent = numbered.schema
+
+    def produce(place: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield 0, numbered.slice(place, 1).to_batches()[0]
+
+    def consume(_: int, tables: Mapping[str, pa.Table]) -> pa.Table:
+        return query("from rows order by c1", schema, **tables).read_all()
+
+    (found,) = EmbeddedEngine(2).shuffle({"rows": Source(range(5), sent, produce)}, 1, consume)
+    expected = rows.take(list(range(4, -1, -1)))
+    assert found.schema == schema
+    assert found.equals(expected)
+    assert found["y"].to_numpy().tobytes() == expected["y"].to_numpy().tobytes()
 
 
 def test_texts_are_sorted_by_their_bytes() -> None:
