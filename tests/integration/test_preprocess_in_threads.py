@@ -76,23 +76,21 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "dataset").exists()
 
 
-def test_threads_suit_what_fits_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_suit_small_inputs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, displays = write_raw(tmp_path, "criteo", 2_000), write_raw(tmp_path / "displays", "displays", 1_000)
     assert job(small, tmp_path / "dataset").suits_threads
-    assert not job(displays, tmp_path / "dataset").suits_threads, "Spark joins its tables"
+    displays_job = job(displays, tmp_path / "dataset")
+    assert displays_job.suits_threads is not displays_job.needs_spark, "Spark may have to join its tables"
     raw = Path(small[2])
     size = raw.stat().st_size
 
-    def with_memory(memory: int, least: int, most: int) -> bool:
-        monkeypatch.setattr("rayrec.preprocessing.pipeline.available_memory", lambda: memory)
-        monkeypatch.setattr("rayrec.preprocessing.pipeline._LEAST_TEXT", least)
+    def suits(cpus: int, most: int) -> bool:
+        monkeypatch.setattr("rayrec.preprocessing.pipeline.available_cpus", lambda: cpus)
         monkeypatch.setattr("rayrec.preprocessing.pipeline._MOST_TEXT", most)
         return job(small, tmp_path / "dataset").suits_threads
 
-    assert with_memory(16 * size, 0, size)
-    assert not with_memory(16 * size - 1, 0, size)
-    assert with_memory(0, size, size), "Spark needs more"
-    assert not with_memory(2**50, 0, size - 1), "Spark is faster"
-    assert with_memory(16 * size, 0, size)
+    assert suits(64, size)
+    assert not suits(64, size - 1), "Spark uses all of many CPUs"
+    assert suits(8, size - 1)
     raw.write_bytes(gzip.compress(raw.read_bytes()))
-    assert not job(small, tmp_path / "dataset").suits_threads, "its text may be four times as large"
+    assert not suits(64, size), "its text may be four times as large"
