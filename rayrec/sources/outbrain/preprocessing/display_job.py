@@ -20,17 +20,23 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
-from rayrec.preprocessing.runners.spark_runner import reclaim_shuffles
 from rayrec.preprocessing.segments import read_segment
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
+from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.input_files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, write_click_rows
+from rayrec.sources.outbrain.preprocessing.clicks import (
+    CLICKED,
+    DISPLAY,
+    SUBMISSION,
+    TRAIN,
+    ClickRows,
+    write_click_rows,
+)
 from rayrec.sources.outbrain.preprocessing.documents import (
     DocumentRows,
     write_ads,
@@ -38,26 +44,24 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_documents,
 )
 from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables, RawTables, find_tables, parse_tables
+from rayrec.sources.outbrain.preprocessing.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.rate_tables import RateJob, write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
     LABEL_FIELDS,
     POSITION,
     POSITION_FIELD,
-    write_in_display_order,
-    write_in_user_order,
+    write_features,
 )
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
-from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
-from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, write_profiles
-from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
+from rayrec.sources.outbrain.preprocessing.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
 
 
 class DisplayJob:
     """A checked job."""
 
-    needs_spark = True
+    needs_spark = False
 
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
         """Find the tables. Raises UserError on inputs that cannot work."""
@@ -81,7 +85,7 @@ class _DisplayRun:
         self._raw_tables = raw_tables
         self._workspace = workspace
         self._scratch = workspace.scratch
-        self._stages = Stages(workspace.scratch, workspace.progress, partial(reclaim_shuffles, workspace.spark))
+        self._stages = Stages(workspace.scratch, workspace.progress)
         self._rejected: Counter[str] = Counter()
 
     def write(self) -> WrittenDataset:
@@ -89,17 +93,17 @@ class _DisplayRun:
         # Page views are read later, when it is known which of them are of use.
         tables = self._parse("tables", {t: raw for t, raw in self._raw_tables.items() if t != OutbrainTable.PAGE_VIEWS})
         clicks = stages.run(
-            "clicks", SplitRows, lambda folder: write_click_rows(workspace, tables, self._config, folder)
+            "clicks", ClickRows, lambda folder: write_click_rows(workspace, tables, self._config, folder)
         )
-        if clicks.splits["train"].rows == 0:
+        if clicks.splits[TRAIN].rows == 0:
             raise UserError("preprocess.split: no row falls into train; give more rows or change it")
         statistics = self._write_statistics(tables, clicks)
+        views, users = RowFiles(), self._scratch / "users"
         if self._config.feature_set == "full":
-            features = self._write_features_of_users(tables, clicks, statistics)
-        else:
-            write = partial(write_in_display_order, workspace, clicks, statistics)
-            features = stages.run("features", SplitRows, write)
-        stages.release("tables", "clicks", "rates", "values")
+            views = self._write_profiles(clicks, statistics, users)
+        write = partial(write_features, workspace, clicks, views, users, statistics)
+        features = stages.run("features", SplitRows, write)
+        stages.release("tables", "clicks", "rates", "values", "users", "views")
         schema = self._fit_schema(features)
         splits = self._write_splits(features, schema)
         lines = sum(tables.of(table).rows for table in (OutbrainTable.CLICKS_TRAIN, OutbrainTable.CLICKS_TEST))
@@ -114,17 +118,17 @@ class _DisplayRun:
         self._rejected.update(parsed.rejected)
         return parsed
 
-    def _write_statistics(self, tables: ParsedTables, clicks: SplitRows) -> Statistics:
+    def _write_statistics(self, tables: ParsedTables, clicks: ClickRows) -> Statistics:
         """Write the tables of documents, ads and click-through rates; rates also with the sums of each fold."""
         workspace, stages, config = self._workspace, self._stages, self._config
-        folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
+        folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits[TRAIN]
         folder.mkdir(parents=True, exist_ok=True)
         documents = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
         constants = Constants(
             feature_set=config.feature_set,
             documents=documents.documents,
             values=documents.values,
-            mean_rate=clicks.clicked["train"] / train.rows,
+            mean_rate=clicks.clicked / train.rows,
             smoothing=config.rates.smoothing,
         )
         constants.save(folder)
@@ -137,26 +141,20 @@ class _DisplayRun:
         stages.leave("totals", lambda files: write_totals(workspace, by_fold, files, served), folder / RATES_FOLDER)
         return Statistics.open(folder, by_fold)
 
-    def _write_features_of_users(self, tables: ParsedTables, clicks: SplitRows, statistics: Statistics) -> SplitRows:
-        """Write user profiles, and the features of all rows in the order of users."""
-        workspace, stages, scratch = self._workspace, self._stages, self._scratch
-        users, traffic, documents = scratch / "users", scratch / "traffic", statistics.folder / "documents"
-        stages.leave("users", lambda folder: write_users(workspace, clicks, tables, folder))
+    def _write_profiles(self, clicks: ClickRows, statistics: Statistics, users: Path) -> RowFiles:
+        """Write user profiles; return the page views of use."""
+        workspace, stages, documents = self._workspace, self._stages, statistics.folder / "documents"
+        stages.leave("users", lambda folder: write_users(workspace, clicks.events, folder), users)
         reader, file = self._raw_tables[OutbrainTable.PAGE_VIEWS]
         parsed = self._parse("views", {OutbrainTable.PAGE_VIEWS: (ViewReader(reader, users, documents), file)})
         views = parsed.of(OutbrainTable.PAGE_VIEWS)
-        stages.leave("traffic", lambda folder: write_traffic(workspace, clicks, views, users, folder))
-        job = ProfileJob(users, documents, scratch / "values", statistics.constants.documents)
+        job = ProfileJob(users, documents, self._scratch / "values", statistics.constants.documents)
         profiles = statistics.folder / "profiles"
         stages.leave("profiles", lambda folder: write_profiles(workspace, views, job, folder), profiles)
-        stages.release("users", "views")
-        write = partial(write_in_user_order, workspace, clicks, statistics, traffic)
-        features = stages.run("features", SplitRows, write)
-        stages.release("traffic")
-        return features
+        return views
 
     def _fit_schema(self, features: SplitRows) -> Schema:
-        definitions, train = features_of(self._config.feature_set), features.splits["train"].segments()
+        definitions, train = features_of(self._config.feature_set), features.splits[TRAIN].segments()
 
         def fit(_: Path) -> Schema:
             numbers = [UnfittedNumber(d.name, (d.name,), d.steps) for d in definitions if isinstance(d, Numeric)]
@@ -170,8 +168,7 @@ class _DisplayRun:
         return self._stages.run("fit", Schema, fit)
 
     def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
-        kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
-        encoder = RowEncoder(schema, self._workspace.folder, kept)
+        encoder = RowEncoder(schema, self._workspace.folder, (*LABEL_FIELDS, POSITION_FIELD))
         splits = {}
         for split, files in features.splits.items():
             if files.rows:
@@ -182,14 +179,9 @@ class _DisplayRun:
 
     def _write_split(self, encoder: RowEncoder, split: str, files: RowFiles, _: Path) -> SplitInfo:
         """Write the displays of `train` in random order, those of the other splits in the order of their ids."""
-        workspace, layout, segments = self._workspace, self._config.layout, files.segments()
-        position = POSITION if self._config.feature_set == "full" else None
-        if split == "train":
-            order = RandomGroups(self._config.seed)
-            return write_shuffled(workspace, encoder, split, segments, order, layout, position)
-        if position is None:
-            return write_in_order(workspace, encoder.encode, CLICKED, split, segments, layout)
-        return write_shuffled(workspace, encoder, split, segments, _identity, layout, position)
+        order = RandomGroups(self._config.seed) if split == TRAIN else _identity
+        segments, layout = files.segments(), self._config.layout
+        return write_shuffled(self._workspace, encoder, split, segments, order, layout, POSITION)
 
 
 def _identity(positions: NDArray[np.int64]) -> NDArray[np.int64]:
