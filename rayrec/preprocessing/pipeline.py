@@ -122,7 +122,7 @@ class Preprocessing:
             # Where the manifest is there, all work was done before a kill.
             if read_manifest(folder) is None:
                 scratch.mkdir(parents=True, exist_ok=True)
-                self._write(Workspace(runner, folder, scratch, progress), execution)
+                self._write(Workspace(runner.within(scratch), folder, scratch, progress), execution)
         return DatasetManifest.load(self._output)
 
     def _write(self, workspace: Workspace, execution: Execution | None) -> None:

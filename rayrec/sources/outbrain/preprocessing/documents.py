@@ -13,7 +13,7 @@ from rayrec.config import Config
 from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH, write_file
-from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.scratch_rows import batch_of
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
@@ -27,7 +27,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
     files_of,
-    hash_ranges,
     range_count,
     shuffle_rows,
     write_files,
@@ -101,7 +100,10 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
         for batch in read_piece(segment.piece, columns, ()):
             hashes = hash_key(batch["document_id"].to_numpy())
             values = [hash_texts(c) if pa.types.is_string(c.type) else c for c in batch.columns]
-            yield hash_ranges(hashes, ranges), batch_of(schema, dict(zip(schema.names, (hashes, *values), strict=True)))
+            yield (
+                partition_by_hash(hashes, ranges),
+                batch_of(schema, dict(zip(schema.names, (hashes, *values), strict=True))),
+            )
 
     def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], _Meta]:
         meta = _Meta()
@@ -156,7 +158,7 @@ def _write_value_tables(workspace: Workspace, documents: RowFiles, folder: Path)
                 value = batch[aspect].flatten().field("value")
                 hashes = hash_key(value.to_numpy())
                 columns = {HASH: hashes, "aspect": np.full(len(value), number), "value": value}
-                yield hash_ranges(hashes, ranges), batch_of(_COUNTED, columns)
+                yield partition_by_hash(hashes, ranges), batch_of(_COUNTED, columns)
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> dict[str, int]:
         by_aspect = rows_by_value(query(_FREQUENCIES, **rows), "aspect")
@@ -214,7 +216,7 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     def read(segment: Segment) -> Partitioned:
         for batch in read_piece(segment.piece, AD_SCHEMA.names[1:], ()):
             hashes = hash_key(batch["ad_id"].to_numpy())
-            yield hash_ranges(hashes, ranges), batch_of(AD_SCHEMA, {HASH: hashes}, batch)
+            yield partition_by_hash(hashes, ranges), batch_of(AD_SCHEMA, {HASH: hashes}, batch)
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> int:
         return write_sorted(query(_ADS, **rows), folder, AD_SCHEMA)

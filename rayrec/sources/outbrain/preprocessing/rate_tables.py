@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rayrec.features.hashes import hash_key
 from rayrec.features.table_parts import HASH, Numbers
-from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.label_rates import count_columns
 from rayrec.preprocessing.scratch_rows import batch_of
@@ -30,7 +30,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
     files_of,
-    hash_ranges,
     range_count,
     shuffle_rows,
     write_files,
@@ -96,7 +95,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         for batch in read_piece(segment.piece, ("ad_id", "document_id", "geo_location", FOLD, CLICKED), ()):
             country = country_keys(batch["geo_location"])
             columns = {"country": pa.array(country.values, mask=~country.valid)}
-            yield hash_ranges(hash_key(batch["ad_id"].to_numpy()), ranges), batch_of(_CLICKS, columns, batch)
+            yield partition_by_hash(hash_key(batch["ad_id"].to_numpy()), ranges), batch_of(_CLICKS, columns, batch)
 
     def add_up(partition: int, rows: Mapping[str, pa.Table]) -> dict[str, Piece]:
         """Write the counts by key of some ads."""
@@ -105,7 +104,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
 
     def read_keyed(segment: Segment) -> Partitioned:
         for batch in read_piece(segment.piece, job.keyed_schema.names, ()):
-            yield hash_ranges(batch[HASH].to_numpy(), ranges), batch
+            yield partition_by_hash(batch[HASH].to_numpy(), ranges), batch
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> None:
         # Keys with too few rows for a rate are left out.

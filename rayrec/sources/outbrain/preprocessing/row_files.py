@@ -101,9 +101,3 @@ def shuffle_rows(
 def range_count(rows: int) -> int:
     """Return how many partitions rows are shuffled into: as many on every engine, so that it writes the same files."""
     return max(1, min(-(-rows // ROWS_PER_RANGE), _MOST_RANGES))
-
-
-def hash_ranges(hashes: NDArray[np.int64], ranges: int) -> NDArray[np.int64]:
-    """(n,) the ranges of uniform hashes, of which there are `ranges` of equal width, ascending."""
-    # The upper 32 bits, counted from 0, times the number of ranges.
-    return ((hashes >> 32) + 2**31) * ranges >> 32

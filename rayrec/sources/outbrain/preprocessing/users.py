@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.scratch_rows import batch_of
 from rayrec.preprocessing.segments import Segment, read_piece
@@ -24,7 +24,6 @@ from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA
 from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
-    hash_ranges,
     range_count,
     shuffle_rows,
 )
@@ -67,7 +66,7 @@ def write_users(workspace: Workspace, events: RowFiles, folder: Path) -> None:
         for batch in read_piece(segment.piece, EVENT_SCHEMA.names, ()):
             known = batch.filter(batch["uuid"].is_valid())
             hashes = hash_texts(known["uuid"])
-            yield hash_ranges(hashes, ranges), batch_of(_EVENTS, {HASH: hashes}, known)
+            yield partition_by_hash(hashes, ranges), batch_of(_EVENTS, {HASH: hashes}, known)
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> int:
         return write_sorted(query(_USERS, **rows), folder, USER_SCHEMA)
