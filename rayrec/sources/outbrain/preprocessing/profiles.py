@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import HASH, write_file
+from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.scratch_rows import batch_of
 from rayrec.preprocessing.segments import Segment
+from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
 from rayrec.sources.outbrain.preprocessing.row_files import Partitioned, RowFiles, range_count, shuffle_rows
@@ -71,7 +72,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
             yield user_ranges(LookupTable.cached(job.users), batch[USER].to_numpy(), ranges), batch
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> int:
-        return write_file(folder, PROFILE_SCHEMA, profiles(rows["viewed"], job))
+        return write_sorted(profiles(rows["viewed"], job), folder, PROFILE_SCHEMA)
 
     viewed = Source(views.segments(), _VIEWED, read)
     shuffle_rows(workspace, "user profiles", {"viewed": viewed}, ranges, write)
