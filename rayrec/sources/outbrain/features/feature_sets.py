@@ -40,11 +40,7 @@ def features_of(feature_set: Literal["full", "lean"]) -> tuple[Definition, ...]:
 
 
 def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
-    """Return the keys whose rates the statistics of a feature set hold.
-
-    `full` holds all that NVIDIA's scripts compute, pairs with the landing document and the country included, though
-    none of its 54 features reads these.
-    """
+    """Return the keys whose rates the features of a set are made of."""
     names = RATE_KEYS if feature_set == "full" else _LEAN_RATES
     return tuple(RATE_KEYS[name] for name in names)
 
