@@ -36,7 +36,7 @@ A sixth of the threads' work holds Python's lock, so that with many cores the pr
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 4
+_STAGES_VERSION = 5
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
