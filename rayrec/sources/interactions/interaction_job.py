@@ -64,7 +64,6 @@ _HELD_OUT = {"validation": VALIDATION, "test": TEST}
 class InteractionJob:
     """A job whose inputs and config were checked."""
 
-    needs_spark = False
 
     def __init__(
         self,

@@ -61,8 +61,6 @@ from rayrec.sources.outbrain.statistics import Constants, Statistics
 class DisplayJob:
     """A checked job."""
 
-    needs_spark = False
-
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
         """Find the tables. Raises UserError on inputs that cannot work."""
         self._config = config
