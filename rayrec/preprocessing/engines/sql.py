@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.machine import available_cpus, available_memory
 from rayrec.store.paths import cache_root
 
@@ -61,6 +62,8 @@ def _database(share: SqlShare) -> "DuckDBPyConnection":
     """Return an empty database in memory: queries at once share its memory and threads, but no names."""
     import duckdb
 
+    with naming(share.scratch):
+        share.scratch.mkdir(parents=True, exist_ok=True)  # DuckDB makes one folder, and none around it
     database = duckdb.connect(
         ":memory:",
         config={

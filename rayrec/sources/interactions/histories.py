@@ -44,8 +44,8 @@ GATHERED = pa.schema(
         ("position", pa.int64()),
     ]
 )
-ROWS_PER_PARTITION = 500_000
-"""Rows that a task brings into order, about."""
+_ROWS_PER_PARTITION, _MOST_PARTITIONS = 500_000, 4_096
+"""Rows that a task brings into order, about; more rather than more partitions, of which each task makes a few rows."""
 _ROWS_PER_ROW_GROUP = 65_536
 
 InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
@@ -172,7 +172,7 @@ def write_histories(
 
 def partitions_for(rows: int) -> int:
     """Return a number of partitions that follows from the rows alone, so that every engine writes the same files."""
-    return max(1, -(-rows // ROWS_PER_PARTITION))
+    return max(1, min(-(-rows // _ROWS_PER_PARTITION), _MOST_PARTITIONS))
 
 
 def _gather(kind: int, segment: Segment) -> Iterator[pa.RecordBatch]:

@@ -7,13 +7,11 @@ is a stage, after the last finished one of which a job that was killed goes on.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.schema import InteractionColumns, Schema
@@ -43,22 +41,16 @@ from rayrec.sources.interactions.config import (
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import (
-    EARLIER,
-    LISTED,
     SPLIT,
-    TEST,
-    TRAIN,
-    VALIDATION,
     HistoryCounts,
     held_out_codes,
     write_histories,
 )
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
 from rayrec.sources.interactions.interaction_reader import LABEL, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HeldOutLists, encode_lists, row_schema, write_rows
+from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, encode_lists, row_schema, write_rows
 
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
-_HELD_OUT = {"validation": VALIDATION, "test": TEST}
 
 
 class InteractionJob:
@@ -88,13 +80,16 @@ class InteractionJob:
         extracted, rejected = stages.run(
             "parse", Extracted, lambda files: extract(workspace.within(files), self._inputs.reader, self.files, most)
         )
+        # Files are interactions of `train`, or lists of a held-out split.
         pieces = {
             split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.file_index] == split)
-            for split in ("train", *_HELD_OUT)
+            for split in ("train", *HELD_OUT)
         }
         given = {split: of_split for split, of_split in pieces.items() if split != "train" and of_split}
         own = make_segments(pieces["train"])
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
+
+        # Users with few rows are dropped, and the histories of the others are cut into splits.
         histories, dropped_rows, counts = stages.run(
             "histories",
             tuple[list[Piece], list[Piece], HistoryCounts],
@@ -102,53 +97,60 @@ class InteractionJob:
         )
         _report(progress, counts, config)
 
+        # Users and items get their ids from what is left.
         segments = segments_by_split({"histories": histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
         growth = growth_of(self._parent, counts.times, config.expire_after)
         vocabularies = fit_vocabularies(workspace, stages, read_segment, segments["histories"], listings, growth)
+        users, items = (_values_of(workspace, vocabularies[name]) for name in (USER, ITEM))
         schema = _schema(vocabularies)
+
+        # With ids come the order of rows, and the items that negatives are drawn from.
         encoder = RowEncoder(schema, workspace.folder, (pa.field(SPLIT, pa.int8(), False),))
+        samplers = self._samplers(vocabularies[ITEM].size)
         drawn, short_lists = stages.run(
             "ordered",
             tuple[dict[str, list[Piece]], dict[str, int]],
             lambda files: write_rows(
                 workspace.within(files),
                 segments["histories"],
-                _values_of(workspace, vocabularies[USER]),
+                users,
                 encoder,
-                self._held_out(vocabularies[ITEM].size),
+                samplers,
                 self._parent,
                 counts.no_choices > 0,
             ),
         )
-        for split, users in short_lists.items():
-            if users:
+        for split, short in short_lists.items():
+            if short:
                 progress.message(
-                    f"{split}: {users:,} users have so many items that fewer than {config.split.negatives} negatives "
+                    f"{split}: {short:,} users have so many items that fewer than {config.split.negatives} negatives "
                     "are left; their lists are shorter"
                 )
 
+        # Rows in their order become parts.
         def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from rows_of([segment.piece], row_schema(schema))
+            return iter(rows_of([segment.piece], row_schema(schema)))
 
-        of_lists = replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),))
-        sources: dict[str, tuple[Encode, list[Segment]]] = {
-            **{split: (partial(encode_lists, of_lists), segments[split]) for split in given},
-            **{split: (read_rows, make_segments(p)) for split, p in drawn.items() if p},
-        }
+        def write(split: str, encode: Encode, of_split: Sequence[Segment]) -> SplitInfo:
+            return stages.run(
+                f"write-{split}",
+                SplitInfo,
+                lambda _: write_in_order(workspace, encode, LABEL, split, of_split, config.layout),
+                workspace.folder / split,
+            )
+
+        of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
         splits: dict[str, SplitInfo] = {}
-        for split in ("train", *_HELD_OUT, KNOWN_SPLIT):
-            if split in sources:
-                encode, of_split = sources[split]
-                write = partial(_write_split, workspace, encode, split, of_split, config.layout)
-                splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+        for split in ("train", *HELD_OUT, KNOWN_SPLIT):
+            if split in given:
+                splits[split] = write(split, of_lists, segments[split])
+            elif drawn.get(split):
+                splits[split] = write(split, read_rows, make_segments(drawn[split]))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
-        dropped = _dropped(counts, config)
-        if counts.dropped_users:
-            rule = next(iter(dropped))
-            items = _unlisted_items(workspace, dropped_rows, _values_of(workspace, vocabularies[ITEM]))
-            dropped[rule] = dropped[rule].model_copy(update={"items": items})
+        unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0
+        dropped = _dropped(counts, unlisted, config)
         return WrittenDataset(schema, splits, rejected, counts.times, growth.moment, dropped)
 
     def _dropped_before(self) -> list[Segment]:
@@ -156,27 +158,15 @@ class InteractionJob:
         files = self._parent.files_in(DROPPED_FOLDER) if self._parent is not None else ()
         return make_segments(pieces_of_files(files))
 
-    def _held_out(self, num_items: int) -> dict[str, HeldOutLists]:
-        """Return the splits whose negatives are drawn, each with its own sampler, so that a user's lists differ."""
-        split, seed = self._config.split, self._config.seed
-        codes = held_out_codes(split)
-        known = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if split.sampling == "distinct" else (TRAIN, EARLIER)
+    def _samplers(self, num_items: int) -> dict[str, NegativeSampler]:
+        """Return what draws the negatives of each split; the lists of a user differ by split."""
+        split, seed, codes = self._config.split, self._config.seed, held_out_codes(self._config.split)
         return {
-            name: HeldOutLists(
-                code,
-                # The lists of a user differ by split, and from those of every other small seed.
-                NegativeSampler(num_items, split.negatives, split.sampling, seed + (code << 32)),
-                known,
-            )
-            for name, code in _HELD_OUT.items()
+            # The lists differ from those of every other small seed, too.
+            name: NegativeSampler(num_items, split.negatives, split.sampling, seed + (code << 32))
+            for name, code in HELD_OUT.items()
             if code in codes
         }
-
-
-def _write_split(
-    workspace: Workspace, encode: Encode, split: str, segments: Sequence[Segment], layout: ShardLayoutConfig, _: Path
-) -> SplitInfo:
-    return write_in_order(workspace, encode, LABEL, split, segments, layout)
 
 
 def _values_of(workspace: Workspace, vocabulary: Vocabulary) -> list[Piece]:
@@ -201,12 +191,14 @@ def _schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
     )
 
 
-def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict[str, Dropped]:
-    """Return the rows that are left out, by the rule."""
+def _dropped(counts: HistoryCounts, unlisted_items: int, config: InteractionPreprocessConfig) -> dict[str, Dropped]:
+    """Return the rows that are left out, by the rule; `unlisted_items`: those that only dropped users have."""
     dropped, users = {}, counts.users + counts.dropped_users + counts.users_without
     if isinstance(config.split, LeaveOneOutSplitConfig) and counts.dropped_users:
         rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
-        dropped[rule] = Dropped(rows=counts.dropped_rows, users=counts.dropped_users, of_users=users)
+        dropped[rule] = Dropped(
+            rows=counts.dropped_rows, users=counts.dropped_users, items=unlisted_items, of_users=users
+        )
     if counts.no_choices:
         rule = "rows that are not choices (source.choices)"
         dropped[rule] = Dropped(rows=counts.no_choices, users=counts.users_without, of_users=users)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,13 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import EARLIER, ROWS_PER_PARTITION, SPLIT, TRAIN
+from rayrec.sources.interactions.histories import EARLIER, LISTED, SPLIT, TEST, TRAIN, VALIDATION, partitions_for
 from rayrec.sources.interactions.interaction_reader import LABEL
 
 _PLACED = pa.schema([(USER, pa.int64()), (ITEM, pa.int64()), (SPLIT, pa.int8()), ("place", pa.int64())])
 GROUP = "group"
+HELD_OUT = {"validation": VALIDATION, "test": TEST}
+"""Codes of the held-out splits by name, in the order of a dataset."""
 _COUNTED = pa.schema([("id", pa.int64()), ("count", pa.int64())])
 _LISTS_AT_ONCE = 4_096
 
@@ -32,7 +33,7 @@ _LISTS_AT_ONCE = 4_096
 # The last ids of ranges of users with about equally many interactions; the first ids are those of the most active.
 _LAST_IDS = """
 select max(id) as last
-from (select id, (sum(count) over (order by id) - 1) // {rows} as range from users)
+from (select id, (sum(count) over (order by id) - 1) * {ranges} // sum(count) over () as range from users)
 group by range
 order by range
 """
@@ -44,22 +45,13 @@ select distinct 1 as label, "user", item, "user" as "group" from history where s
 order by "user", item
 """
 _HELD_OUT = """select "user", item from history where split = {code} order by "user", place"""
-_KNOWN_TO_THEM = """
+# Of the users who have held-out interactions: those of one split are those of the other.
+_KNOWN_TO_THEM = f"""
 select distinct "user", item
 from history
-where split in {known} and "user" in (select "user" from history where split = {code})
+where split in {{codes}} and "user" in (select "user" from history where split in ({VALIDATION}, {TEST}))
 order by "user", item
 """
-
-
-@dataclass(frozen=True)
-class HeldOutLists:
-    """A split of held-out interactions."""
-
-    code: int
-    sampler: NegativeSampler
-    known: tuple[int, ...]
-    """Codes of the splits whose items are never negatives."""
 
 
 def row_schema(schema: Schema) -> pa.Schema:
@@ -73,27 +65,31 @@ def write_rows(
     histories: Sequence[Segment],
     users: Sequence[Piece],
     encoder: RowEncoder,
-    held_out: Mapping[str, HeldOutLists],
+    samplers: Mapping[str, NegativeSampler],
     parent: Dataset | None,
     has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
-    """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
+    """Write the rows of `train` and of held-out splits, ordered by user id, then by time.
 
-    `users`: the vocabulary of users. With `parent` the pairs of all its splits are known here, as are those that are no
-    choices (`has_known`); they and those of `train` are written as the split `known`.
+    `users`: the vocabulary of users. `samplers`: of the splits whose negatives are drawn. With `parent` the pairs of
+    all its splits are known here, as are those that are no choices (`has_known`); they and those of `train` are written
+    as the split `known`.
 
     Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
     schema = row_schema(encoder.schema)
-    ranges = query(_LAST_IDS.format(rows=ROWS_PER_PARTITION), users=rows_of(users, _COUNTED)).read_all()
-    last_ids = ranges["last"].to_numpy()
+    # Codes of the splits whose items are never negatives.
+    is_distinct = any(sampler.sampling == "distinct" for sampler in samplers.values())
+    known_codes = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if is_distinct else (TRAIN, EARLIER)
     scratch, has_known = workspace.scratch, has_known or parent is not None
     earlier: list[Segment] = []
     if parent is not None:
         parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
         earlier = make_segments(Piece(parent.folder / part.path, 0, part.rows) for part in parts)
     rows = count_rows([*histories, *earlier])
+    ranges = query(_LAST_IDS.format(ranges=partitions_for(rows)), users=rows_of(users, _COUNTED)).read_all()
+    last_ids = ranges["last"].to_numpy()
     with counted_rows(workspace.engine, workspace.progress, "number users and draw negatives", rows) as counter:
 
         def number(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
@@ -119,14 +115,16 @@ def write_rows(
 
         def draw(partition: int, placed: Mapping[str, pa.Table]) -> tuple[dict[str, list[Piece]], Counter[str]]:
             history = pa.concat_tables(placed.values())
+            known = query(_KNOWN_TO_THEM.format(codes=known_codes), history=history).read_all()
             short: Counter[str] = Counter()
 
             def lists(split: str) -> Iterator[pa.RecordBatch]:
-                for drawn, is_short in draw_lists(history, held_out[split]):
-                    short[split] += is_short
+                held_out = query(_HELD_OUT.format(code=HELD_OUT[split]), history=history).read_all()
+                for drawn, number_of_short in draw_lists(held_out, known, samplers[split]):
+                    short[split] += number_of_short
                     yield drawn
 
-            rows: dict[str, Iterable[pa.RecordBatch]] = {split: lists(split) for split in held_out}
+            rows: dict[str, Iterable[pa.RecordBatch]] = {split: lists(split) for split in samplers}
             rows["train"] = query(_TRAIN, history=history)
             if has_known:
                 rows[KNOWN_SPLIT] = query(_KNOWN, history=history)
@@ -142,19 +140,18 @@ def write_rows(
     return pieces, sum((short for _, short in found), Counter())
 
 
-def draw_lists(history: pa.Table, held_out: HeldOutLists) -> Iterator[tuple[pa.RecordBatch, int]]:
+def draw_lists(held_out: pa.Table, known: pa.Table, sampler: NegativeSampler) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield some lists, and how many of them are short.
 
-    A list is a held-out interaction with label 1, then its negatives with label 0.
+    A list is a held-out interaction with label 1, then its negatives with label 0. `known`: the pairs of the users in
+    `held_out` that are never negatives, by user and item.
     """
-    chosen = query(_HELD_OUT.format(code=held_out.code), history=history).read_all()
-    known = query(_KNOWN_TO_THEM.format(known=held_out.known, code=held_out.code), history=history).read_all()
-    users, positives, known_items = chosen[USER].to_numpy(), chosen[ITEM].to_numpy(), known[ITEM].to_numpy()
+    users, positives, known_items = held_out[USER].to_numpy(), held_out[ITEM].to_numpy(), known[ITEM].to_numpy()
     starts, ends = (np.searchsorted(known[USER].to_numpy(), users, side=side) for side in ("left", "right"))
     for first in range(0, len(users), _LISTS_AT_ONCE):
         some = slice(first, first + _LISTS_AT_ONCE)
         known_to_some = known_items[starts[some][0] : ends[some][-1]]
-        negatives, lengths = held_out.sampler.draw(users[some], known_to_some, (ends - starts)[some])
+        negatives, lengths = sampler.draw(users[some], known_to_some, (ends - starts)[some])
         # Each positive before its negatives: a stable sort by list.
         number = np.arange(len(lengths))
         owner = np.concatenate([number, np.repeat(number, lengths)])
@@ -162,7 +159,7 @@ def draw_lists(history: pa.Table, held_out: HeldOutLists) -> Iterator[tuple[pa.R
         user = users[some][owner[order]]
         item = np.concatenate([positives[some], negatives])[order]
         drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item, GROUP: user}
-        yield pa.RecordBatch.from_pydict(drawn), int((lengths < held_out.sampler.negatives).sum())
+        yield pa.RecordBatch.from_pydict(drawn), int((lengths < sampler.negatives).sum())
 
 
 def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
