@@ -100,10 +100,8 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
         for batch in read_piece(segment.piece, columns, ()):
             hashes = hash_key(batch["document_id"].to_numpy())
             values = [hash_texts(c) if pa.types.is_string(c.type) else c for c in batch.columns]
-            yield (
-                partition_by_hash(hashes, ranges),
-                batch_of(schema, dict(zip(schema.names, (hashes, *values), strict=True))),
-            )
+            columns = dict(zip(schema.names, (hashes, *values), strict=True))
+            yield partition_by_hash(hashes, ranges), batch_of(schema, columns)
 
     def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], _Meta]:
         meta = _Meta()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.preprocessing.engines.engine import Consume, Source
+from rayrec.preprocessing.engines.engine import Consume, Partition, Source
 from rayrec.preprocessing.scratch_rows import new_rows
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments
 from rayrec.preprocessing.tasks import counted_rows
@@ -20,8 +20,8 @@ from rayrec.preprocessing.workspace import Workspace
 
 ROWS_PER_RANGE, _MOST_RANGES = 262_144, 1024
 ResultT = TypeVar("ResultT")
-Partitioned = Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]
-"""Batches of n rows, each with the partitions (n,) of its rows."""
+Partitioned = Iterator[tuple[Partition, pa.RecordBatch]]
+"""Batches of rows, with their partitions."""
 
 
 class RowFiles(Config):
