@@ -19,8 +19,8 @@ from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import FOLD
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import (
+    ParsedTables,
     Partitioned,
     RowFiles,
     SplitRows,

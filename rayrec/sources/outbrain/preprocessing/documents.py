@@ -22,8 +22,8 @@ from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
 from rayrec.sources.outbrain.preprocessing.row_files import (
+    ParsedTables,
     Partitioned,
     RowFiles,
     files_of,
@@ -48,16 +48,28 @@ _LISTS = """
     from (select hash, document_id, value, max(confidence) as confidence from {aspect}_values group by all)
     group by all
 )"""
-_DOCUMENTS = f"""
-with line as (
+_KNOWN = """
+with known as (
     -- Of lines with the same document the smallest, null before any value.
-    select distinct on (document_id) * from meta
-    order by document_id, source_id nulls first, publisher_id nulls first, publish_time nulls first
-), {",".join(_LISTS.format(aspect=aspect, listed=LISTED[aspect]) for aspect in ASPECTS)}
+    select * from (
+        select distinct on (document_id) * from meta
+        order by document_id, source_id nulls first, publisher_id nulls first, publish_time nulls first
+    ) where source_id is not null
+)"""
+_SOURCES = f"{_KNOWN} select source_id, count(*) as documents, max(publisher_id) as publisher from known group by all"
+_FACTS = """
+with source as (select source_id, sum(documents) as documents, max(publisher) as publisher from sources group by all)
+select coalesce(sum(documents), 0)::bigint as documents, greatest(max(publisher), 0) as largest_publisher,
+    coalesce(list(source_id order by source_id) filter (publisher is null), []) as sources_without_publisher
+from source
+"""
+"""What `DocumentRows` says of all documents."""
+_DOCUMENTS = f"""
+{_KNOWN}, {",".join(_LISTS.format(aspect=aspect, listed=LISTED[aspect]) for aspect in ASPECTS)}
 select hash, document_id, source_id, publisher_id, publish_time,
     {", ".join(f"coalesce({aspect}, []) as {aspect}" for aspect in ASPECTS)},
     {", ".join(f"coalesce({aspect}_list, []) as {aspect}_list" for aspect in ASPECTS)}
-from (from line where source_id is not null)
+from known
     {" ".join(f"full join {aspect}_lists using (hash, document_id)" for aspect in ASPECTS)}
 order by hash, document_id
 """
@@ -100,13 +112,14 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
         for batch in read_piece(segment.piece, columns, ()):
             hashes = hash_key(batch["document_id"].to_numpy())
             values = [hash_texts(c) if pa.types.is_string(c.type) else c for c in batch.columns]
-            columns = dict(zip(schema.names, (hashes, *values), strict=True))
-            yield partition_by_hash(hashes, ranges), batch_of(schema, columns)
+            named = dict(zip(schema.names, (hashes, *values), strict=True))
+            yield partition_by_hash(hashes, ranges), batch_of(schema, named)
 
-    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], _Meta]:
-        meta = _Meta()
-        documents = (("rows", meta.seen(batch.cast(DOCUMENT_SCHEMA))) for batch in query(_DOCUMENTS, **rows))
-        return write_files(folder, partition, {"rows": DOCUMENT_SCHEMA}, documents), meta
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], pa.Table]:
+        """Write documents; return the sources, of which there are far fewer."""
+        documents = (("rows", batch.cast(DOCUMENT_SCHEMA)) for batch in query(_DOCUMENTS, **rows))
+        pieces = write_files(folder, partition, {"rows": DOCUMENT_SCHEMA}, documents)
+        return pieces, query(_SOURCES, meta=rows["meta"]).read_all()
 
     read_meta = partial(read, columns=_META_SCHEMA.names[1:], schema=_META_SCHEMA)
     sources = {"meta": Source(meta.segments(), _META_SCHEMA, read_meta)}
@@ -115,35 +128,9 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
         sources[f"{aspect}_values"] = Source(files.segments(), _VALUES, partial(read, columns=columns, schema=_VALUES))
     found = shuffle_rows(workspace, "list documents", sources, ranges, write)
     rows = files_of([pieces for pieces, _ in found], ("rows",))["rows"]
-    published = {source for _, meta in found for source in meta.published}
-    unpublished = {source for _, meta in found for source in meta.unpublished}
-    return DocumentRows(
-        folder=folder,
-        rows=rows,
-        documents=sum(meta.documents for _, meta in found),
-        values=_write_value_tables(workspace, rows, folder),
-        largest_publisher=max(meta.largest_publisher for _, meta in found),
-        sources_without_publisher=tuple(sorted(unpublished - published)),
-    )
-
-
-class _Meta:
-    """What is counted of documents; the sets are as large as there are sources, not documents."""
-
-    def __init__(self) -> None:
-        self.documents = self.largest_publisher = 0
-        self.published: set[int] = set()
-        self.unpublished: set[int] = set()
-
-    def seen(self, documents: pa.RecordBatch) -> pa.RecordBatch:
-        """Count some documents, and return them."""
-        known = documents.filter(documents["source_id"].is_valid())
-        publisher, source = known["publisher_id"], known["source_id"]
-        self.documents += len(known)
-        self.largest_publisher = max(self.largest_publisher, pc.max(publisher).as_py() or 0)
-        self.published.update(source.filter(publisher.is_valid()).unique().to_pylist())
-        self.unpublished.update(source.filter(publisher.is_null()).unique().to_pylist())
-        return documents
+    sources_of_all = pa.concat_tables([sources for _, sources in found])
+    (facts,) = query(_FACTS, sources=sources_of_all).read_all().to_pylist()
+    return DocumentRows(folder=folder, rows=rows, values=_write_value_tables(workspace, rows, folder), **facts)
 
 
 def _write_value_tables(workspace: Workspace, documents: RowFiles, folder: Path) -> dict[str, int]:

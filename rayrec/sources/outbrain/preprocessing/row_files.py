@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.config import Config
 from rayrec.preprocessing.engines.engine import Consume, Partition, Source
@@ -17,6 +15,7 @@ from rayrec.preprocessing.scratch_rows import new_rows
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 
 ROWS_PER_RANGE, _MOST_RANGES = 262_144, 1024
 ResultT = TypeVar("ResultT")
@@ -36,6 +35,18 @@ class RowFiles(Config):
     def segments(self) -> list[Segment]:
         """Return the rows in pieces for tasks."""
         return make_segments(self.pieces)
+
+
+class ParsedTables(Config):
+    """The rows by table, and how many lines were bad."""
+
+    tables: dict[str, RowFiles]
+    rejected: dict[str, int]
+    """Number of bad lines by reason."""
+
+    def of(self, table: OutbrainTable) -> RowFiles:
+        """Return the rows of a table; no files if the table is absent."""
+        return self.tables.get(table.value, RowFiles())
 
 
 class SplitRows(Config):
