@@ -46,10 +46,6 @@ class PreprocessingJob(Protocol):
     def files(self) -> tuple[InputFile, ...]:
         """All raw files that are read."""
 
-    @property
-    def needs_spark(self) -> bool:
-        """Return whether some of the work is Spark's alone, such as joins of its own."""
-
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write everything in the dataset but the schema and the manifest. Raises UserError.
 
@@ -75,11 +71,6 @@ class Preprocessing:
         return all(is_uri(file.name) for file in self._job.files)
 
     @property
-    def needs_spark(self) -> bool:
-        """Tell if some of the work is Spark's alone."""
-        return self._job.needs_spark
-
-    @property
     def bytes(self) -> int:
         """Return the size of all raw files."""
         return sum(file.bytes for file in self._job.files)
@@ -88,7 +79,7 @@ class Preprocessing:
     def suits_threads(self) -> bool:
         """Tell if threads of this process are done with the work before Spark on this machine would be."""
         text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
-        return not self._job.needs_spark and (available_cpus() <= _MOST_CPUS or text <= _MOST_TEXT)
+        return available_cpus() <= _MOST_CPUS or text <= _MOST_TEXT
 
     def run(
         self,
