@@ -26,7 +26,7 @@ from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
 from rayrec.internals.spark import java
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
@@ -62,7 +62,7 @@ def _measure(
     started = time.perf_counter()
     folders = {"unfinished dataset": folder / "out", "Spark's shuffles": folder / "spark"}
     with sampled(psutil.Process(), folders, interval) as seen:
-        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(SparkRunner(spark), stages)
+        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(SparkEngine(spark), stages)
     seconds = time.perf_counter() - started
     stages.finish()
     result = {

@@ -15,8 +15,8 @@ from rayrec.common.machine import available_cpus
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset, DatasetManifest, SourceFile
+from rayrec.preprocessing.engines.engine import Engine
 from rayrec.preprocessing.extension import facts_of, source_file
-from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
@@ -83,7 +83,7 @@ class Preprocessing:
 
     def run(
         self,
-        runner: TaskRunner,
+        engine: Engine,
         progress: Progress | None = None,
         *,
         shared: bool = False,
@@ -93,7 +93,7 @@ class Preprocessing:
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
         the same files are preprocessed to the same output by the same recipe. `shared`: the output is at a URI, and
-        so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `runner`.
+        so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `engine`.
         """
         progress = progress or SilentProgress()
         settings = self._settings()
@@ -102,7 +102,7 @@ class Preprocessing:
         with (
             user_errors(),
             new_folder(self._output, settings, shared=shared) as folder,
-            no_tasks_left_behind(runner),
+            no_tasks_left_behind(engine),
         ):
             scratch = folder / _SCRATCH
             begun = (name for name in files_below(folder) if name != MANIFEST_FILE)
@@ -111,7 +111,7 @@ class Preprocessing:
             # Where the manifest is there, all work was done before a kill.
             if read_manifest(folder) is None:
                 scratch.mkdir(parents=True, exist_ok=True)
-                self._write(Workspace(runner.within(scratch), folder, scratch, progress), execution)
+                self._write(Workspace(engine.within(scratch), folder, scratch, progress), execution)
         return DatasetManifest.load(self._output)
 
     def _write(self, workspace: Workspace, execution: Execution | None) -> None:
@@ -125,7 +125,7 @@ class Preprocessing:
         wanted = [name for name in files_below(folder) if is_output(name) and name not in parts]
         manifest = DatasetManifest(
             splits=written.splits,
-            files=tuple(run_brief_tasks(workspace.runner, wanted, partial(stored_file, folder))),
+            files=tuple(run_brief_tasks(workspace.engine, wanted, partial(stored_file, folder))),
             rejected=written.rejected,
             dropped=written.dropped,
             sources=source_files(self._job),

@@ -17,14 +17,18 @@ _MOST_RANGES = 4_096
 _ROWS_PER_BATCH = 131_072
 
 
-def hash_ranges(rows: int) -> int:
+def range_count(rows: int) -> int:
     """Return the number of ranges of hashes in which about so many rows of a look-up table are written."""
     return max(1, min(_MOST_RANGES, -(-rows // ROWS_PER_RANGE)))
 
 
-def write_lookup_file(folder: Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> int:
-    """Write rows sorted by hash as a file of a look-up table (`rayrec.features.lookup_table`); return their number."""
-    return write_file(folder, schema, whole_groups(rows, HASH, _ROWS_PER_BATCH))
+def write_sorted(rows: Iterable[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
+    """Write rows sorted by hash, which have the columns of `schema` among others, as a file of a look-up table
+    (`rayrec.features.lookup_table`); return their number.
+    """
+    # Cut by the rows alone: they may come in any batches.
+    whole = (table.select(schema.names).cast(schema) for table in cut_row_groups(rows, _ROWS_PER_BATCH, HASH))
+    return write_file(folder, schema, (table.combine_chunks().to_batches()[0] for table in whole))
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:

@@ -15,9 +15,9 @@ from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files, write_whole_vocabulary
 from rayrec.preprocessing import sorted_rows
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.preprocessing.vocabularies import vocabulary_fitting
 from rayrec.sources.registry import preprocessing
 
@@ -37,8 +37,8 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
-    job(arguments, tmp_path / "spark").run(SparkRunner(spark))
-    job(arguments, tmp_path / "threads").run(ThreadRunner(3))
+    job(arguments, tmp_path / "spark").run(SparkEngine(spark))
+    job(arguments, tmp_path / "threads").run(EmbeddedEngine(3))
     expected = files_of(tmp_path / "spark")
     assert len(expected) > 10
     assert files_of(tmp_path / "threads") == expected
@@ -51,7 +51,7 @@ def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     for module in (vocabulary_fitting, vocabulary_module):
         monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
-        ThreadRunner(2)
+        EmbeddedEngine(2)
     )
     vocabularies = {f.name: f.transforms[0] for f in Schema.load(tmp_path / "dataset").categorical}
     sizes = set()
@@ -72,7 +72,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     raw = tmp_path / "raw" / "criteo.tsv"
     raw.write_text(raw.read_text() + "1\tno number\n" * 200)
     with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(wrong column count: 200\)"):
-        job(arguments, tmp_path / "dataset").run(ThreadRunner(2))
+        job(arguments, tmp_path / "dataset").run(EmbeddedEngine(2))
     assert not (tmp_path / "dataset").exists()
 
 

@@ -1,6 +1,7 @@
 """The embedded engine brings every row to the task of its partition, and SQL there sorts, joins and spills."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.common.errors import UserError
 from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.spark import keys_of_partitions
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
+from rayrec.preprocessing.tasks import run_brief_tasks
 
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
 
@@ -179,3 +182,32 @@ def test_partitions_of_hashes_are_ascending_ranges(hashes: list[int], partitions
     assert found.max() < partitions
     ends = partition_by_hash(np.array([-(2**63), 2**63 - 1]), partitions)
     assert ends.tolist() == [0, partitions - 1]
+
+
+def test_results_are_in_the_order_of_the_items() -> None:
+    release = threading.Event()
+
+    def wait_or_release(item: int) -> int:
+        assert release.wait(10) if item == 0 else release.set() is None
+        return item * 10
+
+    assert EmbeddedEngine(2).run([0, 1], wait_or_release) == [0, 10]
+    assert run_brief_tasks(EmbeddedEngine(2), list(range(21)), str) == list(map(str, range(21)))
+    assert run_brief_tasks(EmbeddedEngine(2), [], str) == []
+
+
+def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
+    has_failed, ended = threading.Event(), []
+
+    def fail_or_wait(item: int) -> None:
+        if item == 0:
+            has_failed.set()
+            raise UserError("no")
+        if item == 1:
+            has_failed.wait(10)
+        ended.append(item)
+
+    with pytest.raises(UserError, match="no"):
+        EmbeddedEngine(2).run(range(1_000), fail_or_wait)
+    assert 1 in ended
+    assert len(ended) < 999

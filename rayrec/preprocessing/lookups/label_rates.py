@@ -15,7 +15,7 @@ from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.segments import Segment, count_rows
-from rayrec.preprocessing.sorted_rows import hash_ranges, write_lookup_file
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.store.node_copy import on_this_node
@@ -44,7 +44,7 @@ def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dic
             batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
             write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
 
-    workspace.runner.run(files, run)
+    workspace.engine.run(files, run)
 
 
 def write_rates(
@@ -61,7 +61,7 @@ def write_rates(
     sums += [f'coalesce(sum("{name}") filter (fold = {fold}), 0)' for name in COUNTS for fold in range(folds.count)]
     folds.tables.mkdir(parents=True, exist_ok=True)
     total = count_rows(train)
-    ranges = hash_ranges(total)
+    ranges = range_count(total)
     with counted_rows(workspace.engine, workspace.progress, "label rates", total) as counter:
 
         def count(segment: Segment) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
@@ -73,7 +73,7 @@ def write_rates(
             for number, rate in enumerate(rates):
                 of_rate = f"select hash, key, {', '.join(sums)} from counted where rate = {number} group by hash, key"
                 by_key = query(f"{of_rate} order by hash, key", schema, **tables)
-                write_lookup_file(folds.tables / file_name(rate.name), schema, by_key)
+                write_sorted(by_key, folds.tables / file_name(rate.name), schema)
             every = query(f"select {sums[0]}::bigint, {sums[1]}::bigint from counted where rate = {_ALL}", **tables)
             (found,) = every.read_all().rename_columns(COUNTS).to_pylist()
             return found

@@ -17,7 +17,7 @@ from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
-from rayrec.preprocessing.sorted_rows import hash_ranges, write_lookup_file
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
@@ -86,7 +86,7 @@ def write_side_table(
     # SQL takes names that differ in case alone for one, so the columns are numbered.
     numbered = pa.schema([*KEY_FIELDS, *(pa.field(f"c{n}", schema.types[n]) for n in range(2, len(schema)))])
     total = count_rows(segments)
-    ranges = hash_ranges(total)
+    ranges = range_count(total)
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with counted_rows(workspace.engine, workspace.progress, f"side table {table.name}", total) as counter:
@@ -101,7 +101,7 @@ def write_side_table(
 
         def write(_: int, tables: Mapping[str, pa.Table]) -> None:
             _check_keys(tables["read"], table.name, config)
-            write_lookup_file(folder, schema, query("from read order by hash, key", schema, **tables))
+            write_sorted(query("from read order by hash, key", schema, **tables), folder, schema)
 
         workspace.engine.shuffle({"read": Source(segments, numbered, read)}, ranges, write)
     return WrittenTable(rejected, found)
