@@ -6,6 +6,7 @@ a job that died goes on from its last finished stage (`rayrec.preprocessing.work
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -109,7 +110,7 @@ class DisplayJob:
         if config.feature_set == "full":
             stages.leave("users", lambda files: write_users(workspace, clicks.events, files), users)
             reader, file = self._tables[_PAGE_VIEWS]
-            of_use = {_PAGE_VIEWS: (ViewReader(reader, users, documents), file)}
+            of_use: RawTables = {_PAGE_VIEWS: (ViewReader(reader, users, documents), file)}
             parsed = stages.run("views", ParsedTables, lambda files: self._parse(workspace, of_use, files))
             rejected.update(parsed.rejected)
             views = parsed.of(_PAGE_VIEWS)
@@ -128,12 +129,8 @@ class DisplayJob:
         splits = {}
         for split, rows in features.splits.items():
             if rows.rows:
-                info = stages.run(
-                    f"write-{split}",
-                    SplitInfo,
-                    lambda _, split=split, rows=rows: self._write_split(workspace, schema, split, rows),
-                    workspace.folder / split,
-                )
+                write = partial(self._write_split, workspace, schema, split, rows)
+                info = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
                 splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
         assert sum(split.rows for split in splits.values()) == clicks.rows, "rows lost or repeated"
         return WrittenDataset(schema, splits, dict(rejected))
@@ -145,7 +142,7 @@ class DisplayJob:
         files = {name: RowFiles(pieces=tuple(pieces_of(chunks))) for name, chunks in extracted.items()}
         return ParsedTables(tables=files, rejected=rejected)
 
-    def _write_split(self, workspace: Workspace, schema: Schema, split: str, rows: RowFiles) -> SplitInfo:
+    def _write_split(self, workspace: Workspace, schema: Schema, split: str, rows: RowFiles, _: Path) -> SplitInfo:
         """Write the displays of `train` in random order, those of the other splits in the order of their ids."""
         encoder = RowEncoder(schema, workspace.folder, (*LABEL_FIELDS, POSITION_FIELD))
         order = RandomGroups(self._config.seed) if split == TRAIN else _identity
