@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
@@ -20,10 +19,6 @@ from rayrec.raw.input_files import BYTE_ORDER_MARK
 NEWLINE, RETURN = 10, 13
 LONGEST_ROW = 2**17
 """Bytes of a row of several lines, at most; Python's reader of CSV takes no longer fields."""
-_INTEGER = r"^-?[0-9]+$"
-"""Arrow's own conversion would also read `0x1F`."""
-_SAFE_DIGITS = 18
-"""Integers of up to this many characters fit into int64."""
 _CODES = tuple(Reason)
 _GOOD, _NO_ROW = -1, -2
 
@@ -169,19 +164,16 @@ class TextLines:
         mask = rows if self._row_of is None else rows[self._row_of]
         return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
 
-    def parsed(
-        self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
-    ) -> ParsedLines:
-        """Return good rows with their lines, and the bad lines, with their texts taken from `texts`."""
-        rejected = np.flatnonzero(self._reasons >= 0)
-        shown = texts or self
+    def parsed(self, rows: pa.RecordBatch, positions: NDArray[np.int64]) -> ParsedLines:
+        """Return good rows with their lines, and the bad lines."""
+        bad = self.bad
         return ParsedLines(
             rows=rows,
             positions=positions,
             num_lines=len(self),
-            rejected_positions=rejected,
-            rejected_reasons=[_CODES[code] for code in self._reasons[rejected]],
-            rejected_texts=[shown.line(i) for i in rejected],
+            rejected_positions=np.array([*bad], np.int64),
+            rejected_reasons=[*bad.values()],
+            rejected_texts=[self.line(number, is_shown=True) for number in bad],
         )
 
 
@@ -235,28 +227,6 @@ def split_fields(
     )
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=strings)
-
-
-def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
-    """Return the column as int64, null if it is empty or bad, and for each row whether it is empty or a good
-    integer.
-    """
-    is_good = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
-    if (pc.max(pc.binary_length(column)).as_py() or 0) > _SAFE_DIGITS:
-        is_good = pc.and_(is_good, _fits_int64(column))
-    if not pc.all(is_good).as_py():
-        column = pc.if_else(is_good, column, pa.scalar(None, pa.string()))
-    return column.cast(pa.int64()), is_good.to_numpy(zero_copy_only=False)
-
-
-def _fits_int64(column: pa.StringArray) -> pa.BooleanArray:
-    """Return False for the integers that do not fit into 64 bits."""
-    fits = np.ones(len(column), bool)
-    long = pc.fill_null(pc.greater(pc.binary_length(column), _SAFE_DIGITS), False).to_numpy(zero_copy_only=False)
-    for i in np.flatnonzero(long):
-        digits = column[i].as_py().removeprefix("-").lstrip("0")
-        fits[i] = len(digits) <= _SAFE_DIGITS + 1 and digits.isdecimal() and -(2**63) <= int(column[i].as_py()) < 2**63
-    return pa.array(fits)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -178,11 +178,14 @@ def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
 
 
 def _has_single_quotes(lines: Sequence[str], separator: str) -> bool:
-    """Return whether single quotes enclose all fields of a column, or more lines are rows with them."""
+    """Return whether single quotes enclose all fields of a column, or some fields and more lines are rows with them."""
     single, double = _parse(lines, separator, quote="'"), _parse(lines, separator)
     columns = zip(*double.rows, strict=True)
-    encloses = any(all(re.fullmatch(r"'.*'", field, re.DOTALL) for field in column) for column in columns)
-    return single.share > _STEADY and (encloses or single.share > double.share + 1 - _STEADY)
+    enclose_all = any(all(re.fullmatch(r"'.*'", field, re.DOTALL) for field in column) for column in columns)
+    mark = re.escape(separator)
+    enclosing = sum(bool(re.search(rf"(^|{mark})'[^']*'({mark}|$)", line)) for line in lines)
+    is_better = single.share > double.share + 1 - _STEADY and enclosing > (1 - _STEADY) * len(lines)
+    return single.share > _STEADY and (enclose_all or is_better)
 
 
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str | None) -> bool:
