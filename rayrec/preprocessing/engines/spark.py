@@ -89,7 +89,7 @@ class SparkEngine:
             # Messages of all sources come mixed, and a query may read one source before another, or twice.
             with ExitStack() as stack:
                 files = [stack.enter_context(RowFile(schema, cache_root())) for schema in schemas.values()]
-                for source, message in _joined(batches, list(schemas.values())):
+                for source, message in joined_messages(batches, list(schemas.values())):
                     files[source].append(0, message)
                 rows = {name: file.table(0) for name, file in zip(schemas, files, strict=True)}
                 yield _result(context.partitionId(), consume(context.partitionId(), rows))
@@ -191,7 +191,7 @@ def _messages(source: int, held: Sequence[tuple[int, pa.Buffer]], keys: NDArray[
     return pa.RecordBatch.from_arrays(arrays, schema=_MESSAGES)
 
 
-def _joined(batches: Iterator[pa.RecordBatch], schemas: Sequence[pa.Schema]) -> Iterator[tuple[int, pa.Buffer]]:
+def joined_messages(batches: Iterator[pa.RecordBatch], schemas: Sequence[pa.Schema]) -> Iterator[tuple[int, pa.Buffer]]:
     """Yield the messages of each source, of which small ones are joined.
 
     At billions of rows a task gets messages of a hundred rows from tens of thousands of others.
