@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.scaling import CARDINALITIES
+from benchmarks.scaling import CARDINALITIES, TRAIN_ROWS
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.hashes import hash_texts
@@ -56,6 +56,7 @@ _ENCODED = pa.schema([
 _COUNTED = pa.schema([
     ("hash", pa.int64()), ("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64()), ("last", pa.int64())
 ])  # fmt: skip
+_FOUND = pa.schema([("value", pa.string()), ("count", pa.int64())])
 _random = np.random.default_rng(0)
 
 
@@ -223,6 +224,15 @@ def _gather_counts(rows: int, nodes: int) -> dict[str, Any]:
     return _got_by_a_task(counts, _COUNTED, segments * len(counts) // _files_of_counts(rows), segments, sums)
 
 
+def _gather_values(rows: int, nodes: int) -> dict[str, Any]:
+    """Return what a task gets, and spends, that gives ids to a tenth of the values of the feature with most."""
+    values = int(max(CARDINALITIES["none"]) * min(1.0, rows / TRAIN_ROWS)) // 10
+    texts = pa.array([f"{value:08x}" for value in _random.integers(0, 2**32, 65_536).tolist()])
+    found = pa.record_batch([texts, pa.array(_random.integers(1, 100, 65_536))], _FOUND)
+    ranked = "select value, count from rows order by count desc, value"
+    return _got_by_a_task(found, _FOUND, values, -(-values // 65_535), ranked)
+
+
 def _sent_by_a_task(
     rows: pa.RecordBatch, schema: pa.Schema, partitions: int, partition: NDArray[np.integer]
 ) -> dict[str, Any]:
@@ -323,6 +333,7 @@ _STEPS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "write parts": _of_parts,
     "send counts": _send_counts,
     "gather counts": _gather_counts,
+    "gather values": _gather_values,
     "send rows": _send_rows,
     "gather rows": _gather_rows,
     "manifest": _manifest,
