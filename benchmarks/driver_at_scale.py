@@ -259,8 +259,8 @@ def _got_by_a_task(rows: pa.RecordBatch, schema: pa.Schema, wanted: int, message
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, wanted, size):
-            message = rows.slice(start % max(1, len(rows) - size), size).serialize()
-            yield pa.record_batch([pa.array([0], pa.int32()), pa.array([memoryview(message)], pa.binary())], _SENT)
+            message = rows.slice(start % max(1, len(rows) - size), size).serialize().to_pybytes()
+            yield pa.record_batch([pa.array([0], pa.int32()), pa.array([message], pa.binary())], _SENT)
 
     with tempfile.TemporaryDirectory() as folder, RowFile(schema, Path(folder)) as file:
         set_share(SqlShare(1, _QUERY_MEMORY, Path(folder)))

@@ -187,7 +187,8 @@ def _rotated(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
 
 def _messages(source: int, held: Sequence[tuple[int, pa.Buffer]], keys: NDArray[np.int32]) -> pa.RecordBatch:
     columns = [keys[[partition for partition, _ in held]], np.full(len(held), source, np.int32)]
-    arrays = [*map(pa.array, columns), pa.array([memoryview(message) for _, message in held], pa.binary())]
+    # Bytes: Arrow never gives back what a memoryview of its buffers refers to.
+    arrays = [*map(pa.array, columns), pa.array([message.to_pybytes() for _, message in held], pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, schema=_MESSAGES)
 
 
