@@ -12,10 +12,11 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.sources.interactions.generator import (
+    BLOCK_USERS,
     DAYS_OF_A_USER,
     LEAST_INTERACTIONS,
     NUM_ITEMS,
-    RatingsGenerator,
+    Ratings,
     generate,
 )
 
@@ -58,9 +59,9 @@ def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
 
 def test_preferences_can_be_learnt() -> None:
     """Items that users with the same choices chose are far likelier than chance, and than popularity explains."""
-    blocks = [block.to_pandas() for block in islice(RatingsGenerator(seed=3).blocks(), 4)]
+    blocks = [block.to_pandas() for block in islice(Ratings(seed=3).blocks(), 1_024 // BLOCK_USERS)]
     frame = pd.concat(blocks)
-    chosen = np.zeros((len(blocks) * 256, NUM_ITEMS), np.float32)
+    chosen = np.zeros((1_024, NUM_ITEMS), np.float32)
     chosen[frame["userId"] - 1, frame["movieId"] - 1] = 1.0
     rng = np.random.default_rng(0)
     held_out = np.array([rng.choice(np.flatnonzero(row)) for row in chosen])
