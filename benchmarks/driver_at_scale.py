@@ -23,8 +23,8 @@ from rayrec.features.text_forms import TextFacts
 from rayrec.inference.batch.scoring import rows_of_parts, scoring_tasks
 from rayrec.ingest.dataset import DatasetManifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
+from rayrec.preprocessing.engines.spark import packed_items
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
-from rayrec.preprocessing.runners.spark_runner import packed_items
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
 from rayrec.preprocessing.write.shards import rows_of_a_part
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks

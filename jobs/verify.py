@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
     from rayrec.store.files import sizes_in
 
     folder = request.folder
-    manifest = _kind_in(request).load(folder)
+    manifest = load_manifest(folder)
     files, sizes = manifest.every_file, sizes_in(folder)
 
     def check(file: "StoredFile") -> str | None:
@@ -78,16 +79,16 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
     )
 
 
-def _kind_in(request: VerifyRequest) -> "type[Manifest]":
-    """Return the class of the manifest in a folder. Raises UserError if there is none, or it is not known."""
+def load_manifest(folder: Path) -> "Manifest":
+    """Read the manifest in a folder, of whatever kind. Raises UserError if there is none, or it is not known."""
     from rayrec.store.artifact import MANIFEST_FILE, read_manifest
 
-    content = read_manifest(request.folder)
+    content = read_manifest(folder)
     if content is None:
-        raise UserError(f"{request.folder}: no {MANIFEST_FILE}, so it is unfinished, or nothing that can be verified")
+        raise UserError(f"{folder}: no {MANIFEST_FILE}, so it is unfinished, or none of rayrec's")
     # One without a known kind is of another version, which any class says.
     kind: type[Manifest] = resolve_name(_KINDS.get(content.get("kind", ""), _KINDS["dataset"]))
-    return kind
+    return kind.load(folder)
 
 
 def describe(result: Result) -> str:

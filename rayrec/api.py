@@ -32,6 +32,7 @@ __all__ = [
     "generate",
     "preprocess",
     "verify",
+    "sql",
     "train",
     "run",
     "evaluate",

@@ -16,9 +16,9 @@
 rayrec's side is what a user runs: `rayrec preprocess` and `rayrec train`, Ray included, reading from disk. The peers
 are small programs in `benchmarks/peers/programs`, written as their users write them; rows to train on are in memory
 before the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec; one without a
-framework, in NumPy, shares nothing. polars, DuckDB, DeepCTR-Torch, RecBole and that server are installed into
-environments of their own (a minute, once); plain torch, TorchRec, FBGEMM, LightGBM and PySpark run in rayrec's, in the
-same versions. Where pip finds no CPU build of torch, set
+framework, in NumPy, shares nothing. polars, DeepCTR-Torch, RecBole and that server are installed into environments of
+their own (a minute, once); DuckDB, plain torch, TorchRec, FBGEMM, LightGBM and PySpark run in rayrec's, in the same
+versions. Where pip finds no CPU build of torch, set
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 
 Results go to benchmarks/results/peers.json, by case and condition; a table is printed. The ratio is rayrec's speed
@@ -121,7 +121,7 @@ def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str,
     return {
         "rayrec preprocess": by_rayrec,
         "polars": partial(by, python_of("polars", environments), "polars_preprocess"),
-        "DuckDB": partial(by, python_of("duckdb", environments), "duckdb_preprocess"),
+        "DuckDB": partial(by, Path(sys.executable), "duckdb_preprocess"),
         "PySpark": partial(by, Path(sys.executable), "spark_preprocess"),
     }
 

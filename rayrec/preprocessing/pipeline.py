@@ -36,7 +36,7 @@ A sixth of the threads' work holds Python's lock, so that with many cores the pr
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 4
+_STAGES_VERSION = 5
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
@@ -122,7 +122,7 @@ class Preprocessing:
             # Where the manifest is there, all work was done before a kill.
             if read_manifest(folder) is None:
                 scratch.mkdir(parents=True, exist_ok=True)
-                self._write(Workspace(runner, folder, scratch, progress), execution)
+                self._write(Workspace(runner.within(scratch), folder, scratch, progress), execution)
         return DatasetManifest.load(self._output)
 
     def _write(self, workspace: Workspace, execution: Execution | None) -> None:

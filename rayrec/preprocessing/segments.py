@@ -5,13 +5,15 @@ in the split. A *part* is something else: a Parquet file of the finished dataset
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.store.parquet import open_parquet
+from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import KeptPath
 
 SEGMENT_ROWS = 262_144
@@ -126,6 +128,34 @@ def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]
         size += group.total_byte_size
     if groups:
         yield groups, rows
+
+
+def write_piece(path: KeptPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Piece]:
+    """Write rows, cast to a schema, to a file; return its piece, or none where there are no rows."""
+    rows = 0
+    with ExitStack() as stack:
+        for batch in batches:
+            if batch.num_rows and not rows:
+                file = stack.enter_context(new_parquet(path, schema, compression="lz4", write_statistics=False))
+            if batch.num_rows:
+                file.write_batch(batch.cast(schema))
+                rows += batch.num_rows
+    return [Piece(path, 0, rows)] if rows else []
+
+
+def pieces_of_files(paths: Iterable[Path]) -> list[Piece]:
+    """Return all rows of files."""
+    pieces = []
+    for path in paths:
+        with open_parquet(path) as file:
+            pieces.append(Piece(path, 0, file.metadata.num_rows))
+    return pieces
+
+
+def rows_of(pieces: Iterable[Piece], schema: pa.Schema) -> pa.RecordBatchReader:
+    """Return the rows of pieces, with the columns of a schema."""
+    batches = (batch.cast(schema) for piece in pieces for batch in read_piece(piece, schema.names, ()))
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 class ReadRows(Protocol):

@@ -10,14 +10,14 @@ from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import UserError
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
-from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, TaskRunner
+from rayrec.preprocessing.engines.engine import Counter, Engine, Item, Result
 
 _POLL_SECONDS = 0.5
 _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
 
 
 @contextmanager
-def counted_rows(runner: TaskRunner, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+def counted_rows(runner: Engine, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
     """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     An exception that a task raised for the user leaves the block as that UserError.
@@ -57,7 +57,7 @@ def user_errors() -> Iterator[None]:
 
 
 @contextmanager
-def no_tasks_left_behind(runner: TaskRunner) -> Iterator[None]:
+def no_tasks_left_behind(runner: Engine) -> Iterator[None]:
     """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
     try:
         yield
@@ -66,7 +66,7 @@ def no_tasks_left_behind(runner: TaskRunner) -> Iterator[None]:
         raise
 
 
-def run_brief_tasks(runner: TaskRunner, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+def run_brief_tasks(runner: Engine, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
     """Run tasks as `runner.run`, for items that mostly take a moment: each task, which takes longer to start,
     does several.
     """

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
+from rayrec.preprocessing.engines.engine import Engine
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.store.files import remove, sync_folders, write_json
@@ -34,6 +35,11 @@ class Workspace:
     scratch: Path
     """A folder for the files that stages pass on to each other."""
     progress: Progress
+
+    @property
+    def engine(self) -> Engine:
+        """Return what runs tasks and shuffles their rows; `runner` can do more for the jobs that are not moved yet."""
+        return self.runner
 
     @property
     def spark(self) -> "SparkSession":

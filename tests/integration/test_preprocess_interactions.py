@@ -1,4 +1,4 @@
-"""Files of interactions -> dataset folder, with Spark on Ray, against independent computations."""
+"""Files of interactions -> dataset folder, against independent computations."""
 
 import gzip
 import re
@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.preprocess_kills import files_of
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.runners.task_runner import TaskRunner
+from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
@@ -42,10 +45,17 @@ def messages() -> Messages:
 
 
 @pytest.fixture
-def run(spark: Any, tmp_path: Path, messages: Messages) -> Run:
+def run(tmp_path: Path, messages: Messages) -> Run:
     """Preprocess into a new folder."""
 
-    def call(inputs: Inputs, name: str = "dataset", *, source: dict[str, Any] | None = None, **config: Any) -> Dataset:
+    def call(
+        inputs: Inputs,
+        name: str = "dataset",
+        *,
+        runner: TaskRunner | None = None,
+        source: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Dataset:
         recipe = Recipe.model_validate(
             {
                 "name": "test",
@@ -54,7 +64,7 @@ def run(spark: Any, tmp_path: Path, messages: Messages) -> Run:
                 "preprocess": config,
             }
         )
-        preprocessing(recipe, inputs, tmp_path / name).run(SparkRunner(spark), messages)
+        preprocessing(recipe, inputs, tmp_path / name).run(runner or ThreadRunner(2), messages)
         return Dataset.open(tmp_path / name)
 
     return call
@@ -201,7 +211,7 @@ def test_same_files_whatever_the_tasks(
     rng = np.random.default_rng(2)
     rows = pd.DataFrame(
         {
-            "user_id": rng.integers(0, 200, 8_000),
+            "user_id": np.minimum(rng.integers(0, 400, 8_000), rng.integers(0, 400, 8_000)),
             "item_id": rng.integers(0, 400, 8_000),
             "timestamp": 1 + np.arange(8_000) // 2_000,
         }
@@ -214,16 +224,14 @@ def test_same_files_whatever_the_tasks(
     usual = run({None: [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]}, "usual", **config)
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
     monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 10_000)
-    monkeypatch.setattr(histories, "_USERS_ROWS", 300)
-    monkeypatch.setattr(ranking_lists, "_USERS_ROWS", 300)
-    partitions = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", "13")
-    try:
-        names = ("a.parquet", "b.parquet")
-        other = run({None: [str(tmp_path / name) for name in names]}, "other", **config)
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+    monkeypatch.setattr(histories, "_ROWS_PER_PARTITION", 600)
+    monkeypatch.setattr(ranking_lists, "_LISTS_AT_ONCE", 3)
+    names = ("a.parquet", "b.parquet")
+    other = run({None: [str(tmp_path / name) for name in names]}, "other", **config)
     assert contents(other) == contents(usual)
+    by_spark = run({None: [str(tmp_path / name) for name in names]}, "spark", runner=SparkRunner(spark), **config)
+    assert files_of(by_spark.folder) == files_of(other.folder)
+    assert len(by_spark.files_in("dropped")) > 1
     kept = kept_by_pandas(
         rows.rename(columns={"user_id": "user", "item_id": "item"}).astype({"user": str, "item": str}), 20
     )

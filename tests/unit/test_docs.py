@@ -22,7 +22,7 @@ COMMAND_PATH = re.compile(r"\b((?:tests|benchmarks)/[\w/]+\.\w+)")
 MODULE = re.compile(
     r"(?:python -m |`)((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests)\.[a-z_]+(?:\.[a-z_]+)*)\b"
 )
-COMMAND = re.compile(r"(?:^|[\s/])rayrec ([a-z].*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|[\s/])rayrec ([a-z](?:.*\\\n)*.*)", re.MULTILINE)
 UNKNOWN_RECIPES = {"fm-shop": "of the package that adding.md builds; tests/end_to_end/test_adding.py runs its commands"}
 """Recipes that commands in pages name and that are not shipped, and why."""
 FUNCTION = re.compile(r"\brayrec\.(\w+)\(")

@@ -1,6 +1,7 @@
 """Files of interactions: layouts told from their beginning, rows parsed against expected ones, what is refused."""
 
 import gzip
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ BAD: dict[str, tuple[bytes, int, list[tuple[int, str, str]]]] = {
         b'user,item\n1,2\n"1,2\n"1",2,3\n"","4"\n3\r4,5\n6,"7"\n',
         2,
         [
-            (3, "wrong column count", '"1,2'),
+            (3, "unclosed double quote", '"1,2'),
             (4, "wrong column count", '"1",2,3'),
             (5, "no user or no item", '"","4"'),
             (6, "carriage return inside the row", "3\r4,5"),
@@ -155,13 +156,36 @@ def test_parquet(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "r.parquet", row_group_size=2)
-    expected = [(1, "1", "a", 10**15), (1, "6", "d", 6 * 10**6)]
+    expected = [(1, "1", "a", 10**9), (1, "6", "d", 6)]
     for chunk_bytes in (2**20, 50):
         rows, rejected = read(tmp_path / "r.parquet", chunk_bytes)
         assert rows == expected
         reasons = ["not an integer", *["no user or no item"] * 3]
         assert [(line, reason) for line, reason, _ in rejected] == list(zip(range(2, 6), reasons, strict=True))
     assert "'movie_id': 'b'" in rejected[0][2]
+
+
+def test_times_of_all_files_are_seconds_and_exact(tmp_path: Path) -> None:
+    moments = ["2024-02-29 12:00:00.000001", "2024-02-29T12:00:00.000002Z", "1969-12-31 23:59:59.5"]
+    expected = [Decimal("1709208000.000001"), Decimal("1709208000.000002"), Decimal("-0.5")]
+    table = pd.DataFrame({"user": [1, 2, 3], "item": [4, 5, 6], "timestamp": moments})
+    table.to_csv(tmp_path / "text.csv", index=False)
+    table.to_json(tmp_path / "lines.jsonl", orient="records", lines=True)
+    table["timestamp"] = pd.to_datetime(table["timestamp"], format="mixed", utc=True)
+    table.to_parquet(tmp_path / "table.parquet")
+    for name in ("text.csv", "lines.jsonl", "table.parquet"):
+        rows, rejected = read(tmp_path / name)
+        assert ([time for *_, time in rows], rejected) == (expected, [])
+    (tmp_path / "numbers").write_text("1\t2\t3\t-9223372036854775808\n1\t2\t3\t9223372036854775807\n")
+    assert [time for *_, time in read(tmp_path / "numbers")[0]] == [-(2**63), 2**63 - 1]
+
+
+def test_rejected_rows_name_the_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("movieId,userId,timestamp\n1,2,3\n1, ,3\n1,2,soon\n")
+    files = list_inputs([str(tmp_path / "a.csv")])
+    (block,) = InteractionReader.detect(InteractionSourceConfig(), files).read(plan_chunks(files, 2**20)[0])
+    cells = [(row["line"], row["column"], row["value"]) for row in block.rejected.to_pylist()]
+    assert cells == [(3, "userId", " "), (4, "timestamp", "soon")]
 
 
 LOO = {"kind": "leave_one_out"}
@@ -177,7 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str | None, list[s
     "no such time": ({"timestamp": "t"}, LOO, {None: ["r.csv"]}, UserError, "no column 't' .* set source.timestamp"),
     "three columns": ({}, LOO, {None: ["three.tab"]}, UserError, "3 columns without a header"),
     "no Parquet": ({"layout": "parquet"}, LOO, {None: ["a.tab"]}, UserError, "no Parquet file"),
-    "Parquet of lists": ({}, LOO, {None: ["f.parquet"]}, UserError, "column 'user' holds list.*, needs strings or"),
+    "Parquet of lists": ({}, LOO, {None: ["f.parquet"]}, UserError, "'user': holds list.*, needs a text"),
     "mixed times": ({}, LOO, {None: ["a.tab", "r.csv"]}, UserError, "a.tab: has no timestamp, unlike .*r.csv"),
     "lists as ratings": ({}, LOO, {None: ["x.test.negative"]}, UserError, "lists of negatives, no interactions"),
     "named splits": ({}, LOO, {"train": ["a.tab"]}, ConfigError, "--input train=...: .*kind is 'leave_one_out'"),

@@ -36,7 +36,7 @@ ALLOWED = {
     "rayrec/inference/batch/pool.py": 2,
     "rayrec/ingest/packed_rows.py": 1,
     "rayrec/preprocessing/scratch_rows.py": 1,
-    "rayrec/preprocessing/runners/spark_runner.py": 2,
+    "rayrec/preprocessing/engines/spark.py": 2,
     # Which knows the classes of torch's metadata alone.
     "rayrec/internals/torch_checkpoint.py": 2,
 }

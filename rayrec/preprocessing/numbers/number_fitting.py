@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rayrec.config.table import FitFill
 from rayrec.config.transforms import Fill, NumericTransform
 from rayrec.features.numeric import transformed
+from rayrec.preprocessing.engines.engine import Counter
 from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
-from rayrec.preprocessing.runners.task_runner import Counter
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace

@@ -1,11 +1,7 @@
 """Runs tasks in the executors of a Spark session, and shuffles rows as data frames."""
 
 import gc
-import pickle
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +10,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.table_parts import HASH
-from rayrec.internals.spark import frame_of_batches, has_running_tasks, java
-from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, Work
+from rayrec.internals.spark import java
+from rayrec.preprocessing.engines.engine import Item
+from rayrec.preprocessing.engines.spark import SparkEngine, frame_of_tasks, keys_of_partitions
+from rayrec.preprocessing.runners.task_runner import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_CANCEL_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -78,88 +75,21 @@ class SparkRows:
 
 
 @dataclass(frozen=True)
-class SparkRunner:
+class SparkRunner(SparkEngine):
     """The executors of a Spark session."""
-
-    session: "SparkSession"
-
-    @property
-    def parallelism(self) -> int:
-        return self.session.sparkContext.defaultParallelism
 
     @property
     def partitions(self) -> int:
         return int(self.session.conf.get("spark.sql.shuffle.partitions") or 1)
-
-    def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-        if not items:
-            return []
-
-        def run(item: Item) -> Iterator[pa.RecordBatch]:
-            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(function(item))])], names=["result"])
-
-        # Through a data frame, as all other tasks: Spark keeps Python workers for data frames and for RDDs apart.
-        found = frame_of_tasks(self.session, items, run, pa.schema([("result", pa.binary())])).collect()
-        return [pickle.loads(result) for (result,) in found]
 
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
     ) -> SparkRows:
         return SparkRows(frame_of_tasks(self.session, items, function, schema))
 
-    def counter(self) -> Counter:
-        """Spark delivers what a task has added when the task ends."""
-        return self.session.sparkContext.accumulator(0)
-
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
         """Return, for each partition, an integer that Spark's hash partitioning sends to it."""
-        return partition_keys(self.session, partitions)
-
-    def cancel(self) -> None:
-        # A thread of its own has its own connection to Spark; that of an interrupted call still waits for an answer.
-        canceller = threading.Thread(target=self._cancel, name="cancel-tasks")
-        canceller.start()
-        canceller.join()
-
-    def _cancel(self) -> None:
-        with suppress(Exception):  # Spark itself may be what failed
-            self.session.sparkContext.cancelAllJobs()
-            deadline = time.monotonic() + _CANCEL_SECONDS
-            while time.monotonic() < deadline and has_running_tasks(self.session):
-                time.sleep(0.1)
-
-
-def frame_of_tasks(
-    spark: "SparkSession",
-    items: Sequence[Item],
-    function: Callable[[Item], Iterator[pa.RecordBatch]],
-    schema: pa.Schema,
-) -> "DataFrame":
-    """Return a data frame of the batches that `function` yields, with a partition for each item.
-
-    A task is sent its own item and the function, so what `function` refers to must not grow with the items.
-    """
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for item in batch.column(0).to_pylist():
-                yield from function(pickle.loads(item))
-
-    return frame_of_batches(spark, packed_items(items)).mapInArrow(run, spark_schema(schema))
-
-
-def packed_items(items: Sequence[Any]) -> list[pa.RecordBatch]:
-    """Return what the tasks of `items` are sent: a batch for each; one without rows if there are no items."""
-    schema = pa.schema([("item", pa.binary())])
-    batches = [pa.RecordBatch.from_arrays([pa.array([pickle.dumps(item)])], schema=schema) for item in items]
-    return batches or [pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=schema)]
-
-
-def spark_schema(schema: pa.Schema) -> str:
-    """Return the columns of a schema as Spark's DDL."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema).simpleString()
+        return keys_of_partitions(partitions)
 
 
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
@@ -193,25 +123,6 @@ def _in_ranges(frame: "DataFrame", ranges: int, share: "Column") -> "DataFrame":
     """`frame` in `ranges` partitions, of which the one at `share`, from 0 to 1, gets a row."""
     from pyspark.sql import functions as f
 
-    keys = f.array(*[f.lit(int(key)) for key in partition_keys(frame.sparkSession, ranges)])
+    keys = f.array(*[f.lit(int(key)) for key in keys_of_partitions(ranges)])
     inside = f.greatest(f.lit(0), f.least(f.floor(share * ranges).cast("int"), f.lit(ranges - 1)))
     return frame.repartition(ranges, f.element_at(keys, inside + 1))
-
-
-def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
-    """Return, for each partition, an integer that Spark's hash partitioning sends to it, so that rows can be sent by
-    number.
-    """
-    from pyspark.sql import functions as f
-
-    keys = np.full(partitions, -1, np.int32)
-    if partitions == 1:
-        return np.zeros(1, np.int32)
-    tried = 0
-    while (keys < 0).any():
-        candidates = spark.range(tried, tried + 8 * partitions + 64).select(f.col("id").cast("int").alias("key"))
-        hashed = candidates.select("key", f.expr(f"pmod(hash(key), {partitions})").alias("partition")).collect()
-        for key, partition in hashed:
-            keys[partition] = key
-        tried += 8 * partitions + 64
-    return keys

@@ -1,27 +1,16 @@
 """Contract of what runs the tasks of a preprocessing job: Spark's executors or threads of this process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from rayrec.preprocessing.engines.engine import Engine, Item
+
 Work = Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Turns a partition, given its number and its batches, into a few small rows."""
-
-
-class Counter(Protocol):
-    """Counts rows from within tasks."""
-
-    @property
-    def value(self) -> int:
-        """Rows so far; only the process that made the counter knows them."""
-
-    def add(self, term: int) -> None:
-        """Add some rows."""
 
 
 class PartitionedRows(Protocol):
@@ -67,30 +56,17 @@ class PartitionedRows(Protocol):
         """
 
 
-class TaskRunner(Protocol):
-    """Runs the tasks of a job, several at once."""
-
-    @property
-    def parallelism(self) -> int:
-        """Return how many tasks run at once."""
+class TaskRunner(Engine, Protocol):
+    """Runs the tasks of a job, several at once; what is left to move to `Engine` alone."""
 
     @property
     def partitions(self) -> int:
         """Most partitions into which rows are shuffled."""
-
-    def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-        """Run a task for each item; return the results, small ones, in the order of the items."""
 
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
     ) -> PartitionedRows:
         """Return the batches that `function` yields for each item, ready to be shuffled or sorted."""
 
-    def counter(self) -> Counter:
-        """Return a new counter of rows."""
-
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
         """Return (partitions,) the keys by which `PartitionedRows.partition_by_key` sends rows to each partition."""
-
-    def cancel(self) -> None:
-        """Stop the tasks that still run, and wait for their end."""

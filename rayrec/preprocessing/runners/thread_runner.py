@@ -1,10 +1,8 @@
 """Runs tasks in threads of this process, with all rows in memory: a small input is done before Spark has started."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -12,24 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.machine import available_cpus
 from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.runners.task_runner import Counter, Item, Result, Work
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.engine import Item
+from rayrec.preprocessing.runners.task_runner import Work
 
 ROWS_PER_BATCH = 32_768
 """Rows of the batches that tasks are given of shuffled rows."""
-
-
-class _Counter:
-    """Counts rows from within threads."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._lock = Lock()
-
-    def add(self, term: int) -> None:
-        with self._lock:
-            self.value += term
 
 
 @dataclass(frozen=True)
@@ -115,28 +102,12 @@ class RowsInMemory:
 
 
 @dataclass(frozen=True)
-class ThreadRunner:
+class ThreadRunner(EmbeddedEngine):
     """Some threads of this process."""
-
-    parallelism: int
-
-    @classmethod
-    def of_this_machine(cls) -> Self:
-        """Return a thread for each CPU that this process may use."""
-        return cls(available_cpus())
 
     @property
     def partitions(self) -> int:
         return 4 * self.parallelism
-
-    def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-        """See the protocol. An error leaves out the items that have not begun; it is raised when the others ended."""
-        with ThreadPoolExecutor(self.parallelism, "rayrec-task") as pool:
-            calls = [pool.submit(function, item) for item in items]
-            try:
-                return [call.result() for call in calls]
-            finally:
-                pool.shutdown(cancel_futures=True)
 
     def rows(
         self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
@@ -145,12 +116,6 @@ class ThreadRunner:
         batches = self.run(items, lambda item: list(function(item)))
         return RowsInMemory(self, (pa.Table.from_batches([batch for of_item in batches for batch in of_item], schema),))
 
-    def counter(self) -> Counter:
-        return _Counter()
-
     def partition_keys(self, partitions: int) -> NDArray[np.int32]:
         """Return the numbers of the partitions themselves."""
         return np.arange(partitions, dtype=np.int32)
-
-    def cancel(self) -> None:
-        """Stop all tasks; none runs any more when `run` has raised an error."""

@@ -81,7 +81,7 @@ class RowTypes:
         def reject(name: str, rows: NDArray[np.bool_], reason: Reason) -> None:
             for row in np.flatnonzero(rows & is_good).tolist():
                 line = int(cells.positions[row])
-                reasons[line], bad_cells[line] = reason, (name, _shown(cells.columns[name], row))
+                reasons[line], bad_cells[line] = reason, (name, shown(cells.columns[name], row))
             is_good[rows] = False
 
         if self.label is not None and not self.needs_label:
@@ -173,7 +173,8 @@ def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.Fl
     return pa.array(numbers.astype(np.float32), mask=~is_label), (wrong | ~np.isnan(numbers)) & ~is_label
 
 
-def _shown(values: Values, row: int) -> str:
+def shown(values: Values, row: int) -> str:
+    """Return a value as a person reads it, empty if it is missing."""
     value = values[row]
     value = as_python(value) if isinstance(value, pa.Scalar) else value
     return "" if value is None else as_text(value)

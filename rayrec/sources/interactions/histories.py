@@ -1,43 +1,52 @@
 """Each user's interactions in order of time, without repeated ones, and the split that each belongs to.
 
-Spark brings the rows of a user together and sorts them; a task then works on whole users at a time.
+The engine brings the rows of a user together, and SQL orders and cuts them.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
-from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, gathered_rows, write_partitions
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
+from rayrec.features.hashes import hash_texts
+from rayrec.ingest.dataset import DROPPED_FOLDER, Times
+from rayrec.preprocessing.engines.engine import Partition, Source, partition_by_hash
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece, write_piece
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
-from rayrec.sources.interactions.file_layout import ITEM, LABEL, TIMESTAMP, USER
+from rayrec.sources.interactions.config import (
+    ITEM,
+    TIMESTAMP,
+    USER,
+    InteractionFilesSplitConfig,
+    LeaveOneOutSplitConfig,
+)
+from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA
 
 SPLIT = "split"
 TRAIN, VALIDATION, TEST, LISTED, EARLIER, NO_CHOICE = range(6)
 """Codes of splits. LISTED is the positive of a list that came as a file: not a row of its own, but known; EARLIER is in
 a dataset that is extended, or was dropped there; NO_CHOICE is a row that `source.choices` leaves out, known as well."""
-HISTORIES, DROPPED = "histories", "dropped"
-"""The rows of kept users, and of the others."""
 HISTORY_SCHEMA = pa.schema(
     [pa.field(USER, pa.string(), False), pa.field(ITEM, pa.string(), False), pa.field(SPLIT, pa.int8(), False)]
 )
-_GATHERED = pa.schema(
+GATHERED = pa.schema(
     [
         (USER, pa.string()),
-        (SPLIT, pa.int8()),
-        (TIMESTAMP, pa.int64()),
-        ("position", pa.int64()),
         (ITEM, pa.string()),
+        ("kind", pa.int8()),
+        ROW_SCHEMA.field(TIMESTAMP),
+        ("position", pa.int64()),
     ]
 )
-_USERS_ROWS = 131_072
-"""Rows that a task works on at a time; more if a user has more."""
+_ROWS_PER_PARTITION, _MOST_PARTITIONS = 500_000, 4_096
+"""Rows that a task brings into order, about; more rather than more partitions, of which each task makes a few rows."""
+_ROWS_PER_ROW_GROUP = 65_536
 
 InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
 
@@ -61,9 +70,64 @@ class HistoryCounts:
     """Users who have no others."""
     short_users: int = 0
     """Users with too few interactions to hold any out."""
+    times: Times | None = None
+    """When the interactions happened; None if the files do not say it."""
 
-    def __add__(self, other: "HistoryCounts") -> "HistoryCounts":
-        return HistoryCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+# Within a user, rows come in the order of their kind, first TRAIN; then by time, and of equal times by position in the
+# input, which counts alone where there are no times. Of a repeated pair the first row stays. What is known from before,
+# or is no choice, repeats no other row: it may come again today.
+_CUT = f"""
+with placed as (
+    select *, row_number() over (order by "user", kind, "timestamp" nulls first, position) as place
+    from gathered
+), firsts as (
+    select min(place) as place from placed group by "user", item, kind >= {EARLIER}
+), judged as (
+    select placed.*, firsts.place is null as is_repeated from placed left join firsts using (place)
+), users as (
+    select "user",
+        count(*) filter (kind in ({TRAIN}, {LISTED})) >= {{least}} as is_kept,
+        count(*) filter (kind = {TRAIN} and not is_repeated) > len({{held_out}}) as is_long,
+        max(place, 2) filter (kind = {TRAIN} and not is_repeated) as latest -- the last place, and the one before
+    from judged
+    group by "user"
+)
+select "user", item, kind, "timestamp", is_kept, is_repeated,
+    case
+        when not is_kept then kind
+        when kind = {TRAIN} and is_long then coalesce(list_extract({{held_out}}, list_position(latest, place)), {TRAIN})
+        else least(kind, {EARLIER})
+    end as split
+from judged join users using ("user")
+order by place
+"""
+_COUNT = f"""
+with users as (
+    select is_kept,
+        count(*) filter (kind in ({TRAIN}, {LISTED})) as counted,
+        count(*) filter (kind = {NO_CHOICE}) as no_choices,
+        count(*) filter (kind = {TRAIN} and not is_repeated) as own,
+        count(*) filter (split = {TRAIN} and not is_repeated) as train,
+        count(*) filter (kind < {EARLIER} and is_repeated) as repeated,
+        min("timestamp") as first,
+        max("timestamp") as last
+    from cut
+    group by "user", is_kept
+)
+select
+    count(*) filter (is_kept) as users,
+    sum(train) filter (is_kept) as train,
+    count(*) filter (not is_kept and counted > 0) as dropped_users,
+    sum(counted) filter (not is_kept) as dropped_rows,
+    sum(repeated) filter (is_kept) as repeated,
+    sum(no_choices) as no_choices,
+    count(*) filter (counted = 0 and no_choices > 0) as users_without,
+    count(*) filter (is_kept and own between 1 and len({{held_out}})) as short_users,
+    min(first) as first,
+    max(last) as last
+from users
+"""
 
 
 def write_histories(
@@ -72,114 +136,82 @@ def write_histories(
     lists: Sequence[Segment],
     earlier: Sequence[Segment],
     split: InteractionSplit,
-) -> tuple[dict[str, list[Piece]], HistoryCounts]:
-    """Write files HISTORIES and DROPPED of whole users with the columns of `HISTORY_SCHEMA`, in order of time.
+) -> tuple[list[Piece], list[Piece], HistoryCounts]:
+    """Write the histories of kept users, and the rows of dropped ones into the dataset (`HISTORY_SCHEMA`).
 
-    `interactions` and `lists`: segments of parsed rows (`ROW_SCHEMA` of `layout`). Equal times are ordered
-    by position in the input; without times the position alone counts. `earlier`: what was dropped from the dataset
-    that is extended. It is known of a user who is kept now, and dropped of the others again.
+    `interactions` and `lists`: segments of parsed rows (`ROW_SCHEMA`). `earlier`: what was dropped from the dataset
+    that is extended. It is known of a user who is kept now, and dropped of the others again. Return the files of both.
     """
-    sources: list[tuple[Sequence[Segment], Read]] = [
-        (interactions, partial(_gather, code=TRAIN)),
-        (lists, partial(_gather, code=LISTED)),
-        (earlier, _gather_earlier),
-    ]
+    by_kind = {TRAIN: interactions, LISTED: lists, EARLIER: earlier}
+    items = [(kind, segment) for kind, segments in by_kind.items() for segment in segments]
+    rows = count_rows(segment for _, segment in items)
+    partitions, scratch, dataset = partitions_for(rows), workspace.scratch, workspace.folder
+    with counted_rows(workspace.engine, workspace.progress, "order by user and time", rows) as counter:
 
-    def cut(batches: Iterator[pa.RecordBatch], write: Write) -> HistoryCounts:
-        total = HistoryCounts()
-        for users in whole_groups(batches, USER, _USERS_ROWS):
-            history, dropped, counts = cut_histories(users, split)
-            total += counts
-            write(HISTORIES, history)
-            write(DROPPED, dropped)
-        return total
+        def gather(item: tuple[int, Segment]) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+            for batch in _gather(*item):
+                yield partition_by_hash(hash_texts(batch[USER]), partitions), batch
+            counter.add(item[1].piece.rows)
 
-    with gathered_rows(workspace, "order by user and time", sources, _GATHERED) as gathered:
-        ordered = gathered.partition_by(USER).sort_within(USER, SPLIT, TIMESTAMP, "position")
-        names = (HISTORIES, DROPPED)
-        pieces, counts = write_partitions(ordered, workspace.scratch, names, HISTORY_SCHEMA, (USER, ITEM), cut)
-    return pieces, sum(counts, HistoryCounts())
+        def cut(partition: int, gathered: Mapping[str, pa.Table]) -> tuple[list[Piece], list[Piece], dict[str, Any]]:
+            history, dropped, counts = cut_histories(gathered["rows"], split)
+            name = f"part-{partition:05d}.parquet"
+            kept = write_piece(scratch / name, HISTORY_SCHEMA, history.to_batches())
+            # Row groups are cut anew, as the batches of a query depend on its threads.
+            batches = dropped.combine_chunks().to_batches(_ROWS_PER_ROW_GROUP)
+            left = write_piece(dataset / DROPPED_FOLDER / name, HISTORY_SCHEMA, batches)
+            return kept, left, counts
+
+        found = workspace.engine.shuffle({"rows": Source(items, GATHERED, gather)}, partitions, cut)
+    kept, dropped, counts = zip(*found, strict=True)
+    moments = [float(of[end]) for of in counts for end in ("first", "last") if of[end] is not None]
+    numbers = {name: int(sum(of[name] or 0 for of in counts)) for name in counts[0] if name not in ("first", "last")}
+    times = Times(first=min(moments), last=max(moments)) if moments else None
+    return [*chain(*kept)], [*chain(*dropped)], HistoryCounts(**numbers, times=times)
 
 
-def _gather(segment: Segment, code: int) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a segment, of lists the positive ones, with what they are ordered by."""
+def partitions_for(rows: int) -> int:
+    """Return a number of partitions that follows from the rows alone, so that every engine writes the same files."""
+    return max(1, min(-(-rows // _ROWS_PER_PARTITION), _MOST_PARTITIONS))
+
+
+def _gather(kind: int, segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a segment, of lists the positive ones, with what they are ordered by."""
     first = segment.first
-    for batch in read_piece(segment.piece, [LABEL, USER, ITEM, TIMESTAMP], []):
-        positions = np.arange(first, first + batch.num_rows)
+    for batch in read_piece(segment.piece, [USER, ITEM] if kind == EARLIER else ROW_SCHEMA.names, []):
+        positions = pa.array(np.arange(first, first + batch.num_rows))
         first += batch.num_rows
-        is_choice = batch[LABEL].to_numpy() == 1.0
-        columns = {SPLIT: np.where(is_choice, code, NO_CHOICE), "position": positions}
-        gathered = batch_of(_GATHERED, columns, batch)
+        kinds, times = (
+            np.full(batch.num_rows, kind, np.int8),
+            pa.nulls(batch.num_rows, ROW_SCHEMA.field(TIMESTAMP).type),
+        )
+        if kind != EARLIER:
+            kinds[batch[LABEL].to_numpy() != 1.0] = NO_CHOICE
+            times = batch[TIMESTAMP]
+        columns = [batch[USER], batch[ITEM], pa.array(kinds), times, positions]
+        gathered = pa.RecordBatch.from_arrays(columns, schema=GATHERED)
         # The others of a list are its negatives.
-        yield gathered.filter(pa.array(is_choice)) if code == LISTED else gathered
+        yield gathered.filter(pa.array(kinds == LISTED)) if kind == LISTED else gathered
 
 
-def _gather_earlier(segment: Segment) -> Iterator[pa.RecordBatch]:
-    for batch in read_piece(segment.piece, [USER, ITEM], []):
-        yield batch_of(_GATHERED, {SPLIT: np.full(batch.num_rows, EARLIER)}, batch)
+def cut_histories(gathered: pa.Table, split: InteractionSplit) -> tuple[pa.Table, pa.Table, dict[str, Any]]:
+    """Return the histories of whole users, the rows of dropped ones, and numbers by the names of `HistoryCounts`.
 
-
-def cut_histories(
-    rows: pa.RecordBatch, split: InteractionSplit
-) -> tuple[pa.RecordBatch, pa.RecordBatch, HistoryCounts]:
-    """Return the histories of whole users, and the rows of dropped ones; from their rows by code.
-
-    The codes are TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at least one,
-    of the first two. Only the first row of a repeated pair stays. The last of a user's remaining interactions goes to
-    `test` and, with `validation`, the one before to `validation`, as long as one is left for `train`. If no test is cut
-    (`test: false`, or it comes as a file), the last one goes to `validation`.
+    The rows are of the kinds TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at
+    least one, of the first two. Only the first row of a repeated pair stays. The last of a user's remaining
+    interactions goes to `test` and, with `validation`, the one before to `validation`, as long as one is left for
+    `train`. If no test is cut (`test: false`, or it comes as a file), the last one goes to `validation`.
     """
     least = split.min_interactions if isinstance(split, LeaveOneOutSplitConfig) else 0
-    starts = group_starts(rows[USER])
-    sizes = np.diff(np.append(starts, rows.num_rows))
-    user = np.repeat(np.arange(len(starts)), sizes)
-    code = rows[SPLIT].to_numpy()
-    counted = np.bincount(user[code < EARLIER], minlength=len(starts))
-    no_choices = np.bincount(user[code == NO_CHOICE], minlength=len(starts))
-    code = np.minimum(code, EARLIER)
-    keeps_user = counted >= max(least, 1)
-    is_kept = keeps_user[user]
-    dropped = rows.select([USER, ITEM, SPLIT]).filter(pa.array(~is_kept))
-    rows, user, code = rows.filter(pa.array(is_kept)), user[is_kept], code[is_kept]
-
-    items = rows[ITEM].dictionary_encode()
-    # What is known from before may come again today.
-    pair = (user * (len(items.dictionary) + 1) + items.indices.to_numpy()) * 2 + (code == EARLIER)
-    first = np.sort(np.unique(pair, return_index=True)[1])
-    repeated = np.delete(code, first) != EARLIER
-    rows, user, code = rows.take(pa.array(first)), user[first], code[first]
-
-    is_own = code == TRAIN
-    held_out = held_out_codes(split)
-    from_end = _places_from_end(user[is_own])
-    num_own = np.bincount(user[is_own], minlength=len(starts))
-    is_long = num_own > len(held_out)
-    own_code = np.full(len(from_end), TRAIN, np.int8)
-    for place, split_code in enumerate(held_out):
-        own_code[(from_end == place) & is_long[user[is_own]]] = split_code
-    codes = code.copy()
-    codes[is_own] = own_code
-    counts = HistoryCounts(
-        users=int(keeps_user.sum()),
-        train=int((codes == TRAIN).sum()),
-        dropped_users=int((~keeps_user & (counted > 0)).sum()),
-        dropped_rows=int(counted[~keeps_user].sum()),
-        repeated=int(repeated.sum()),
-        no_choices=int(no_choices.sum()),
-        users_without=int(((counted == 0) & (no_choices > 0)).sum()),
-        short_users=int(((num_own > 0) & ~is_long).sum()) if held_out else 0,
-    )
-    history = pa.RecordBatch.from_arrays([rows[USER], rows[ITEM], pa.array(codes)], schema=HISTORY_SCHEMA)
-    return history, dropped.cast(HISTORY_SCHEMA), counts
+    settings = {"least": max(least, 1), "held_out": f"{[*held_out_codes(split)]}::tinyint[]"}
+    cut = query(_CUT.format(**settings), gathered=gathered).read_all()
+    (counts,) = query(_COUNT.format(**settings), cut=cut).read_all().to_pylist()
+    history = cut.filter(pc.and_not(cut["is_kept"], cut["is_repeated"]))
+    dropped = cut.filter(pc.invert(cut["is_kept"]))
+    return *(table.select(HISTORY_SCHEMA.names).cast(HISTORY_SCHEMA) for table in (history, dropped)), counts
 
 
 def held_out_codes(split: InteractionSplit) -> tuple[int, ...]:
     """Return the codes of the interactions that are cut from the end of a history, the last one first."""
     test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) and split.test else ()
     return (*test, VALIDATION) if split.validation else test
-
-
-def _places_from_end(user: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions of rows sorted by user, counted from each user's last: 0, 1 for the one before, ..."""
-    ends = np.searchsorted(user, user, side="right")
-    return ends - 1 - np.arange(len(user))

@@ -100,17 +100,17 @@ def _paper_files(path: str) -> list[tuple[InputFile, str]]:
 def _check_layouts(inputs: InteractionInputs) -> None:
     timed: dict[bool, InputFile] = {}
     for file, split, layout in zip(inputs.files, inputs.splits, inputs.reader.layouts, strict=True):
-        if split != "train" and layout.kind != "lists":
+        if split != "train" and layout.table is not None:
             raise UserError(
                 f"{file.name}: no lists of a positive and its negatives, as {split}=PATH needs (*.test.negative); give "
                 "these, or all interactions with preprocess.split.kind 'leave_one_out'"
             )
         if split == "train":
-            if layout.kind == "lists":
+            if layout.table is None:
                 raise UserError(
                     f"{file.name}: lists of negatives, no interactions; give it as test=PATH with "
                     "preprocess.split.kind 'files'"
                 )
-            timed.setdefault(layout.has_timestamp, file)
+            timed.setdefault(layout.timestamp is not None, file)
     if len(timed) == 2:
         raise UserError(f"{timed[False].name}: has no timestamp, unlike {timed[True].name}; give files of one kind")

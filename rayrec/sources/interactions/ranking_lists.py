@@ -1,185 +1,170 @@
 """Histories -> encoded rows of `train`, and for each held-out interaction a list of it and drawn negatives."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
-from rayrec.preprocessing.scratch_rows import Write, batch_of, gathered_rows, write_partitions
-from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_piece
-from rayrec.preprocessing.sorted_rows import whole_groups
+from rayrec.preprocessing.engines.engine import Partition, Source
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, read_piece, rows_of, write_piece
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
+from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import EARLIER, SPLIT, TRAIN
+from rayrec.sources.interactions.histories import EARLIER, LISTED, SPLIT, TEST, TRAIN, VALIDATION, partitions_for
+from rayrec.sources.interactions.interaction_reader import LABEL
 
-_PLACED = pa.schema([("user", pa.int64()), ("place", pa.int64()), ("item", pa.int64()), (SPLIT, pa.int8())])
-_USERS_ROWS = 65_536
-"""Rows of histories that a task works on at a time; their lists are a few times that."""
-
-
-@dataclass(frozen=True)
-class InteractionRows:
-    """Rows of a dataset of interactions: label (float32), user and item (ids), group (int64, the user's id)."""
-
-    schema: Schema
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        assert self.schema.group is not None
-        ids = [pa.field(f.name, pa.from_numpy_dtype(id_dtype(f)), False) for f in self.schema.categorical]
-        label = pa.field(self.schema.label, pa.float32(), False)
-        return pa.schema([label, *ids, pa.field(self.schema.group, pa.int64(), False)])
-
-    def batch(self, label: NDArray[np.float32], user: NDArray[np.int64], item: NDArray[np.int64]) -> pa.RecordBatch:
-        schema = self.arrow_schema
-        columns = [
-            pa.array(values).cast(field.type) for values, field in zip((label, user, item, user), schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+_PLACED = pa.schema([(USER, pa.int64()), (ITEM, pa.int64()), (SPLIT, pa.int8()), ("place", pa.int64())])
+GROUP = "group"
+HELD_OUT = {"validation": VALIDATION, "test": TEST}
+"""Codes of the held-out splits by name, in the order of a dataset."""
+_COUNTED = pa.schema([("id", pa.int64()), ("count", pa.int64())])
+_LISTS_AT_ONCE = 4_096
 
 
-@dataclass(frozen=True)
-class HeldOutLists:
-    """A split of held-out interactions."""
+# The last ids of ranges of users with about equally many interactions; the first ids are those of the most active.
+_LAST_IDS = """
+select max(id) as last
+from (select id, (sum(count) over (order by id) - 1) * {ranges} // sum(count) over () as range from users)
+group by range
+order by range
+"""
+_TRAIN = f"""
+select 1 as label, "user", item, "user" as "group" from history where split = {TRAIN} order by "user", place
+"""
+_KNOWN = f"""
+select distinct 1 as label, "user", item, "user" as "group" from history where split in ({TRAIN}, {EARLIER})
+order by "user", item
+"""
+_HELD_OUT = """select "user", item from history where split = {code} order by "user", place"""
+# Of the users who have held-out interactions: those of one split are those of the other.
+_KNOWN_TO_THEM = f"""
+select distinct "user", item
+from history
+where split in {{codes}} and "user" in (select "user" from history where split in ({VALIDATION}, {TEST}))
+order by "user", item
+"""
 
-    code: int
-    sampler: NegativeSampler
-    known: tuple[int, ...]
-    """Codes of the splits whose items are never negatives."""
+
+def row_schema(schema: Schema) -> pa.Schema:
+    """Return the columns of a dataset's rows: label (float32), user and item (ids), group (int64, the user's id)."""
+    ids = [pa.field(f.name, pa.from_numpy_dtype(id_dtype(f)), False) for f in schema.categorical]
+    return pa.schema([pa.field(LABEL, pa.float32(), False), *ids, pa.field(GROUP, pa.int64(), False)])
 
 
 def write_rows(
     workspace: Workspace,
     histories: Sequence[Segment],
+    users: Sequence[Piece],
     encoder: RowEncoder,
-    rows: InteractionRows,
-    held_out: Mapping[str, HeldOutLists],
+    samplers: Mapping[str, NegativeSampler],
     parent: Dataset | None,
     has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
-    """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
+    """Write the rows of `train` and of held-out splits, ordered by user id, then by time.
 
-    With `parent` the pairs of all its splits are known here, as are those that are no choices (`has_known`); they and
-    those of `train` are written as the split `known`.
+    `users`: the vocabulary of users. `samplers`: of the splits whose negatives are drawn. With `parent` the pairs of
+    all its splits are known here, as are those that are no choices (`has_known`); they and those of `train` are written
+    as the split `known`.
 
     Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
-    user, item = (feature.name for feature in encoder.schema.categorical)
-
-    def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
-        first = segment.first
-        for batch in encoder.encode(segment):
-            place = pa.array(np.arange(first, first + batch.num_rows))
-            columns = [batch[user].cast(pa.int64()), place, batch[item].cast(pa.int64()), batch[SPLIT]]
-            yield pa.RecordBatch.from_arrays(columns, schema=_PLACED)
-            first += batch.num_rows
-
-    def encoded(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for read in read_piece(segment.piece, [user, item, rows.schema.label], ()):
-            batch = read.filter(pc.equal(read[rows.schema.label], 1.0))  # without drawn negatives
-            place, code = (np.full(batch.num_rows, value) for value in (-1, EARLIER))
-            yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
-
-    def draw(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
-        """Return the number of short lists by split."""
-        short: Counter[str] = Counter()
-        for users in whole_groups(batches, "user", _USERS_ROWS):
-            history = _History.of(users)
-            write("train", history.train(rows))
-            if has_known:
-                write(KNOWN_SPLIT, history.known(rows))
-            for split, config in held_out.items():
-                lists, short_lists = history.lists(rows, config)
-                write(split, lists)
-                short[split] += short_lists
-        return short
-
+    schema = row_schema(encoder.schema)
+    # Codes of the splits whose items are never negatives.
+    is_distinct = any(sampler.sampling == "distinct" for sampler in samplers.values())
+    known_codes = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if is_distinct else (TRAIN, EARLIER)
+    scratch, has_known = workspace.scratch, has_known or parent is not None
     earlier: list[Segment] = []
-    has_known |= parent is not None
     if parent is not None:
         parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
         earlier = make_segments(Piece(parent.folder / part.path, 0, part.rows) for part in parts)
-    sources = [(histories, encode), (earlier, encoded)]
-    with gathered_rows(workspace, "number users and draw negatives", sources, _PLACED) as gathered:
-        # A user lies in one range; within it, places ascend with time.
-        by_user = gathered.partition_by_range("user", workspace.runner.partitions).sort_within("user", "place")
-        names = ("train", *held_out, *([KNOWN_SPLIT] if has_known else []))
-        folder = workspace.scratch / "ordered"
-        pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
-    return pieces, sum(short, Counter())
+    rows = count_rows([*histories, *earlier])
+    ranges = query(_LAST_IDS.format(ranges=partitions_for(rows)), users=rows_of(users, _COUNTED)).read_all()
+    last_ids = ranges["last"].to_numpy()
+    with counted_rows(workspace.engine, workspace.progress, "number users and draw negatives", rows) as counter:
+
+        def number(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+            """Yield a history with ids."""
+            first = segment.first
+            for batch in encoder.encode(segment):
+                places = np.arange(first, first + batch.num_rows)
+                first += batch.num_rows
+                yield in_range(batch, batch[SPLIT], places)
+            counter.add(segment.piece.rows)
+
+        def read_earlier(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+            """Yield the pairs of a part of the dataset that is extended, without drawn negatives."""
+            for batch in read_piece(segment.piece, [USER, ITEM, LABEL], ()):
+                pairs = batch.filter(pc.equal(batch[LABEL], 1.0))
+                yield in_range(pairs, np.full(len(pairs), EARLIER), np.full(len(pairs), -1))
+            counter.add(segment.piece.rows)
+
+        def in_range(batch: pa.RecordBatch, split: Any, place: Any) -> tuple[Partition, pa.RecordBatch]:
+            user, item = batch[USER].cast(pa.int64()), batch[ITEM].cast(pa.int64())
+            columns = [user, item, pa.array(split, pa.int8()), pa.array(place)]
+            return np.searchsorted(last_ids, user.to_numpy()), pa.RecordBatch.from_arrays(columns, schema=_PLACED)
+
+        def draw(partition: int, placed: Mapping[str, pa.Table]) -> tuple[dict[str, list[Piece]], Counter[str]]:
+            history = pa.concat_tables(placed.values())
+            known = query(_KNOWN_TO_THEM.format(codes=known_codes), history=history).read_all()
+            short: Counter[str] = Counter()
+
+            def lists(split: str) -> Iterator[pa.RecordBatch]:
+                held_out = query(_HELD_OUT.format(code=HELD_OUT[split]), history=history).read_all()
+                for drawn, number_of_short in draw_lists(held_out, known, samplers[split]):
+                    short[split] += number_of_short
+                    yield drawn
+
+            rows: dict[str, Iterable[pa.RecordBatch]] = {split: lists(split) for split in samplers}
+            rows["train"] = query(_TRAIN, history=history)
+            if has_known:
+                rows[KNOWN_SPLIT] = query(_KNOWN, history=history)
+            pieces = {
+                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", schema, of_split)
+                for split, of_split in rows.items()
+            }
+            return pieces, short
+
+        sources = {"histories": Source(histories, _PLACED, number), "earlier": Source(earlier, _PLACED, read_earlier)}
+        found = workspace.engine.shuffle(sources, len(last_ids), draw)
+    pieces = {split: [piece for of_range, _ in found for piece in of_range[split]] for split in found[0][0]}
+    return pieces, sum((short for _, short in found), Counter())
 
 
-@dataclass(frozen=True)
-class _History:
-    """The interactions of whole users, by user id and then by time; arrays of one length."""
+def draw_lists(held_out: pa.Table, known: pa.Table, sampler: NegativeSampler) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield some lists, and how many of them are short.
 
-    user: NDArray[np.int64]
-    item: NDArray[np.int64]
-    split: NDArray[np.int8]
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch) -> "_History":
-        return cls(*(batch[name].to_numpy() for name in ("user", "item", "split")))
-
-    def train(self, rows: InteractionRows) -> pa.RecordBatch:
-        chosen = self.split == TRAIN
-        return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
-
-    def known(self, rows: InteractionRows) -> pa.RecordBatch:
-        """Return the pairs that are in `train`, in a dataset before, or no choices, each once."""
-        chosen = np.isin(self.split, (TRAIN, EARLIER))
-        user, item = _distinct(self.user[chosen], self.item[chosen])
-        return rows.batch(np.ones(len(user), np.float32), user, item)
-
-    def lists(self, rows: InteractionRows, held_out: HeldOutLists) -> tuple[pa.RecordBatch, int]:
-        """Return the row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are
-        short.
-        """
-        chosen = self.split == held_out.code
-        users, positives = self.user[chosen], self.item[chosen]
-        is_known = np.isin(self.split, held_out.known) & np.isin(self.user, users)
-        user, item = _distinct(self.user[is_known], self.item[is_known])
-        num_known = np.searchsorted(user, users, side="right") - np.searchsorted(user, users)
-        negatives, lengths = held_out.sampler.draw(users, item, num_known)
-
-        firsts = np.cumsum(lengths + 1) - (lengths + 1)
-        label = np.zeros(len(users) + len(negatives), np.float32)
-        label[firsts] = 1.0
-        items = np.empty(len(label), np.int64)
-        items[firsts] = positives
-        items[label == 0.0] = negatives
-        batch = rows.batch(label, np.repeat(users, lengths + 1), items)
-        return batch, int((lengths < held_out.sampler.negatives).sum())
-
-
-def _distinct(user: NDArray[np.int64], item: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the pairs, each once, by user and then item."""
-    ascending = np.lexsort((item, user))
-    user, item = user[ascending], item[ascending]
-    is_first = np.ones(len(user), np.bool_)
-    is_first[1:] = (np.diff(user) != 0) | (np.diff(item) != 0)
-    return user[is_first], item[is_first]
-
-
-def read_rows(rows: InteractionRows, segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that `write_rows` wrote, as they are."""
-    schema = rows.arrow_schema
-    for batch in read_piece(segment.piece, schema.names, []):
-        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    A list is a held-out interaction with label 1, then its negatives with label 0. `known`: the pairs of the users in
+    `held_out` that are never negatives, by user and item.
+    """
+    users, positives, known_items = held_out[USER].to_numpy(), held_out[ITEM].to_numpy(), known[ITEM].to_numpy()
+    starts, ends = (np.searchsorted(known[USER].to_numpy(), users, side=side) for side in ("left", "right"))
+    for first in range(0, len(users), _LISTS_AT_ONCE):
+        some = slice(first, first + _LISTS_AT_ONCE)
+        known_to_some = known_items[starts[some][0] : ends[some][-1]]
+        negatives, lengths = sampler.draw(users[some], known_to_some, (ends - starts)[some])
+        # Each positive before its negatives: a stable sort by list.
+        number = np.arange(len(lengths))
+        owner = np.concatenate([number, np.repeat(number, lengths)])
+        order = np.argsort(owner, kind="stable")
+        user = users[some][owner[order]]
+        item = np.concatenate([positives[some], negatives])[order]
+        drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item, GROUP: user}
+        yield pa.RecordBatch.from_pydict(drawn), int((lengths < sampler.negatives).sum())
 
 
 def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
     """Yield the rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
-    schema = InteractionRows(encoder.schema).arrow_schema
+    schema = row_schema(encoder.schema)
     for batch in encoder.encode(segment):
         label, user, item = batch.columns
         yield pa.RecordBatch.from_arrays([label, user, item, user.cast(pa.int64())], schema=schema)

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 
 from rayrec.features.hashes import hash_key
 from rayrec.features.table_parts import HASH, Numbers
+from rayrec.preprocessing.engines.spark import spark_schema
 from rayrec.preprocessing.lookups.label_rates import count_columns
-from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges, spark_schema
+from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.runners.spark_runner import SparkRows, spark_schema
+from rayrec.preprocessing.engines.spark import spark_schema
+from rayrec.preprocessing.runners.spark_runner import SparkRows
 from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts

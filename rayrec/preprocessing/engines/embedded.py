@@ -1,0 +1,80 @@
+"""Runs tasks in threads of this process: most inputs are done before Spark has started."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Self
+
+from rayrec.common.machine import available_cpus, available_memory
+from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, Source, messages_by_partition
+from rayrec.preprocessing.engines.row_file import RowFile
+from rayrec.preprocessing.engines.sql import SqlShare, set_share
+from rayrec.store.paths import RemotePath, cache_root
+
+
+class _Counter:
+    """Counts rows from within threads."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._lock = Lock()
+
+    def add(self, term: int) -> None:
+        with self._lock:
+            self.value += term
+
+
+@dataclass(frozen=True)
+class EmbeddedEngine:
+    """Some threads of this process; shuffled rows are on its disk."""
+
+    parallelism: int
+    memory: int = field(default_factory=lambda: available_memory() // 2)
+    """Bytes that queries take together before they use the disk."""
+    scratch: Path = field(default_factory=cache_root)
+    """Where shuffled rows lie, and what queries have no memory for."""
+
+    @classmethod
+    def of_this_machine(cls) -> Self:
+        """Return a thread for each CPU that this process may use."""
+        return cls(available_cpus())
+
+    def within(self, scratch: Path) -> Self:
+        """Return the same engine with its files in the folder of a job; in that of the node if it is at a URI."""
+        return self if isinstance(scratch, RemotePath) else replace(self, scratch=scratch)
+
+    def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+        """See the protocol. An error leaves out the items that have not begun; it is raised when the others ended."""
+        share = SqlShare(self.parallelism, self.memory, self.scratch)
+        with ThreadPoolExecutor(self.parallelism, "rayrec-task", set_share, (share,)) as pool:
+            calls = [pool.submit(function, item) for item in items]
+            try:
+                return [call.result() for call in calls]
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Consume[Result]) -> list[Result]:
+        """See the protocol. Rows wait for each other in a file for each source."""
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(RowFile(s.schema, self.scratch)) for name, s in sources.items()}
+
+            def produce(task: tuple[str, Any]) -> None:
+                name, item = task
+                rows = sources[name].produce(item)
+                for partition, message in messages_by_partition(rows, sources[name].schema, partitions):
+                    files[name].append(partition, message)
+
+            def finish(partition: int) -> Result:
+                return consume(partition, {name: file.table(partition) for name, file in files.items()})
+
+            self.run([(name, item) for name, source in sources.items() for item in source.items], produce)
+            return self.run(range(partitions), finish)
+
+    def counter(self) -> Counter:
+        return _Counter()
+
+    def cancel(self) -> None:
+        """Stop all tasks; none runs any more when `run` has raised an error."""

@@ -1,0 +1,149 @@
+"""The embedded engine brings every row to the task of its partition, and SQL there sorts, joins and spills."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.preprocessing.engines import engine as engine_module
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.spark import keys_of_partitions
+from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
+
+NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
+
+
+def numbered(first: int, last: int) -> pa.RecordBatch:
+    numbers = range(first, last)
+    columns = [pa.array(numbers), pa.array(map(str, numbers)), pa.array([[n] * (n % 3) for n in numbers])]
+    return pa.RecordBatch.from_arrays([c.cast(t) for c, t in zip(columns, NUMBERS.types, strict=True)], schema=NUMBERS)
+
+
+@given(st.lists(st.integers(0, 300), max_size=4), st.integers(1, 9), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_every_row_is_in_its_partition_once(sizes: list[int], partitions: int, is_whole: bool) -> None:
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    ranges = [*zip([0, *ends[:-1]], ends, strict=False)] if ends else []
+
+    def produce(item: tuple[int, int]) -> Iterator[tuple[int | np.ndarray, pa.RecordBatch]]:
+        rows = numbered(*item)
+        yield (item[0] % partitions if is_whole else rows["n"].to_numpy() % partitions), rows
+
+    def consume(partition: int, rows: Mapping[str, pa.Table]) -> tuple[int, pa.Table]:
+        return partition, query("select * from numbers order by n", **rows).read_all()
+
+    found = EmbeddedEngine(2).shuffle({"numbers": Source(ranges, NUMBERS, produce)}, partitions, consume)
+    assert [partition for partition, _ in found] == list(range(partitions))
+    expected = numbered(0, sum(sizes)).to_pylist()
+    first_of = {n: low for low, high in ranges for n in range(low, high)}
+    for partition, rows in found:
+        of_key = first_of if is_whole else {n: n for n in first_of}
+        assert rows.to_pylist() == [row for row in expected if of_key[row["n"]] % partitions == partition]
+
+
+def test_rows_are_cut_into_messages_and_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_BYTES_OF_A_MESSAGE", 100)
+    monkeypatch.setattr(engine_module, "_BYTES_AT_ONCE", 1_000)
+    schema = pa.schema([pa.field("n", pa.int64(), False), ("word", pa.string())])
+
+    def produce(item: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for number in range(item, item + 100):
+            words = pa.array(["a", None]).dictionary_encode()
+            yield 1, pa.RecordBatch.from_arrays([pa.array([number, -number], pa.int32()), words], names=["n", "word"])
+
+    def consume(_: int, rows: Mapping[str, pa.Table]) -> tuple[pa.Schema, list[int]]:
+        return rows["words"].schema, sorted(rows["words"]["n"].to_pylist())
+
+    found = EmbeddedEngine(3).shuffle({"words": Source([0, 100], schema, produce)}, 2, consume)
+    assert found == [(schema, []), (schema, sorted([*range(200), *range(-199, 1)]))]
+
+
+def test_two_sources_are_joined_in_each_partition(tmp_path: Path) -> None:
+    clicks = pa.schema([("user", pa.int64()), ("n", pa.int64())])
+    users = pa.schema([("user", pa.int64()), ("age", pa.int64())])
+
+    def of(schema: pa.Schema, rows: list[tuple[int, int]]) -> Source[list[tuple[int, int]]]:
+        def produce(item: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
+            columns = [pa.array(column) for column in zip(*item, strict=True)]
+            yield np.array([key % 3 for key, _ in item]), pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        return Source([rows[:3], rows[3:]], schema, produce)
+
+    def join(_: int, rows: Mapping[str, pa.Table]) -> list[tuple[int, int, int | None]]:
+        found = query("select n, user, age from clicks left join users using (user) order by n", **rows).read_all()
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    sources = {
+        "clicks": of(clicks, [(1, 0), (2, 1), (1, 2), (4, 3), (5, 4)]),
+        "users": of(users, [(5, 50), (1, 10), (2, 20), (6, 60)]),
+    }
+    found = EmbeddedEngine(2).within(tmp_path).shuffle(sources, 3, join)
+    assert found == [[], [(0, 1, 10), (2, 1, 10), (3, 4, None)], [(1, 2, 20), (4, 5, 50)]]
+    assert not any(tmp_path.iterdir()), "files without names"
+
+
+def test_what_has_no_room_in_memory_is_sorted_on_the_disk(tmp_path: Path) -> None:
+    set_share(SqlShare(1, 2**27, tmp_path))
+    numbers = np.random.default_rng(0).permutation(2_000_000)
+    table = pa.table({"n": numbers, **{f"c{i}": numbers for i in range(15)}})  # 244 MiB
+    first = last = -1
+    for batch in query("select * from numbers order by n", numbers=table):
+        first, last = last + 1, last + batch.num_rows
+        assert batch["n"].to_numpy().tolist() == list(range(first, last + 1))
+        assert batch["c14"].equals(batch["n"])
+    assert last == 1_999_999
+
+
+def test_texts_are_sorted_by_their_bytes() -> None:
+    texts = pa.table({"text": ["\U0001f600", "\ufb01", "b", "é", "B", "", "a", "a\0", "z"]})
+    found = query("select text from texts order by text", texts=texts).read_all()["text"].to_pylist()
+    assert found == sorted(texts["text"].to_pylist(), key=str.encode)
+
+
+@pytest.mark.parametrize("sql", ["select * from elsewhere", "from read_csv('/etc/passwd')", "install httpfs"])
+def test_a_query_sees_its_tables_alone(sql: str) -> None:
+    elsewhere = pa.table({"n": [1]})
+    assert len(elsewhere) == 1
+    import duckdb
+
+    with pytest.raises(duckdb.Error):
+        query(sql, other=elsewhere).read_all()
+
+
+def test_mapped_rows_are_given_back() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("deleted")
+
+    before = mapped()
+
+    def produce(item: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield item, numbered(0, 1_000)
+
+    def consume(_: int, rows: Mapping[str, pa.Table]) -> int:
+        assert mapped() > before or not os.path.exists("/proc/self/maps")
+        return sum(batch.num_rows for batch in query("select * from numbers", **rows))
+
+    assert EmbeddedEngine(1).shuffle({"numbers": Source([0, 1, 2], NUMBERS, produce)}, 3, consume) == [1_000] * 3
+    assert mapped() == before
+
+
+def test_a_key_for_each_partition_of_spark() -> None:
+    """Values that `pmod(hash(key), n)` of Spark gives; `tests/integration/test_spark_engine.py` asks Spark itself."""
+    assert keys_of_partitions(1).tolist() == [71]
+    assert len(set(keys_of_partitions(4_096).tolist())) == 4_096
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 2**31 - 1))
+def test_partitions_of_hashes_are_ascending_ranges(hashes: list[int], partitions: int) -> None:
+    found = partition_by_hash(np.array(sorted(hashes)), partitions)
+    assert found.tolist() == sorted(found.tolist())
+    assert found.min() >= 0
+    assert found.max() < partitions
+    ends = partition_by_hash(np.array([-(2**63), 2**63 - 1]), partitions)
+    assert ends.tolist() == [0, partitions - 1]
