@@ -53,12 +53,12 @@ FAMILIES = ("quality", "user_similarity", "landing_similarity", "context")
 _QUALITY = {"advertiser": 0.6, "campaign": 0.1, "publisher": 0.4, "source": 0.05, "ad": 0.05}
 """Standard deviations."""
 _FRESHNESS, _FRESH_DAYS = 0.6, 100.0
-_USER = {"categories": 1.0, "topics": 1.0, "entities": 0.6}
+_USER = {"categories": 1.2, "topics": 1.2, "entities": 0.7}
 _LANDING = {"categories": 0.9, "topics": 0.9, "entities": 0.6}
 """Utilities of a cosine of _ENOUGH or more."""
 _ENOUGH = 0.3
 _VIEWED = 0.8
-_CONTEXT = {"platform": 0.35, "country": 0.2, "hour": 0.2, "traffic": 0.15}
+_CONTEXT = {"platform": 0.4, "country": 0.25, "hour": 0.25, "traffic": 0.2}
 """Standard deviations over the states."""
 _OF_CATEGORY = {"hour", "traffic"}
 """Kinds of context that act on a trait of the category; the others on one of the advertiser."""
