@@ -16,7 +16,7 @@ from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
-from rayrec.preprocessing.engines.spark import keys_of_partitions
+from rayrec.preprocessing.engines.spark import _messages, joined_messages, keys_of_partitions
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
 from rayrec.preprocessing.tasks import run_brief_tasks
 
@@ -211,3 +211,25 @@ def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
         EmbeddedEngine(2).run(range(1_000), fail_or_wait)
     assert 1 in ended
     assert len(ended) < 999
+
+
+def test_messages_are_given_back_when_they_are_sent() -> None:
+    keys = keys_of_partitions(1)
+    before = pa.total_allocated_bytes()
+    for _ in range(10):
+        _messages(0, [(0, numbered(0, 10_000).serialize())], keys)
+    assert pa.total_allocated_bytes() - before < numbered(0, 10_000).nbytes
+
+
+def test_small_messages_are_joined_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.preprocessing.engines.spark._LEAST_MESSAGE", 3_000)
+    keys = keys_of_partitions(1)
+    sent = [(n % 2, numbered(n, n + (400 if n == 7 else 3))) for n in range(50)]
+    batches = [_messages(source, [(0, rows.serialize())], keys) for source, rows in sent]
+    got: list[list[pa.RecordBatch]] = [[], []]
+    for source, message in joined_messages(iter(batches), [NUMBERS, NUMBERS]):
+        got[source].append(pa.ipc.read_record_batch(message, NUMBERS))
+    assert sum(map(len, got)) < 20
+    for source, found in enumerate(got):
+        expected = [row for of, rows in sent if of == source for row in rows.to_pylist()]
+        assert sorted(pa.Table.from_batches(found).to_pylist(), key=str) == sorted(expected, key=str)
