@@ -2,17 +2,18 @@
 
     python -m benchmarks.preprocess_displays --rows 100000 1000000 10000000 --output FILE
 
-Tables are generated; one Spark session on one machine preprocesses them all, after a small warm-up. Memory is what
-each kind of process has for itself (USS), pages of mapped statistics not counted; disk that of the unfinished dataset
-and of Spark's shuffles. Both are sampled every `--interval` seconds, and the largest counts. CPU seconds are those of
-all these processes, which other work on the machine disturbs less than the time that passes. A size that is done is in
-FILE when the next one begins.
+Tables are generated, and preprocessed by threads of this process, or with `--on ray` by one Spark session on this
+machine, after a small warm-up. Memory is what each kind of process has for itself (USS), pages of mapped files not
+counted; disk that of the unfinished dataset, with its scratch files, and of Spark's shuffles. Both are sampled every
+`--interval` seconds, and the largest counts. CPU seconds are those of all these processes, which other work on the
+machine disturbs less than the time that passes. A size that is done is in FILE when the next one begins.
 """
 
 import os
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,9 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
-from rayrec.internals.spark import java
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.runners.task_runner import TaskRunner
+from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
@@ -38,31 +40,37 @@ _WARM_UP_ROWS = 10_000
 def main() -> None:
     parser = parser_by_rows(__doc__, rows=[100_000, 1_000_000], interval=2.0)
     parser.add_argument("--feature-set", choices=["full", "lean"], default="full")
+    parser.add_argument("--on", choices=["process", "ray"], default="process")
     arguments = parser.parse_args()
     machine = Machine()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        folder = Path(name)
-        os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
-        with ray_session(), spark_session(SparkConfig(), "benchmark") as spark:
-            runs = []
-            for rows in [_WARM_UP_ROWS, *arguments.rows]:
-                runs.append(_measure(spark, folder, rows, arguments.feature_set, arguments.interval))
-                settings = {"feature_set": arguments.feature_set, "machine": machine.described()}
-                write_json(arguments.output, {**settings, "runs": runs[1:]})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
+        runner: TaskRunner = ThreadRunner.of_this_machine()
+        if arguments.on == "ray":
+            os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
+            stack.enter_context(ray_session())
+            runner = SparkRunner(stack.enter_context(spark_session(SparkConfig(), "benchmark")))
+        runs = []
+        for rows in [_WARM_UP_ROWS, *arguments.rows]:
+            runs.append(_measure(runner, folder, rows, arguments.feature_set, arguments.interval))
+            settings = {"on": arguments.on, "feature_set": arguments.feature_set, "machine": machine.described()}
+            write_json(arguments.output, {**settings, "runs": runs[1:]})
 
 
 def _measure(
-    spark: Any, folder: Path, rows: int, feature_set: Literal["full", "lean"], interval: float
+    runner: TaskRunner, folder: Path, rows: int, feature_set: Literal["full", "lean"], interval: float
 ) -> dict[str, Any]:
     raw, dataset = folder / "raw", folder / "out" / "dataset"
     generate(raw, rows)
     settings = {"source": {"kind": "outbrain"}, "preprocess": {"feature_set": feature_set}}
-    recipe = Recipe.model_validate({"name": "benchmark", **settings})
+    recipe = Recipe.model_validate(
+        {"name": "benchmark", "model": {"kind": "wide_deep", "embedding_dim": 8}, **settings}
+    )
     stages = _Stages()
     started = time.perf_counter()
     folders = {"unfinished dataset": folder / "out", "Spark's shuffles": folder / "spark"}
     with sampled(psutil.Process(), folders, interval) as seen:
-        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(SparkRunner(spark), stages)
+        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(runner, stages)
     seconds = time.perf_counter() - started
     stages.finish()
     result = {
@@ -76,7 +84,6 @@ def _measure(
         "rows_per_second": round(rows / seconds),
         "seconds_by_stage": stages.seconds,
         "largest_mib": seen.largest_mib,
-        "driver_jvm_collected_mib": _driver_heap(spark) // MIB,
     }
     print(result, flush=True)
     for made in (raw, dataset):
@@ -100,13 +107,6 @@ class _Stages(SilentProgress):
             name, started = self._current
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 1)
             self._current = None
-
-
-def _driver_heap(spark: Any) -> int:
-    """Return what the driver's JVM still holds after a collection."""
-    runtime = java(spark).java.lang.Runtime.getRuntime()
-    runtime.gc()
-    return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 if __name__ == "__main__":

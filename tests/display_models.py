@@ -1,15 +1,14 @@
 """Model folders that rank ads, with statistics of a few documents, ads and users."""
 
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from rayrec.features.feature_kinds import Feature, NumericFeature
+from rayrec.config.transforms import Hash
+from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.inference.ranker import Ranker
 from rayrec.preprocessing.numbers.summary import Fit
-from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants
 from rayrec.sources.registry import load_ranker
@@ -40,8 +39,15 @@ def display_schema(constants: Constants, largest: int = 500) -> Schema:
     """Return the schema of all features of a set, with tables of at most `largest` rows."""
     features: tuple[Feature, ...] = tuple(
         NumericFeature(name=d.name, transforms=tuple(takewhile(lambda step: not isinstance(step, Fit), d.steps)))
-        if isinstance(d, Numeric)
-        else replace(d, cardinality=min(d.cardinality, largest)).feature
+        if d.feature is None
+        else _with_rows(d.feature, min(d.feature.cardinality, largest))
         for d in features_of(constants.feature_set)
     )
     return Schema(label="clicked", group="display_id", candidate="candidate", features=features)
+
+
+def _with_rows(feature: CategoricalFeature, rows: int) -> CategoricalFeature:
+    hashed = tuple(
+        Hash(buckets=rows, of=transform.of) for transform in feature.transforms if isinstance(transform, Hash)
+    )
+    return feature.model_copy(update={"cardinality": rows, "transforms": hashed})

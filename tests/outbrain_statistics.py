@@ -18,6 +18,7 @@ from rayrec.sources.outbrain.statistics import (
     AD_SCHEMA,
     ASPECTS,
     DOCUMENT_SCHEMA,
+    KEY,
     PROFILE_SCHEMA,
     RATE_KEYS,
     Constants,
@@ -26,7 +27,6 @@ from rayrec.sources.outbrain.statistics import (
 
 Values = Mapping[int, float]
 """Confidence (of a document) or weight (of a profile) by value."""
-Key = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def make_statistics(
     *,
     documents: Mapping[int, Document] | None = None,
     ads: Mapping[int, Ad] | None = None,
-    rates: Mapping[str, Mapping[Key, Count]] | None = None,
+    rates: Mapping[str, Mapping[int, Count]] | None = None,
     profiles: Mapping[str, Profile] | None = None,
 ) -> Statistics:
     """Write and open them; values have the weights that follow from `documents`."""
@@ -119,7 +119,7 @@ def make_statistics(
     return Statistics.open(folder, folder / RATES_FOLDER if with_folds else None)
 
 
-def _write_rates(folder: Path, name: str, counts: Mapping[Key, Count]) -> bool:
+def _write_rates(folder: Path, name: str, counts: Mapping[int, Count]) -> bool:
     key = RATE_KEYS[name]
     schema = key.schema
     folds = max(len(count.folds) for count in counts.values())
@@ -128,9 +128,8 @@ def _write_rates(folder: Path, name: str, counts: Mapping[Key, Count]) -> bool:
             schema = schema.append(pa.field(f"{column}_{fold}", pa.int64()))
     rows = []
     for of, count in counts.items():
-        parts = of if isinstance(of, tuple) else (of,)
-        row = {HASH: _hash(*parts), **dict(zip(key.columns, parts, strict=True)), "views": count.views,
-               "clicks": count.clicks, "ads": count.ads, "confidence": count.confidence}  # fmt: skip
+        row = {HASH: _hash(of), KEY: of, "views": count.views, "clicks": count.clicks,
+               "ads": count.ads, "confidence": count.confidence}  # fmt: skip
         for fold, (views, clicks) in enumerate(count.folds):
             row |= {f"views_{fold}": views, f"clicks_{fold}": clicks}
         rows.append(row)
@@ -157,8 +156,8 @@ def _weight(confidence: float, frequency: int, constants: Constants) -> float:
     return max(float(np.log(constants.documents / frequency)), 0.0) * confidence if constants.documents else 0.0
 
 
-def _hash(*parts: int) -> int:
-    return int(hash_key(*(np.array([part]) for part in parts))[0])
+def _hash(key: int) -> int:
+    return int(hash_key(np.array([key]))[0])
 
 
 def _write(folder: Path, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:

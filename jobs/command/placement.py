@@ -46,11 +46,7 @@ def place_preprocessing(request: PlacedRequest, job: "Preprocessing", spark: Spa
     """Return where raw files become a dataset; large is what the memory holds no rows of, and in any case 4 GiB of
     text (`Preprocessing.suits_threads`).
     """
-    only_ray = None
-    if spark != SparkConfig():
-        only_ray = "preprocess.spark"
-    elif job.needs_spark:
-        only_ray = "a join of this source's tables"
+    only_ray = None if spark == SparkConfig() else "preprocess.spark"
     return _place(
         "preprocess",
         request,

@@ -133,9 +133,21 @@ def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
     rows = 0
     with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in chain((first,), batches):
-            writer.write_batch(batch)
+            writer.write_batch(_with_nulls_cleared(batch))
             rows += batch.num_rows
     return rows
+
+
+def _with_nulls_cleared(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the same rows with 0 under nulls, where a query leaves anything: the bytes of a file follow from rows."""
+
+    def cleared(column: pa.Array) -> pa.Array:
+        if not column.null_count or not pa.types.is_primitive(column.type) or pa.types.is_boolean(column.type):
+            return column
+        values = column.view(pa.type_for_alias(f"int{column.type.bit_width}")).fill_null(0).to_numpy()
+        return pa.array(values, mask=column.is_null().to_numpy(zero_copy_only=False)).view(column.type)
+
+    return pa.RecordBatch.from_arrays([cleared(column) for column in batch.columns], schema=batch.schema)
 
 
 def search_ranges(

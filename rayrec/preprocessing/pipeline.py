@@ -47,10 +47,6 @@ class PreprocessingJob(Protocol):
     def files(self) -> tuple[InputFile, ...]:
         """All raw files that are read."""
 
-    @property
-    def needs_spark(self) -> bool:
-        """Return whether some of the work is Spark's alone, such as joins of its own."""
-
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write everything in the dataset but the schema and the manifest. Raises UserError.
 
@@ -76,11 +72,6 @@ class Preprocessing:
         return all(is_uri(file.name) for file in self._job.files)
 
     @property
-    def needs_spark(self) -> bool:
-        """Tell if some of the work is Spark's alone."""
-        return self._job.needs_spark
-
-    @property
     def bytes(self) -> int:
         """Return the size of all raw files."""
         return sum(file.bytes for file in self._job.files)
@@ -90,7 +81,7 @@ class Preprocessing:
         """Tell if threads of one process can hold the rows, and are done with the work before Spark would be."""
         text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
         most = min(max(available_memory() // _MEMORY_OF_TEXT, _LEAST_TEXT), _MOST_TEXT)
-        return not self._job.needs_spark and text <= most
+        return text <= most
 
     def run(
         self,

@@ -31,7 +31,7 @@ from tests.ray_nodes import hiding
 
 pytestmark = pytest.mark.minutes
 FAULTS = Faults(seed=9, fail=0.02, reset=0.02, slow=0.01, cut=0.02, short=0.02)
-STAGES = {"criteo": "vocabularies", "table": "fit", "interactions": "ordered", "displays": "traffic"}
+STAGES = {"criteo": "vocabularies", "table": "fit", "interactions": "ordered", "displays": "profiles"}
 """The stage of each kind at whose end the command is killed."""
 
 
@@ -60,11 +60,9 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     local = tmp_path / "dataset"
     if kind == "displays":
         arguments += ["--set", "preprocess.feature_set=full"]  # whose stages are all there are
-        run_module("jobs.preprocess", *arguments, *memory, "--output", local, environment=environment)
-    else:
-        # Without a cluster, by threads, whose files are those of Spark.
-        alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-        run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
+    # Without a cluster, by threads, whose files are those of Spark.
+    alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
 
     prefix = uuid4().hex  # The tests of a process share the bucket.
     uri = f"s3://bucket/{prefix}"

@@ -20,8 +20,8 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.vocabularies import hash_ranges
 from rayrec.recipes import Recipe, dump_recipe
+from rayrec.sources.outbrain.preprocessing import row_files
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing
 from tests import outbrain_reference as reference
@@ -61,7 +61,7 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
     def make(feature_set: str) -> Dataset:
         with pytest.MonkeyPatch.context() as patch:
             if feature_set == "full":  # cut into many tasks, whose number must not show
-                patch.setattr(hash_ranges, "ROWS_PER_RANGE", 900)
+                patch.setattr(row_files, "ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
             preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(
                 SparkRunner(spark)
@@ -284,7 +284,7 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
     with hold.held("jobs.preprocess", *arguments, environment=environment):
         marks = {path.stem: path for path in work.glob(".out.unfinished-*/.scratch/*.json")}
     done = {name: path.stat().st_mtime_ns for name, path in marks.items()}
-    assert {"tables", "clicks", "documents", "rates", "users", "views", "traffic"} <= set(done)
+    assert {"tables", "clicks", "documents", "rates", "users", "views", "profiles"} <= set(done)
     assert "features" not in done and not (work / "out").exists()
 
     messages = Messages()

@@ -25,9 +25,8 @@ STAGES = {
 """The stages of each kind in which Spark's command is killed: half-way through the first, at the end of the second."""
 
 
-# Threads do not preprocess displays; tables have the most stages.
 @pytest.mark.parametrize(
-    "kind", ["table", *(pytest.param(kind, marks=pytest.mark.minutes) for kind in ("criteo", "interactions"))]
+    "kind", [kind if kind == "table" else pytest.param(kind, marks=pytest.mark.minutes) for kind in ROWS]
 )
 def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> None:
     environment = environment_without_cluster()
@@ -59,9 +58,8 @@ def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> 
 def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     on_cluster = {**os.environ, "RAY_ADDRESS": ray_cluster}
     arguments = [*write_raw(tmp_path, kind, ROWS[kind] // 20), "--set", "preprocess.spark.executor_memory=1g"]
-    # By threads, which take less time and give the files of Spark; they do not preprocess displays.
-    undisturbed = on_cluster if kind == "displays" else environment_without_cluster()
-    run_module("jobs.preprocess", *arguments, "--output", tmp_path / "undisturbed", environment=undisturbed)
+    environment = environment_without_cluster()
+    run_module("jobs.preprocess", *arguments, "--output", tmp_path / "undisturbed", environment=environment)
 
     output = tmp_path / "dataset"
     arguments += ["--output", str(output)]

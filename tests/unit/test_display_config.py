@@ -10,8 +10,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.recipes import load_recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig, DisplaySplitConfig, RatesConfig
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob
-from rayrec.sources.outbrain.preprocessing.parsed_tables import find_tables
+from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob, find_tables
 
 
 @pytest.fixture

@@ -173,3 +173,26 @@ def test_hashes_are_those_of_splitmix64() -> None:
     assert uniform(np.array([0]), 1)[0] == second / 2**64
     assert hash_key(np.array([3])).view(np.uint64)[0] == hash_integers(np.array([3]))[0]
     assert len(set(hash_key(np.repeat(np.arange(40), 40), np.tile(np.arange(40), 40)).tolist())) == 1600
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "double", "float16", "timestamp[us, UTC]"])
+def test_what_lies_under_nulls_is_not_in_the_file(kind: str, tmp_path: Path) -> None:
+    """Queries leave anything there, and equal tables must have equal files."""
+    kind_ = pa.timestamp("us", "UTC") if kind.startswith("timestamp") else pa.type_for_alias(kind)
+    written = []
+    for name, under in (("zero", 0), ("other", 77)):
+        values = np.array([5, under, 7], f"i{kind_.bit_width // 8}")
+        validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
+        column = pa.Array.from_buffers(kind_, 3, [validity, pa.py_buffer(values)])
+        schema = pa.schema([(HASH, pa.int64()), ("number", kind_)])
+        folder = tmp_path / name
+        folder.mkdir()
+        write_file(folder, schema, [pa.record_batch([pa.array([1, 2, 3]), column], schema=schema)])
+        assert (
+            pa.ipc.open_file((folder / next(folder.iterdir())).read_bytes())
+            .read_all()["number"]
+            .combine_chunks()
+            .equals(column)
+        )
+        written.append(next(folder.iterdir()).read_bytes())
+    assert written[0] == written[1]

@@ -194,11 +194,8 @@ def statistics(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         for n in range(30)
     }
     counts = {
-        name: {
-            (n if len(key.columns) == 1 else (n, n)): Count(int(v), int(v) // 3, 2, 0.5)
-            for n, v in enumerate(rng.integers(1, 60, 30))
-        }
-        for name, key in RATE_KEYS.items()
+        name: {n: Count(int(v), int(v) // 3, 2, 0.5) for n, v in enumerate(rng.integers(1, 60, 30))}
+        for name in RATE_KEYS
     }
     return make_statistics(
         tmp_path_factory.mktemp("statistics"),

@@ -63,7 +63,7 @@ CASES: dict[str, tuple[OutbrainTable, bytes, Rows, Rejected]] = {
             (4, "no value in a required column", ",1,0"),
             (5, "no value in a required column", "1,,0"),
             (6, "label other than 0 or 1", "1,2,2"),
-            (7, "no value in a required column", "1,2,"),
+            (7, "no label", "1,2,"),
             (8, "wrong column count", "1,2"),
             (9, "not an integer", "1,x,0"),
             (10, "not an integer", "1,99999999999999999999,0"),
@@ -79,17 +79,18 @@ CASES: dict[str, tuple[OutbrainTable, bytes, Rows, Rejected]] = {
         OutbrainTable.EVENTS,
         b"display_id,uuid,document_id,timestamp,platform,geo_location\n"
         b"1,cb8c55702adb93,379743,61,3,US>SC>519\n2,\\N,\\N,\\N,\\N,\\N\n3,,,,,\n4,u,5,6,7,\xc3\x85\n\\N,u,5,6,1,US\n"
-        b"5,u,5,6,2.0,US\n6,\xff,5,6,1,US\n",
+        b"5,u,5,6,2.0,US\n5,u,5,6,2.5,US\n6,\xff,5,6,1,US\n",
         [
             (1, "cb8c55702adb93", 379743, 61, 3, "US>SC>519"),
             (2, None, None, None, None, None),
             (3, None, None, None, None, None),
             (4, "u", 5, 6, None, "Å"),
+            (5, "u", 5, 6, 2, "US"),
         ],
         [
             (6, "no value in a required column", "\\N,u,5,6,1,US"),
-            (7, "not an integer", "5,u,5,6,2.0,US"),
-            (8, "invalid UTF-8", "6,\\xff,5,6,1,US"),
+            (8, "not an integer", "5,u,5,6,2.5,US"),
+            (9, "invalid UTF-8", "6,\\xff,5,6,1,US"),
         ],
     ),
     "page views, another order, a column more": (
@@ -125,12 +126,15 @@ CASES: dict[str, tuple[OutbrainTable, bytes, Rows, Rejected]] = {
     ),
     "topics": (
         OutbrainTable.DOCUMENTS_TOPICS,
-        b"document_id,topic_id,confidence_level\n1,140,0.0731131601068925\n1,2,1e-3\n1,3,nan\n1,4,\n1,5,0x1\n1,6,.5\n",
+        b"document_id,topic_id,confidence_level\n1,140,0.0731131601068925\n1,2,1e-3\n1,3,nan\n1,4,\n1,5,0x1\n1,6,.5\n"
+        b"1,7,inf\n1,8,-0.1\n",
         [(1, 140, 0.0731131601068925), (1, 2, 0.001), (1, 6, 0.5)],
         [
-            (4, "not a number", "1,3,nan"),
+            (4, "no value in a required column", "1,3,nan"),
             (5, "no value in a required column", "1,4,"),
             (6, "not a number", "1,5,0x1"),
+            (8, "weight below 0 or not a number", "1,7,inf"),
+            (9, "weight below 0 or not a number", "1,8,-0.1"),
         ],
     ),
     "entities, quoted": (
@@ -219,8 +223,8 @@ def test_a_table_twice_is_refused(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "empty; it needs a header, display_id,ad_id,clicked"),
-    "no column": (b"display_id,ad,clicked\n", r"no column 'ad_id' in the header \('display_id', .*\); use"),
+    "empty": (b"", "empty; there are no rows to read"),
+    "no column": (b"display_id,ad,clicked\n", "no column 'ad_id'; it has display_id, ad, clicked"),
     "no file in it": (packed(b"x", "zip", ()), "cannot be unpacked"),
     "cut zip": (packed(b"display_id,ad_id,clicked\n", "zip")[:40], "cannot be unpacked"),
 }  # fmt: skip

@@ -33,8 +33,8 @@ class Messages(Progress):
         self.texts.append(text)
 
 
-def raw_files(*, needs_spark: bool = False, suits_threads: bool = True) -> Any:
-    return SimpleNamespace(needs_spark=needs_spark, suits_threads=suits_threads, bytes=3 * 2**20)
+def raw_files(*, suits_threads: bool = True) -> Any:
+    return SimpleNamespace(suits_threads=suits_threads, bytes=3 * 2**20)
 
 
 def preprocessing(job: Any, spark: SparkConfig = NO_SPARK) -> Any:
@@ -79,7 +79,6 @@ LARGE = {
     "predict, many rows of a large file": scoring(rows=2**22, raw_bytes=2**33),
 }
 ONLY_RAY = {
-    "joins": preprocessing(raw_files(needs_spark=True)),
     "spark is set": preprocessing(raw_files(), SPARK),
     "train, 3 workers": training(workers=3),
     "train, elastic": training(workers=2, min_workers=1),

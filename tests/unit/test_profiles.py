@@ -1,8 +1,7 @@
-"""Users' profiles against a computation user by user, however the rows come in batches."""
+"""Users' profiles against a computation user by user, in whatever order the page views come."""
 
 import math
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +11,8 @@ from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH, write_file
 from rayrec.sources.outbrain.preprocessing.documents import VALUE_SCHEMA
-from rayrec.sources.outbrain.preprocessing.users import user_profiles as module
-from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, profiles
-from rayrec.sources.outbrain.preprocessing.users.users import USER_SCHEMA
+from rayrec.sources.outbrain.preprocessing.profiles import ProfileJob, profiles
+from rayrec.sources.outbrain.preprocessing.users import USER, USER_SCHEMA
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 from tests.outbrain_statistics import Document, make_constants, make_statistics
 
@@ -88,20 +86,17 @@ def by_hand(viewed: dict[tuple[int, int], int], documents: dict[int, Document]) 
     return result
 
 
-@pytest.mark.parametrize(("batch_rows", "at_a_time"), [(1_000, 1_000), (1, 1), (7, 20), (30, 1)])
+def page_views(viewed: dict[tuple[int, int], int], seed: int) -> pa.Table:
+    """Return each page view, in any order."""
+    rows = [pair for pair, views in viewed.items() for _ in range(views)]
+    users, documents = np.random.default_rng(seed).permutation(rows).T
+    return pa.table({USER: users, "document_id": documents})
+
+
 def test_equals_a_computation_by_user(
-    batch_rows: int,
-    at_a_time: int,
-    job: ProfileJob,
-    viewed: dict[tuple[int, int], int],
-    documents: dict[int, Document],
-    monkeypatch: pytest.MonkeyPatch,
+    job: ProfileJob, viewed: dict[tuple[int, int], int], documents: dict[int, Document]
 ) -> None:
-    monkeypatch.setattr(module, "_VIEWED_AT_A_TIME", at_a_time)
-    rows = pa.table({"user": [u for u, _ in viewed], "document_id": [d for _, d in viewed], "views": viewed.values()})
-    made = list(profiles(iter(rows.to_batches(max_chunksize=batch_rows)), job))
-    assert at_a_time == 1_000 or len(made) > 1
-    table = pa.Table.from_batches(made, PROFILE_SCHEMA)
+    table = pa.Table.from_batches(profiles(page_views(viewed, 1), job), PROFILE_SCHEMA)
     expected = by_hand(viewed, documents)
     names = LookupTable.open(job.users).column("uuid", np.array(list(expected)), pa.string())
     assert table["uuid"].to_pylist() == names.to_pylist()
@@ -116,17 +111,11 @@ def test_equals_a_computation_by_user(
     assert any(w == 0 for row in expected.values() for w in row["category"].values())  # type: ignore[union-attr]
 
 
-def test_sums_do_not_depend_on_the_batches(
-    job: ProfileJob, viewed: dict[tuple[int, int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = pa.table({"user": [u for u, _ in viewed], "document_id": [d for _, d in viewed], "views": viewed.values()})
-    tables = []
-    for size in (1, 5, 200):
-        monkeypatch.setattr(module, "_VIEWED_AT_A_TIME", size)
-        tables.append(pa.Table.from_batches(profiles(iter(rows.to_batches(max_chunksize=size)), job), PROFILE_SCHEMA))
-    assert tables[0].combine_chunks().equals(tables[1].combine_chunks())
-    assert tables[0].combine_chunks().equals(tables[2].combine_chunks())
+def test_no_bit_depends_on_the_order_of_page_views(job: ProfileJob, viewed: dict[tuple[int, int], int]) -> None:
+    made = [pa.Table.from_batches(profiles(page_views(viewed, seed), job), PROFILE_SCHEMA) for seed in range(8)]
+    assert all(table.combine_chunks().equals(made[0].combine_chunks()) for table in made)
 
 
-def test_without_views_there_is_no_profile(job: ProfileJob, tmp_path: Path) -> None:
-    assert list(profiles(iter(()), job)) == []
+def test_without_views_there_is_no_profile(job: ProfileJob) -> None:
+    none = pa.schema([(USER, pa.int64()), ("document_id", pa.int64())]).empty_table()
+    assert sum(batch.num_rows for batch in profiles(none, job)) == 0

@@ -9,7 +9,6 @@ from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, load_recipe
-from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of
 
 FREQUENCY_LIMIT_15 = (
@@ -180,7 +179,7 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
 def test_published_sizes_of_wide_and_deep(
     name: str, feature_set: Any, deep_input: int, parameters: float | None
 ) -> None:
-    features = [NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in features_of(feature_set)]
+    features = [d.feature or NumericFeature(name=d.name) for d in features_of(feature_set)]
     schema = Schema(label="label", features=tuple(features))
     model = build_model(load_recipe(name).model, schema, "meta")
     assert model.dense_network.deep[0].in_features == deep_input

@@ -160,7 +160,6 @@ class NothingLeft:
     """A job whose work is done."""
 
     files = ()
-    needs_spark = False
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         pytest.fail("works again")

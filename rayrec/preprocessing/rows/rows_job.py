@@ -43,8 +43,6 @@ from rayrec.store.paths import file_name
 class RowsJob:
     """A job whose inputs and config were checked."""
 
-    needs_spark = False
-
     def __init__(
         self,
         source: TableSourceConfig,

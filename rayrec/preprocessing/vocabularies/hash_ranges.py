@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.runners.task_runner import PartitionedRows, TaskRunner
-from rayrec.preprocessing.sorted_rows import whole_groups
+from rayrec.preprocessing.sorted_rows import cut_row_groups
 
 Finish = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Checks sorted rows, or computes further columns of them."""
@@ -47,7 +47,8 @@ def write_sorted(
 
     `finish` is given all rows of a hash at once, among others, before they are written. Return the rows.
     """
-    whole = whole_groups(batches, HASH, _ROWS_PER_BATCH)
+    # Cut by the rows alone: an engine may hand them over in any batches.
+    whole = (table.combine_chunks().to_batches()[0] for table in cut_row_groups(batches, _ROWS_PER_BATCH, HASH))
     finished = map(finish, whole) if finish else whole
     return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in finished))
 

@@ -56,8 +56,6 @@ _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string
 class InteractionJob:
     """A job whose inputs and config were checked."""
 
-    needs_spark = False
-
     def __init__(
         self,
         source: InteractionSourceConfig,

@@ -1,17 +1,35 @@
 """The files of Outbrain's tables: found among inputs, and read into rows."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
-from rayrec.raw.blocks import RawBlock, text_blocks
-from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks, read_lines
-from rayrec.raw.text_lines import unquoted_fields
-from rayrec.sources.outbrain.outbrain_parser import SEPARATOR, FileColumns, parse_lines
-from rayrec.sources.outbrain.outbrain_tables import FULL_TABLES, OutbrainTable, TableLayout
+from rayrec.config.table import FileFormat
+from rayrec.features.raw_columns import RawColumn, RawType
+from rayrec.raw.blocks import RawBlock
+from rayrec.raw.input_files import Chunk, InputFile, list_inputs
+from rayrec.raw.table_reader import TableReader, open_table
+from rayrec.sources.outbrain.outbrain_tables import (
+    ARROW_TYPES,
+    CODES,
+    FULL_TABLES,
+    NULL,
+    Kind,
+    OutbrainTable,
+    TableLayout,
+)
 
+_TYPES: dict[Kind, RawType] = {
+    "integer": "integer",
+    "code": "integer",
+    "string": "text",
+    "confidence": "number",
+    "time": "time",
+}
+"""How the columns of tables are read; the column of clicks is a label."""
 _SUFFIXES = (".zip", ".gz", ".csv")
 """Taken off a file's name in this order: events.csv.zip, events.zip, events.csv.gz, events.csv."""
 
@@ -54,30 +72,43 @@ class OutbrainReader:
     """Reads the chunks of a table's file."""
 
     layout: TableLayout
-    columns: FileColumns
-    schema: pa.Schema
-    dictionaries: tuple[str, ...]
+    reader: TableReader
 
     @classmethod
     def open(cls, table: OutbrainTable, file: InputFile) -> "OutbrainReader":
         """Read the header of a table's file. Raises UserError if the file is empty or its header lacks a column."""
         layout = table.layout
-        return cls(layout, _columns(layout, file), layout.schema, layout.dictionaries)
+        kinds = {column.name: column.kind for column in layout.columns}
+        read = [RawColumn(name=name, type=_TYPES[kind]) for name, kind in kinds.items() if kind in _TYPES]
+        opened = open_table([file], FileFormat(format="delimited", separator=",", null_values=("", NULL)))
+        reader = opened.reader(
+            read,
+            label=next((name for name, kind in kinds.items() if kind == "click"), None),
+            weight=next((name for name, kind in kinds.items() if kind == "confidence"), None),
+            required=[column.name for column in layout.columns if column.is_needed and column.kind in _TYPES],
+        )
+        return cls(layout, reader)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.layout.schema
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        return self.layout.dictionaries
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """Yield the blocks of a chunk; lines count from the chunk's first, headers included."""
-        return text_blocks(chunk, lambda data: parse_lines(data, self.layout, self.columns), has_header=True)
+        for block in self.reader.read(chunk):
+            columns = [_typed(block.rows[column.name], column.kind) for column in self.layout.columns]
+            yield replace(block, rows=pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
 
-def _columns(table: TableLayout, file: InputFile) -> FileColumns:
-    (chunk,) = plan_chunks([file], max(file.bytes, 1))
-    block = next(read_lines(chunk), b"")
-    if not block:
-        raise UserError(f"{file.name}: empty; it needs a header, {SEPARATOR.join(c.name for c in table.columns)}")
-    line = block[: block.index(b"\n")].rstrip(b"\r").decode("utf-8", "replace")
-    names = [name.strip() for name in unquoted_fields(line, SEPARATOR) or line.split(SEPARATOR)]
-    missing = next((column.name for column in table.columns if column.name not in names), None)
-    if missing is not None:
-        shown = ", ".join(repr(name) for name in names[:8])
-        raise UserError(f"{file.name}: no column '{missing}' in the header ({shown}); use Outbrain's names")
-    return FileColumns(tuple(names.index(column.name) for column in table.columns), len(names))
+def _typed(values: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "code":
+        values = pc.if_else(pc.is_in(values, pa.array(CODES)), values, None)
+    if kind == "time":
+        microseconds = values.cast(pa.int64())
+        milliseconds = microseconds.fill_null(0).to_numpy() // 1000  # an earlier one, also before 1970
+        values = pa.array(milliseconds, mask=microseconds.is_null().to_numpy(zero_copy_only=False))
+    return values.cast(ARROW_TYPES[kind])

@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.table_parts import Numbers
-
 DEFAULT_OFFSET = -240
 """The offset of places that are not listed: New York's, whose time is the most frequent in the data."""
 _COUNTRY_CHARACTERS, _STATE_CHARACTERS = 2, 5
@@ -81,16 +79,6 @@ def states(places: pa.Array) -> pa.Array:
     stays null.
     """
     return pc.utf8_slice_codeunits(places, 0, _STATE_CHARACTERS)
-
-
-def country_keys(places: pa.Array) -> Numbers:
-    """Return the countries as integers: the UTF-8 bytes (8 at most) of each, so that no two countries share one."""
-    encoded = countries(places).dictionary_encode()
-    # 8 bytes may give a negative integer, which is as good a key.
-    texts = (text.encode().ljust(8, b"\0") for text in encoded.dictionary.to_pylist())
-    keys = np.append(np.frombuffer(b"".join(texts), "<i8").astype(np.int64), 0)
-    is_valid = encoded.indices.is_valid().to_numpy(zero_copy_only=False)
-    return Numbers(keys[encoded.indices.cast(pa.int64()).fill_null(len(keys) - 1).to_numpy()], is_valid)
 
 
 def utc_offsets(places: pa.Array) -> NDArray[np.int64]:

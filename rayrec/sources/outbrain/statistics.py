@@ -30,6 +30,8 @@ from rayrec.store.files import write_json
 CONSTANTS_FILE = "constants.json"
 Aspect = Literal["category", "topic", "entity"]
 ASPECTS: tuple[Aspect, ...] = ("category", "topic", "entity")
+KEY = "first"
+"""The column of the key in a table of rates."""
 PLURALS: dict[Aspect, str] = {"category": "categories", "topic": "topics", "entity": "entities"}
 
 _HASH = pa.field(HASH, pa.int64(), False)
@@ -70,22 +72,14 @@ class RateKey:
     name: str
     least: int
     """A rate is known if more rows of `train` than these have the key."""
-    columns: tuple[str, ...] = ("first",)
     aspect: Aspect | None = None
-    """The aspect of the ad document whose values are the last part of the key, if any."""
-    with_country: bool = False
-    """Whether the first part is the country of the event."""
+    """The aspect of the ad document whose values are keys, if any."""
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the key's table; `confidence` is the mean of the ad documents' confidences in the value."""
-        keys = [pa.field(name, pa.int64(), False) for name in self.columns]
-        counts = [pa.field(name, pa.int64(), False) for name in ("views", "clicks", "ads")]
-        return pa.schema([_HASH, *keys, *counts, pa.field("confidence", pa.float64(), False)])
-
-
-def _with_country(name: str, least: int, aspect: Aspect | None = None) -> RateKey:
-    return RateKey(f"country_{name}", least, ("first", "second"), aspect, True)
+        numbers = [pa.field(name, pa.int64(), False) for name in (KEY, "views", "clicks", "ads")]
+        return pa.schema([_HASH, *numbers, pa.field("confidence", pa.float64(), False)])
 
 
 RATE_KEYS = {
@@ -93,18 +87,13 @@ RATE_KEYS = {
     for key in (
         RateKey("ad", 5),
         RateKey("document", 5),
-        RateKey("document_pair", 5, ("first", "second")),
         RateKey("source", 10),
         RateKey("publisher", 10),
-        _with_country("source", 5),
         RateKey("advertiser", 10),
         RateKey("campaign", 10),
-        RateKey("category", 10, aspect="category"),
-        RateKey("topic", 10, aspect="topic"),
-        _with_country("category", 10, "category"),
-        _with_country("topic", 10, "topic"),
-        RateKey("entity", 5, aspect="entity"),
-        _with_country("entity", 5, "entity"),
+        RateKey("category", 10, "category"),
+        RateKey("topic", 10, "topic"),
+        RateKey("entity", 5, "entity"),
     )
 }
 """The keys by name, in the order of docs/outbrain.md."""

@@ -1,1 +1,1 @@
-"""Features of ads in a context, computed from the statistics: by Spark for tables, by the server for requests."""
+"""Features of ads in a context, computed from the statistics, by preprocessing and by the server."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from rayrec.features.table_parts import Lists, Numbers
 from rayrec.sources.outbrain.outbrain_tables import EVENT_FIELDS
-from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Statistics
 
 T = TypeVar("T")
@@ -48,11 +47,6 @@ class AdRows:
     @property
     def place(self) -> pa.Array:
         return self._batch.column("geo_location")
-
-    @cached_property
-    def country(self) -> Numbers:
-        """Country as an integer."""
-        return country_keys(self.place)
 
     @cached_property
     def ad_id(self) -> Numbers:

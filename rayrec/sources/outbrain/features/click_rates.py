@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rayrec.features.lookups import counts_of
 from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows, RateEstimate
-from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey
+from rayrec.sources.outbrain.statistics import KEY, RATE_KEYS, RateKey
 
 _FULL_CONFIDENCE = 100_000
 """Rows an ad from which on the confidence of a rate is 1."""
@@ -21,14 +21,9 @@ class Keys:
 
     owner: NDArray[np.int64]
     """The row that each key belongs to."""
-    parts: tuple[Numbers, ...]
+    value: Numbers
     confidence: NDArray[np.float64]
     """The ad document's confidence in the value of an aspect; 1 for other keys."""
-
-    @property
-    def valid(self) -> NDArray[np.bool_]:
-        """Return whether no part is missing."""
-        return np.logical_and.reduce([part.valid for part in self.parts])
 
 
 def rate_of(name: str) -> Callable[[AdRows], NDArray[np.float64]]:
@@ -54,32 +49,20 @@ def views_of(name: str) -> Callable[[AdRows], NDArray[np.float64]]:
 
 def keys_of(rows: AdRows, key: RateKey) -> Keys:
     """Return the keys of n rows: one for each row, or one for each value of its ad document."""
-    parts = _parts(rows, key)
-    if key.aspect is None:
-        return Keys(np.arange(len(rows)), parts, np.ones(len(rows)))
-    values = rows.ad_values(key.aspect)
-    owner = values.owner
-    value = Numbers(values.field("value"), np.ones(len(owner), bool))
-    parts = (*(part.of(owner) for part in parts), value)
-    return Keys(owner, parts, values.field("confidence", np.float64))
-
-
-def _parts(rows: AdRows, key: RateKey) -> tuple[Numbers, ...]:
-    """Return the parts of a key but for the value of an aspect, (n,) each."""
+    if key.aspect is not None:
+        values = rows.ad_values(key.aspect)
+        value = values.field("value")
+        return Keys(values.owner, Numbers(value, np.ones(len(value), bool)), values.field("confidence", np.float64))
     match key.name:
         case "ad":
-            return (rows.ad_id,)
+            numbers = rows.ad_id
         case "document":
-            return (rows.ad_document_id,)
-        case "document_pair":
-            return (rows.landing_id, rows.ad_document_id)
+            numbers = rows.ad_document_id
         case "source" | "publisher":
-            return (rows.of_ad_document(f"{key.name}_id"),)
-        case "country_source":
-            return (rows.country, rows.of_ad_document("source_id"))
-        case "advertiser" | "campaign":
-            return (rows.of_ad(f"{key.name}_id"),)
-    return (rows.country,) if key.with_country else ()
+            numbers = rows.of_ad_document(f"{key.name}_id")
+        case _:
+            numbers = rows.of_ad(f"{key.name}_id")
+    return Keys(np.arange(len(rows)), numbers, np.ones(len(rows)))
 
 
 def compute_rate(rows: AdRows, name: str) -> RateEstimate:
@@ -112,7 +95,7 @@ def _count(rows: AdRows, key: RateKey, keys: Keys, left_out: Numbers | None) -> 
     `AdRows.fold`.
     """
     table = rows.statistics.rates(key)
-    found = table.find(dict(zip(key.columns, (part.values for part in keys.parts), strict=True)), keys.valid)
+    found = table.find({KEY: keys.value.values}, keys.value.valid)
     folds = None if left_out is None else np.where(left_out.valid, left_out.values, -1)
     counts = counts_of(table, ("views", "clicks"), found, folds)
     return counts | {name: table.numbers(name, found).values for name in ("ads", "confidence")}

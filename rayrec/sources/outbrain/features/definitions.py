@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
-from rayrec.config.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
+from rayrec.config.transforms import Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
@@ -33,89 +33,52 @@ DAYS: Steps = (FitFill(value="median"), Log(offset=1.0))
 
 
 @dataclass(frozen=True)
-class Numeric:
-    """A number; NaN if missing, which a model reads as 0."""
+class Definition:
+    """A feature: how the raw values of n rows are computed, and how they are encoded."""
 
     name: str
-    compute: Callable[[AdRows], NDArray[np.float64]]
-    """(n,) the raw values of rows."""
+    raw_type: pa.DataType
+    compute: Callable[[AdRows], NDArray[np.float64] | pa.Array]
+    feature: CategoricalFeature | MultiHotFeature | None = None
+    """None for a number."""
     steps: Steps = ()
-
-    raw_type = pa.float64()
-
-
-@dataclass(frozen=True)
-class OneHot:
-    """A category; null if missing."""
-
-    name: str
-    compute: Callable[[AdRows], pa.Array]
-    cardinality: int
-    of: Literal["integers", "strings", "codes"] = "integers"
-    """What the raw values are; codes are ids already, the others are hashed."""
-
-    @property
-    def raw_type(self) -> pa.DataType:
-        return pa.string() if self.of == "strings" else pa.int64()
-
-    @property
-    def feature(self) -> CategoricalFeature:
-        transforms: tuple[CategoricalTransform, ...] = ()
-        if self.of != "codes":
-            transforms = (Hash(buckets=self.cardinality, of=self.of),)
-        return CategoricalFeature(name=self.name, transforms=transforms, cardinality=self.cardinality)
+    """The transforms of a number."""
 
 
-@dataclass(frozen=True)
-class MultiHot:
-    """A list of integers, hashed one by one."""
-
-    name: str
-    compute: Callable[[AdRows], pa.Array]
-    cardinality: int
-    hotness: int
-    pooling: Literal["sum", "mean"]
-
-    raw_type = pa.list_(pa.int64())
-
-    @property
-    def feature(self) -> MultiHotFeature:
-        return MultiHotFeature(
-            name=self.name,
-            transforms=(Hash(buckets=self.cardinality, of="integers"),),
-            cardinality=self.cardinality,
-            pooling=self.pooling,
-            hotness=self.hotness,
-        )
+def number(name: str, compute: Callable[[AdRows], NDArray[np.float64]], steps: Steps = ()) -> Definition:
+    """Return a number; NaN if missing, which a model reads as 0."""
+    return Definition(name, pa.float64(), compute, steps=steps)
 
 
-Definition = Numeric | OneHot | MultiHot
+def id_feature(name: str, numbers: Callable[[AdRows], Numbers], cardinality: int) -> Definition:
+    """Return an id, hashed into a table of `cardinality` rows; null if missing."""
+    return Definition(name, pa.int64(), lambda rows: _ids(numbers(rows)), _hashed(name, cardinality, "integers"))
 
 
-def id_feature(name: str, numbers: Callable[[AdRows], Numbers], cardinality: int) -> OneHot:
-    """Return an id, hashed into a table of `cardinality` rows."""
-    return OneHot(name, lambda rows: _ids(numbers(rows)), cardinality)
+def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> Definition:
+    """Return a part of the place of the event, hashed into a table of `cardinality` rows; null if missing."""
+    return Definition(name, pa.string(), lambda rows: part(rows.place), _hashed(name, cardinality, "strings"))
 
 
-def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> OneHot:
-    """Return a part of the place of the event, hashed into a table of `cardinality` rows."""
-    return OneHot(name, lambda rows: part(rows.place), cardinality, "strings")
+def _hashed(name: str, cardinality: int, of: Literal["integers", "strings"]) -> CategoricalFeature:
+    transforms = (Hash(buckets=cardinality, of=of),)
+    return CategoricalFeature(name=name, transforms=transforms, cardinality=cardinality)
 
 
-def code_feature(name: str, values: Callable[[AdRows], Numbers], first: int, size: int) -> OneHot:
+def code_feature(name: str, values: Callable[[AdRows], Numbers], first: int, size: int) -> Definition:
     """Return one of `size` values from `first` on; they count from 1, and 0 is missing."""
 
     def compute(rows: AdRows) -> pa.Array:
         found = values(rows)
         return _ids(Numbers(found.values - first + 1, found.valid))
 
-    return OneHot(name, compute, size + 1, "codes")
+    return Definition(name, pa.int64(), compute, CategoricalFeature(name=name, cardinality=size + 1))
 
 
 def list_feature(
     name: str, aspect: Aspect, document: Literal["landing", "ad"], length: int, pooling: Literal["sum", "mean"]
-) -> MultiHot:
-    """Return the first `length` values of the landing or the ad document's list of an aspect; empty without values."""
+) -> Definition:
+    """Return the first `length` values of the landing or the ad document's list of an aspect, hashed one by one."""
 
     def compute(rows: AdRows) -> pa.Array:
         found = rows.landing if document == "landing" else rows.ad_document
@@ -125,7 +88,10 @@ def list_feature(
         offsets = np.concatenate(([0], np.cumsum(np.minimum(lists.lengths, length)))).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[position < length]))
 
-    return MultiHot(name, compute, LIST_ROWS[aspect], length, pooling)
+    rows = LIST_ROWS[aspect]
+    transforms = (Hash(buckets=rows, of="integers"),)
+    feature = MultiHotFeature(name=name, transforms=transforms, cardinality=rows, pooling=pooling, hotness=length)
+    return Definition(name, pa.list_(pa.int64()), compute, feature)
 
 
 def _ids(numbers: Numbers) -> pa.Array:

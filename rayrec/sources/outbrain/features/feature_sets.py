@@ -19,10 +19,10 @@ from rayrec.sources.outbrain.features.definitions import (
     LOG_COUNT,
     SHARE,
     Definition,
-    Numeric,
     code_feature,
     id_feature,
     list_feature,
+    number,
     place_feature,
 )
 from rayrec.sources.outbrain.features.similarity import landing_similarity, user_similarity, user_similarity_confidence
@@ -40,11 +40,7 @@ def features_of(feature_set: Literal["full", "lean"]) -> tuple[Definition, ...]:
 
 
 def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
-    """Return the keys whose rates the statistics of a feature set hold.
-
-    `full` holds all that NVIDIA's scripts compute, pairs with the landing document and the country included, though
-    none of its 54 features reads these.
-    """
+    """Return the keys whose rates the features of a set are made of."""
     names = RATE_KEYS if feature_set == "full" else _LEAN_RATES
     return tuple(RATE_KEYS[name] for name in names)
 
@@ -81,12 +77,12 @@ def _full_features() -> tuple[Definition, ...]:
         list_feature("doc_event_entity_id", "entity", "landing", 6, "mean"),
         list_feature("doc_event_topic_id", "topic", "landing", 3, "mean"),
         list_feature("doc_event_category_id", "category", "landing", 3, "mean"),
-        *(Numeric(f"pop_{key}_id", rate_of(key), SHARE) for key in keys),
-        *(Numeric(f"pop_{key}_id_conf", confidence_of(key)) for key in keys),
-        Numeric("user_views", lambda rows: _or_nan(rows.statistics.profiles.numbers("views", rows.user)), COUNT),
-        Numeric("doc_views", views_of("document"), COUNT),
-        Numeric("doc_event_days_since_published", days_since_published("landing"), COUNT),
-        Numeric("doc_event_hour", lambda rows: _or_nan(hour_bin(rows)), COUNT),
+        *(number(f"pop_{key}_id", rate_of(key), SHARE) for key in keys),
+        *(number(f"pop_{key}_id_conf", confidence_of(key)) for key in keys),
+        number("user_views", lambda rows: _or_nan(rows.statistics.profiles.numbers("views", rows.user)), COUNT),
+        number("doc_views", views_of("document"), COUNT),
+        number("doc_event_days_since_published", days_since_published("landing"), COUNT),
+        number("doc_event_hour", lambda rows: _or_nan(hour_bin(rows)), COUNT),
         id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
         id_feature("doc_ad_source_id", lambda rows: rows.of_ad_document("source_id"), 4_000),
         id_feature("ad_advertiser", lambda rows: rows.of_ad("advertiser_id"), 2_500),
@@ -94,18 +90,18 @@ def _full_features() -> tuple[Definition, ...]:
         list_feature("doc_ad_topic_id", "topic", "ad", 3, "mean"),
         list_feature("doc_ad_entity_id", "entity", "ad", 6, "mean"),
         list_feature("doc_ad_category_id", "category", "ad", 3, "mean"),
-        Numeric("pop_ad_id", rate_of("ad"), SHARE),
-        Numeric("pop_ad_id_conf", confidence_of("ad")),
-        Numeric("pop_advertiser_id", rate_of("advertiser"), SHARE),
-        Numeric("pop_advertiser_id_conf", confidence_of("advertiser")),
-        Numeric("pop_campain_id_conf_multipl", _campaign_rate_times_confidence, SHARE),
-        Numeric("pop_campain_id", rate_of("campaign"), SHARE),
-        *(Numeric(f"user_doc_ad_sim_{PLURALS[aspect]}", user_similarity(aspect), SHARE) for aspect in ASPECTS),
-        Numeric("user_doc_ad_sim_categories_conf", user_similarity_confidence("category")),
-        Numeric("user_doc_ad_sim_topics_conf", user_similarity_confidence("topic")),
-        *(Numeric(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", landing_similarity(aspect), SHARE) for aspect in ASPECTS),
-        Numeric("ad_views", views_of("ad"), COUNT),
-        Numeric("doc_ad_days_since_published", days_since_published("ad"), COUNT),
+        number("pop_ad_id", rate_of("ad"), SHARE),
+        number("pop_ad_id_conf", confidence_of("ad")),
+        number("pop_advertiser_id", rate_of("advertiser"), SHARE),
+        number("pop_advertiser_id_conf", confidence_of("advertiser")),
+        number("pop_campain_id_conf_multipl", _campaign_rate_times_confidence, SHARE),
+        number("pop_campain_id", rate_of("campaign"), SHARE),
+        *(number(f"user_doc_ad_sim_{PLURALS[aspect]}", user_similarity(aspect), SHARE) for aspect in ASPECTS),
+        number("user_doc_ad_sim_categories_conf", user_similarity_confidence("category")),
+        number("user_doc_ad_sim_topics_conf", user_similarity_confidence("topic")),
+        *(number(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", landing_similarity(aspect), SHARE) for aspect in ASPECTS),
+        number("ad_views", views_of("ad"), COUNT),
+        number("doc_ad_days_since_published", days_since_published("ad"), COUNT),
     )
 
 
@@ -113,17 +109,17 @@ def _lean_features() -> tuple[Definition, ...]:
     """Return the 29 features of NVIDIA's newest version: numeric, one-hot and multi-hot ones."""
     similarities = {f"document_id_document_id_promo_sim_{PLURALS[aspect]}": aspect for aspect in ASPECTS}
     return (
-        *(Numeric(name, landing_similarity(aspect)) for name, aspect in similarities.items()),
-        Numeric("document_id_promo_ctr", rate_of("document")),
-        Numeric("publisher_id_promo_ctr", rate_of("publisher")),
-        Numeric("source_id_promo_ctr", rate_of("source")),
-        Numeric("ad_id_ctr", rate_of("ad")),
-        Numeric("advertiser_id_ctr", rate_of("advertiser")),
-        Numeric("campaign_id_ctr", rate_of("campaign")),
-        Numeric("ad_id_count", views_of("ad"), LOG_COUNT),
-        Numeric("document_id_promo_count", views_of("document"), LOG_COUNT),
-        Numeric("publish_time_days_since_published", days_since_published("landing"), DAYS),
-        Numeric("publish_time_promo_days_since_published", days_since_published("ad"), DAYS),
+        *(number(name, landing_similarity(aspect)) for name, aspect in similarities.items()),
+        number("document_id_promo_ctr", rate_of("document")),
+        number("publisher_id_promo_ctr", rate_of("publisher")),
+        number("source_id_promo_ctr", rate_of("source")),
+        number("ad_id_ctr", rate_of("ad")),
+        number("advertiser_id_ctr", rate_of("advertiser")),
+        number("campaign_id_ctr", rate_of("campaign")),
+        number("ad_id_count", views_of("ad"), LOG_COUNT),
+        number("document_id_promo_count", views_of("document"), LOG_COUNT),
+        number("publish_time_days_since_published", days_since_published("landing"), DAYS),
+        number("publish_time_promo_days_since_published", days_since_published("ad"), DAYS),
         id_feature("document_id", lambda rows: rows.landing_id, 300_000),
         id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
         id_feature("document_id_promo", lambda rows: rows.ad_document_id, 100_000),

@@ -1,1 +1,1 @@
-"""Turns raw tables into a dataset, with Spark; see README.md in the folder above and docs/outbrain.md."""
+"""Turns raw tables into a dataset; see README.md in the folder above and docs/outbrain.md."""

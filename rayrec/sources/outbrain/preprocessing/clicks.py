@@ -1,33 +1,38 @@
 """Lines of the clicks with the event of their display: the rows of every split, sorted by display."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.runners.spark_runner import frame_of_tasks
-from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
-from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.vocabularies.hash_ranges import range_count
+from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.scratch_rows import batch_of
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import FOLD
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
-from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, write_by_split
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    ParsedTables,
+    Partitioned,
+    RowFiles,
+    SplitRows,
+    files_of,
+    range_count,
+    shuffle_rows,
+    write_files,
+)
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-SUBMISSION = "submission"
-SPLITS = ("train", "validation", SUBMISSION)
-_TRAIN, _VALIDATION, _SUBMISSION = range(3)
-DISPLAY, CLICKED = "display_id", "clicked"
+TRAIN, VALIDATION, SUBMISSION = SPLITS = ("train", "validation", "submission")
+EVENTS = "events"
+DISPLAY, CLICKED, IS_SHOWN = "display_id", "clicked", "is_shown"
 CLICK_SCHEMA = pa.schema(
     [
         pa.field(DISPLAY, pa.int64(), False),
@@ -38,70 +43,108 @@ CLICK_SCHEMA = pa.schema(
     ]
 )
 """Rows of a split, in the order of displays and within one in that of the input."""
-_DICTIONARIES = (CLICKED, "platform", "geo_location", FOLD)
-_CLICKS = pa.schema(
-    [
-        (DISPLAY, pa.int64()),
-        ("ad_id", pa.int64()),
-        (CLICKED, pa.float32()),
-        ("is_test", pa.bool_()),
-        ("position", pa.int64()),
-    ]
+EVENT_SCHEMA = OutbrainTable.EVENTS.layout.schema.append(pa.field(IS_SHOWN, pa.bool_(), False))
+"""One event of each display, and whether the display has rows."""
+_TRAIN_SCHEMA = OutbrainTable.CLICKS_TRAIN.layout.schema.append(pa.field("position", pa.int64()))
+_TEST_SCHEMA = OutbrainTable.CLICKS_TEST.layout.schema.append(pa.field("position", pa.int64()))
+_JOINED = """
+with clicks as (
+    select *, false as is_test from clicks_train
+    union all by name
+    select *, 0 as clicked, true as is_test from clicks_test
+),
+event as (
+    -- Of lines with the same display the smallest, null before any value.
+    select distinct on (display_id) *, true as has_event from events
+    order by display_id, uuid nulls first, document_id nulls first, timestamp nulls first, platform nulls first,
+        geo_location nulls first
 )
+select *, ad_id is not null as is_shown,
+    has_event and row_number() over (partition by display_id order by is_test, position) = 1 as is_event
+from clicks full join event using (display_id)
+order by display_id, is_test, position
+"""
+_SAMPLED = 64
+"""Displays of a segment that tell where the ranges of displays are cut."""
+
+
+class ClickRows(SplitRows):
+    """The rows of every split, and the events."""
+
+    events: RowFiles
+    """Rows of `EVENT_SCHEMA`."""
+    clicked: int
+    """Number of clicked rows of `train`."""
 
 
 def write_click_rows(
     workspace: Workspace, tables: ParsedTables, config: DisplayPreprocessConfig, folder: Path
-) -> SplitRows:
+) -> ClickRows:
     """Join clicks with events, one row for each line of the clicks, and divide the displays into splits."""
-    from pyspark.sql import functions as f
-
     train, test = tables.of(OutbrainTable.CLICKS_TRAIN), tables.of(OutbrainTable.CLICKS_TEST)
-    sources = [(files.segments(), partial(_read_clicks, is_test=files is test)) for files in (train, test)]
-    with frame_of_rows(workspace, "join clicks and events", sources, _CLICKS) as clicks:
-        joined = clicks.join(events(workspace, tables), DISPLAY, "left")
-        ranges = range_count(workspace.runner, train.rows + test.rows)
-        # The rows of a display lie in one range.
-        partitioned = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
-        ordered = partitioned.sortWithinPartitions(DISPLAY, "is_test", "position")
-        divide = partial(_divide, config=config)
-        return write_by_split(ordered, folder, SPLITS, CLICK_SCHEMA, _DICTIONARIES, CLICKED, divide)
+    # Displays are sent by ranges of their ids, so that the files follow each other.
+    ranges = range_count(train.rows + test.rows)
+    bounds = _bounds(workspace, [*train.segments(), *test.segments()], ranges)
+
+    def read(segment: Segment, schema: pa.Schema) -> Partitioned:
+        first = segment.first
+        for batch in read_piece(segment.piece, [n for n in schema.names if n != "position"], ()):
+            rows = batch_of(schema, {"position": np.arange(first, first + len(batch))}, batch)
+            first += len(batch)
+            yield np.searchsorted(bounds, batch[DISPLAY].to_numpy(), "right"), rows
+
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], int]:
+        clicked = Counter[str]()
+        divided = _divided(query(_JOINED, **rows), config, clicked)
+        schemas = {EVENTS: EVENT_SCHEMA, **dict.fromkeys(SPLITS, CLICK_SCHEMA)}
+        return write_files(folder, partition, schemas, divided), clicked[TRAIN]
+
+    sources = {}
+    for name, table, schema in (
+        ("clicks_train", train, _TRAIN_SCHEMA),
+        ("clicks_test", test, _TEST_SCHEMA),
+        ("events", tables.of(OutbrainTable.EVENTS), OutbrainTable.EVENTS.layout.schema),
+    ):
+        sources[name] = Source(table.segments(), schema, partial(read, schema=schema))
+    found = shuffle_rows(workspace, "join clicks and events", sources, ranges, write)
+    files = files_of([pieces for pieces, _ in found], (EVENTS, *SPLITS))
+    return ClickRows(events=files.pop(EVENTS), splits=files, clicked=sum(clicked for _, clicked in found))
 
 
-def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
-    """Return one event for each display."""
-    from pyspark.sql import functions as f
+def _bounds(workspace: Workspace, segments: Sequence[Segment], ranges: int) -> NDArray[np.int64]:
+    """(ranges - 1,) the displays at which ranges of about as many rows begin, from a few displays of each segment."""
 
-    schema = OutbrainTable.EVENTS.layout.schema
+    def sample(segment: Segment) -> NDArray[np.int64]:
+        batches = [batch[DISPLAY].to_numpy() for batch in read_piece(segment.piece, [DISPLAY], ())]
+        ascending = np.sort(np.concatenate(batches))
+        return ascending[np.arange(_SAMPLED) * len(ascending) // _SAMPLED]
 
-    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        yield from read_piece(segment.piece, schema.names, ())
-
-    listed = frame_of_tasks(workspace.spark, tables.of(OutbrainTable.EVENTS).segments(), read, schema)
-    # Of lines with the same display the smallest, null before any value.
-    return listed.groupBy(DISPLAY).agg(f.min(f.struct(*schema.names[1:])).alias("event")).select(DISPLAY, "event.*")
-
-
-def _read_clicks(segment: Segment, is_test: bool) -> Iterator[pa.RecordBatch]:
-    first = segment.first
-    for batch in read_piece(segment.piece, [DISPLAY, "ad_id", *([] if is_test else [CLICKED])], ()):
-        columns = {"is_test": np.full(len(batch), is_test), "position": np.arange(first, first + len(batch))}
-        if is_test:
-            columns[CLICKED] = np.zeros(len(batch), np.float32)
-        yield batch_of(_CLICKS, columns, batch)
-        first += len(batch)
+    if ranges == 1:
+        return np.empty(0, np.int64)
+    sampled = np.sort(np.concatenate(workspace.engine.run(segments, sample)))
+    return sampled[np.arange(1, ranges) * len(sampled) // ranges]
 
 
-def _divide(batch: pa.RecordBatch, config: DisplayPreprocessConfig) -> tuple[NDArray[np.integer], pa.RecordBatch]:
-    """Return the split of each row, and the rows with their folds."""
-    display = batch[DISPLAY].to_numpy()
-    is_timed = batch["timestamp"].is_valid().to_numpy(zero_copy_only=False)
-    day = batch["timestamp"].fill_null(0).to_numpy() // DAY_MILLISECONDS
-    is_held_out = is_timed & (
-        (day >= config.split.held_out_from_day) | (uniform(display, config.seed) < config.split.held_out_share)
-    )
-    split = np.where(is_held_out, _VALIDATION, _TRAIN)
-    split[batch["is_test"].to_numpy(zero_copy_only=False)] = _SUBMISSION
-    # A draw may round to 1.
-    fold = np.minimum(uniform(display, config.seed + 1) * config.rates.folds, config.rates.folds - 1).astype(np.int8)
-    return split, batch_of(CLICK_SCHEMA, {FOLD: pa.array(fold, mask=split != _TRAIN)}, batch)
+def _divided(
+    joined: Iterable[pa.RecordBatch], config: DisplayPreprocessConfig, clicked: Counter[str]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the events, and the rows of each split with their folds, from clicks with events; count clicked rows."""
+    for batch in joined:
+        yield EVENTS, batch_of(EVENT_SCHEMA, {}, batch.filter(batch["is_event"]))
+        rows = batch.filter(batch[IS_SHOWN])
+        display = rows[DISPLAY].to_numpy()
+        day = rows["timestamp"].fill_null(0).to_numpy() // DAY_MILLISECONDS
+        is_held_out = (day >= config.split.held_out_from_day) | (
+            uniform(display, config.seed) < config.split.held_out_share
+        )
+        is_held_out &= rows["timestamp"].is_valid().to_numpy(zero_copy_only=False)
+        split = np.where(is_held_out, SPLITS.index(VALIDATION), SPLITS.index(TRAIN))
+        split[rows["is_test"].to_numpy(zero_copy_only=False)] = SPLITS.index(SUBMISSION)
+        # A draw may round to 1.
+        fold = np.minimum(uniform(display, config.seed + 1) * config.rates.folds, config.rates.folds - 1)
+        folds = pa.array(fold.astype(np.int8), mask=split != SPLITS.index(TRAIN))
+        rows = batch_of(CLICK_SCHEMA, {FOLD: folds}, rows)
+        for number, name in enumerate(SPLITS):
+            part = rows.filter(pa.array(split == number))
+            clicked[name] += int(pc.sum(part[CLICKED]).as_py() or 0)
+            yield name, part

@@ -8,56 +8,64 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.feature_kinds import NumericFeature
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
+from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
-from rayrec.preprocessing.runners.spark_runner import reclaim_shuffles
 from rayrec.preprocessing.segments import read_segment
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
+from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
+from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
-from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, write_click_rows
+from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
+from rayrec.sources.outbrain.outbrain_tables import FULL_TABLES, LEAN_TABLES, OutbrainTable
+from rayrec.sources.outbrain.preprocessing.clicks import (
+    CLICKED,
+    DISPLAY,
+    SUBMISSION,
+    TRAIN,
+    ClickRows,
+    write_click_rows,
+)
 from rayrec.sources.outbrain.preprocessing.documents import (
     DocumentRows,
     write_ads,
     write_document_rows,
     write_documents,
 )
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables, RawTables, find_tables, parse_tables
+from rayrec.sources.outbrain.preprocessing.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.rate_tables import RateJob, write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
     LABEL_FIELDS,
     POSITION,
     POSITION_FIELD,
-    write_in_display_order,
-    write_in_user_order,
+    write_features,
 )
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
-from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
-from rayrec.sources.outbrain.preprocessing.users.user_profiles import ProfileJob, write_profiles
-from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
+from rayrec.sources.outbrain.preprocessing.row_files import ParsedTables, RowFiles, SplitRows
+from rayrec.sources.outbrain.preprocessing.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
+
+_PAGE_VIEWS = OutbrainTable.PAGE_VIEWS
+RawTables = dict[OutbrainTable, tuple[RowReader, InputFile]]
+"""The file of each table, and what reads it."""
 
 
 class DisplayJob:
     """A checked job."""
-
-    needs_spark = True
 
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
         """Find the tables. Raises UserError on inputs that cannot work."""
@@ -70,126 +78,100 @@ class DisplayJob:
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write statistics, splits and bad rows. Raises UserError."""
-        return _DisplayRun(self._config, self._tables, workspace).write()
-
-
-class _DisplayRun:
-    """One run of a job, from its last finished stage on."""
-
-    def __init__(self, config: DisplayPreprocessConfig, raw_tables: RawTables, workspace: Workspace) -> None:
-        self._config = config
-        self._raw_tables = raw_tables
-        self._workspace = workspace
-        self._scratch = workspace.scratch
-        self._stages = Stages(workspace.scratch, workspace.progress, partial(reclaim_shuffles, workspace.spark))
-        self._rejected: Counter[str] = Counter()
-
-    def write(self) -> WrittenDataset:
-        workspace, stages = self._workspace, self._stages
-        # Page views are read later, when it is known which of them are of use.
-        tables = self._parse("tables", {t: raw for t, raw in self._raw_tables.items() if t != OutbrainTable.PAGE_VIEWS})
-        clicks = stages.run(
-            "clicks", SplitRows, lambda folder: write_click_rows(workspace, tables, self._config, folder)
-        )
-        if clicks.splits["train"].rows == 0:
-            raise UserError("preprocess.split: no row falls into train; give more rows or change it")
-        statistics = self._write_statistics(tables, clicks)
-        if self._config.feature_set == "full":
-            features = self._write_features_of_users(tables, clicks, statistics)
-        else:
-            write = partial(write_in_display_order, workspace, clicks, statistics)
-            features = stages.run("features", SplitRows, write)
-        stages.release("tables", "clicks", "rates", "values")
-        schema = self._fit_schema(features)
-        splits = self._write_splits(features, schema)
-        lines = sum(tables.of(table).rows for table in (OutbrainTable.CLICKS_TRAIN, OutbrainTable.CLICKS_TEST))
-        assert sum(split.rows for split in splits.values()) == lines, "rows lost or repeated"
-        return WrittenDataset(schema, splits, dict(self._rejected))
-
-    def _parse(self, stage: str, tables: RawTables) -> ParsedTables:
-        most = self._config.max_rejected_fraction
-        parsed = self._stages.run(
-            stage, ParsedTables, lambda folder: parse_tables(self._workspace, tables, folder, most)
-        )
-        self._rejected.update(parsed.rejected)
-        return parsed
-
-    def _write_statistics(self, tables: ParsedTables, clicks: SplitRows) -> Statistics:
-        """Write the tables of documents, ads and click-through rates; rates also with the sums of each fold."""
-        workspace, stages, config = self._workspace, self._stages, self._config
-        folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
+        config, scratch, stages = self._config, workspace.scratch, Stages(workspace.scratch, workspace.progress)
+        folder = workspace.folder / STATISTICS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        documents = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
+        # Page views are read later, when it is known which of them are of use.
+        early = {table: raw for table, raw in self._tables.items() if table != _PAGE_VIEWS}
+        tables = stages.run("tables", ParsedTables, lambda files: self._parse(workspace, early, files))
+        clicks = stages.run("clicks", ClickRows, lambda files: write_click_rows(workspace, tables, config, files))
+        train = clicks.splits[TRAIN]
+        if train.rows == 0:
+            raise UserError("preprocess.split: no row falls into train; give more rows or change it")
+
+        # The statistics, in which requests look up too.
+        found = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
         constants = Constants(
             feature_set=config.feature_set,
-            documents=documents.documents,
-            values=documents.values,
-            mean_rate=clicks.clicked["train"] / train.rows,
+            documents=found.documents,
+            values=found.values,
+            mean_rate=clicks.clicked / train.rows,
             smoothing=config.rates.smoothing,
         )
         constants.save(folder)
-        stages.leave("documents", lambda files: write_documents(workspace, documents, files), folder / "documents")
+        documents = folder / "documents"
+        stages.leave("documents", lambda files: write_documents(workspace, found, files), documents)
         stages.leave("ads", lambda files: write_ads(workspace, tables, files), folder / "ads")
-        job = RateJob(train, config.rates.folds, rate_keys(config.feature_set), folder)
-        by_fold = self._scratch / "rates"
-        stages.leave("rates", lambda files: write_rates(workspace, job, files))
-        served = {key.name: key.schema for key in job.keys}
+        rates = RateJob(train, config.rates.folds, rate_keys(config.feature_set), folder)
+        by_fold, served = scratch / "rates", {key.name: key.schema for key in rates.keys}
+        stages.leave("rates", lambda files: write_rates(workspace, rates, files), by_fold)
         stages.leave("totals", lambda files: write_totals(workspace, by_fold, files, served), folder / RATES_FOLDER)
-        return Statistics.open(folder, by_fold)
-
-    def _write_features_of_users(self, tables: ParsedTables, clicks: SplitRows, statistics: Statistics) -> SplitRows:
-        """Write user profiles, and the features of all rows in the order of users."""
-        workspace, stages, scratch = self._workspace, self._stages, self._scratch
-        users, traffic, documents = scratch / "users", scratch / "traffic", statistics.folder / "documents"
-        stages.leave("users", lambda folder: write_users(workspace, clicks, tables, folder))
-        reader, file = self._raw_tables[OutbrainTable.PAGE_VIEWS]
-        parsed = self._parse("views", {OutbrainTable.PAGE_VIEWS: (ViewReader(reader, users, documents), file)})
-        views = parsed.of(OutbrainTable.PAGE_VIEWS)
-        stages.leave("traffic", lambda folder: write_traffic(workspace, clicks, views, users, folder))
-        job = ProfileJob(users, documents, scratch / "values", statistics.constants.documents)
-        profiles = statistics.folder / "profiles"
-        stages.leave("profiles", lambda folder: write_profiles(workspace, views, job, folder), profiles)
-        stages.release("users", "views")
-        write = partial(write_in_user_order, workspace, clicks, statistics, traffic)
-        features = stages.run("features", SplitRows, write)
-        stages.release("traffic")
-        return features
-
-    def _fit_schema(self, features: SplitRows) -> Schema:
-        definitions, train = features_of(self._config.feature_set), features.splits["train"].segments()
-
-        def fit(_: Path) -> Schema:
-            numbers = [UnfittedNumber(d.name, (d.name,), d.steps) for d in definitions if isinstance(d, Numeric)]
-            fitted = fit_numbers(self._workspace, read_segment, train, numbers)
-            features = tuple(
-                NumericFeature(name=d.name, transforms=fitted[d.name]) if isinstance(d, Numeric) else d.feature
-                for d in definitions
+        rejected, views, users = Counter(tables.rejected), RowFiles(), scratch / "users"
+        if config.feature_set == "full":
+            stages.leave("users", lambda files: write_users(workspace, clicks.events, files), users)
+            reader, file = self._tables[_PAGE_VIEWS]
+            of_use: RawTables = {_PAGE_VIEWS: (ViewReader(reader, users, documents), file)}
+            parsed = stages.run("views", ParsedTables, lambda files: self._parse(workspace, of_use, files))
+            rejected.update(parsed.rejected)
+            views = parsed.of(_PAGE_VIEWS)
+            profiles = ProfileJob(users, documents, scratch / "values", constants.documents)
+            stages.leave(
+                "profiles", lambda files: write_profiles(workspace, views, profiles, files), folder / "profiles"
             )
-            return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=features)
 
-        return self._stages.run("fit", Schema, fit)
-
-    def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
-        kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
-        encoder = RowEncoder(schema, self._workspace.folder, kept)
+        # Features by what serves them, fitted to `train`.
+        statistics = Statistics.open(folder, by_fold)
+        features = stages.run(
+            "features", SplitRows, lambda files: write_features(workspace, clicks, views, users, statistics, files)
+        )
+        stages.release("tables", "clicks", "rates", "values", "users", "views")
+        schema = stages.run("fit", Schema, lambda _: _fit(workspace, config.feature_set, features.splits[TRAIN]))
         splits = {}
-        for split, files in features.splits.items():
-            if files.rows:
-                write = partial(self._write_split, encoder, split, files)
-                info = self._stages.run(f"write-{split}", SplitInfo, write, self._workspace.folder / split)
+        for split, rows in features.splits.items():
+            if rows.rows:
+                write = partial(self._write_split, workspace, schema, split, rows)
+                info = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
                 splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
-        return splits
+        assert sum(split.rows for split in splits.values()) == clicks.rows, "rows lost or repeated"
+        return WrittenDataset(schema, splits, dict(rejected))
 
-    def _write_split(self, encoder: RowEncoder, split: str, files: RowFiles, _: Path) -> SplitInfo:
+    def _parse(self, workspace: Workspace, tables: RawTables, folder: Path) -> ParsedTables:
+        """Parse tables into files. Raises UserError if too large a share of a table's rows is bad."""
+        named = {table.value: (reader, [file]) for table, (reader, file) in tables.items()}
+        extracted, rejected = extract_tables(workspace, named, folder, self._config.max_rejected_fraction)
+        files = {name: RowFiles(pieces=tuple(pieces_of(chunks))) for name, chunks in extracted.items()}
+        return ParsedTables(tables=files, rejected=rejected)
+
+    def _write_split(self, workspace: Workspace, schema: Schema, split: str, rows: RowFiles, _: Path) -> SplitInfo:
         """Write the displays of `train` in random order, those of the other splits in the order of their ids."""
-        workspace, layout, segments = self._workspace, self._config.layout, files.segments()
-        position = POSITION if self._config.feature_set == "full" else None
-        if split == "train":
-            order = RandomGroups(self._config.seed)
-            return write_shuffled(workspace, encoder, split, segments, order, layout, position)
-        if position is None:
-            return write_in_order(workspace, encoder.encode, CLICKED, split, segments, layout)
-        return write_shuffled(workspace, encoder, split, segments, _identity, layout, position)
+        encoder = RowEncoder(schema, workspace.folder, (*LABEL_FIELDS, POSITION_FIELD))
+        order = RandomGroups(self._config.seed) if split == TRAIN else _identity
+        return write_shuffled(workspace, encoder, split, rows.segments(), order, self._config.layout, POSITION)
+
+
+def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> RawTables:
+    """Find the tables that a job reads in the paths under None.
+
+    Raises UserError if a table is missing or lacks a column, and ConfigError on paths of splits.
+    """
+    named = next((split for split in paths if split is not None), None)
+    if named is not None:
+        raise ConfigError(
+            f"--input {named}=...: preprocess.split.kind is 'displays', which splits the rows itself; give "
+            "paths without a split"
+        )
+    required = FULL_TABLES if config.feature_set == "full" else LEAN_TABLES
+    found = find_files(paths[None], required)
+    wanted = required | {OutbrainTable.CLICKS_TEST}
+    return {table: (OutbrainReader.open(table, file), file) for table, file in found.items() if table in wanted}
+
+
+def _fit(workspace: Workspace, feature_set: Literal["full", "lean"], train: RowFiles) -> Schema:
+    definitions = features_of(feature_set)
+    numbers = [UnfittedNumber(d.name, (d.name,), d.steps) for d in definitions if d.feature is None]
+    fitted = fit_numbers(workspace, read_segment, train.segments(), numbers)
+    features = tuple(d.feature or NumericFeature(name=d.name, transforms=fitted[d.name]) for d in definitions)
+    return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=features)
 
 
 def _identity(positions: NDArray[np.int64]) -> NDArray[np.int64]:

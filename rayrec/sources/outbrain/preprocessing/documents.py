@@ -1,6 +1,6 @@
 """The tables of documents and ads: what several raw tables say of each."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,50 +10,89 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.features.hashes import hash_key, hash_strings
+from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH, write_file
-from rayrec.preprocessing.runners.spark_runner import SparkRows, collect_rows, in_hash_ranges
-from rayrec.preprocessing.scratch_rows import Read, Write, batch_of, frame_of_rows, write_partitions
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
-from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.scratch_rows import batch_of
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted, write_table
+from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    ParsedTables,
+    Partitioned,
+    RowFiles,
+    files_of,
+    range_count,
+    shuffle_rows,
+    write_files,
+)
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 from rayrec.store.paths import KeptPath
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
+_DOCUMENTS_AT_ONCE = 65_536
 _META = ("source_id", "publisher_id", "publish_time")
-_META_ROW = -1
-"""The `aspect` of a document's line of documents_meta."""
-_ROWS = pa.schema(
-    [
-        (HASH, pa.int64()),
-        ("document_id", pa.int64()),
-        ("aspect", pa.int8()),  # its position in ASPECTS
-        ("value", pa.int64()),
-        ("confidence", pa.float64()),
-        *((name, pa.int64()) for name in _META),  # null but in rows of _META_ROW
-    ]
-)
+_META_SCHEMA = pa.schema([(name, pa.int64()) for name in (HASH, "document_id", *_META)])
+_VALUES = pa.schema([*((n, pa.int64()) for n in (HASH, "document_id", "value")), ("confidence", pa.float64())])
+_LISTS = """
+{aspect}_lists as (
+    select hash, document_id, list({{value: value, confidence: confidence, weight: 0.0}} order by value) as {aspect},
+        list(value order by confidence desc, value)[:{listed}] as {aspect}_list
+    -- Of a repeated value the surest.
+    from (select hash, document_id, value, max(confidence) as confidence from {aspect}_values group by all)
+    group by all
+)"""
+_KNOWN = """
+with known as (
+    -- Of lines with the same document the smallest, null before any value.
+    select * from (
+        select distinct on (document_id) * from meta
+        order by document_id, source_id nulls first, publisher_id nulls first, publish_time nulls first
+    ) where source_id is not null
+)"""
+_SOURCES = f"{_KNOWN} select source_id, count(*) as documents, max(publisher_id) as publisher from known group by all"
+_FACTS = """
+with source as (select source_id, sum(documents) as documents, max(publisher) as publisher from sources group by all)
+select coalesce(sum(documents), 0)::bigint as documents, greatest(max(publisher), 0) as largest_publisher,
+    coalesce(list(source_id order by source_id) filter (publisher is null), []) as sources_without_publisher
+from source
+"""
+"""What `DocumentRows` says of all documents."""
+_DOCUMENTS = f"""
+{_KNOWN}, {",".join(_LISTS.format(aspect=aspect, listed=LISTED[aspect]) for aspect in ASPECTS)}
+select hash, document_id, source_id, publisher_id, publish_time,
+    {", ".join(f"coalesce({aspect}, []) as {aspect}" for aspect in ASPECTS)},
+    {", ".join(f"coalesce({aspect}_list, []) as {aspect}_list" for aspect in ASPECTS)}
+from known
+    {" ".join(f"full join {aspect}_lists using (hash, document_id)" for aspect in ASPECTS)}
+order by hash, document_id
+"""
+_COUNTED = pa.schema([(HASH, pa.int64()), ("aspect", pa.int8()), ("value", pa.int64())])
 VALUE_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in (HASH, "value", "documents")])
 """The table of an aspect's values: in how many documents each is."""
-_COUNTED = pa.schema([(HASH, pa.int64()), ("aspect", pa.int8()), ("value", pa.int64())])
-_BATCH_ROWS = 131_072
+_FREQUENCIES = """
+select aspect, hash, value, count(*) as documents from counted group by all order by aspect, hash, value
+"""
+_ADS = """
+-- Of lines with the same ad the smallest, null before any value.
+select distinct on (ad_id) * from ads
+order by hash, ad_id, document_id nulls first, campaign_id nulls first, advertiser_id nulls first
+"""
 
 
 class DocumentRows(Config):
-    """The lines of all tables of documents, without repetitions, by document; and a table of each aspect's values."""
+    """What the tables of documents say of each; and a table of each aspect's values."""
 
     folder: KeptPath
     """Holds a table (`VALUE_SCHEMA`) for each aspect."""
     rows: RowFiles
-    """Rows of `_ROWS`, sorted; no document is in two files."""
+    """Documents by ascending hash, with 0 in place of the weights of their values; no hash is in two files."""
     documents: int
     """Number of documents with a source."""
     values: dict[str, int]
@@ -65,88 +104,54 @@ class DocumentRows(Config):
 
 def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path) -> DocumentRows:
     """Bring together what the tables say of each document, and count the documents of each value."""
-    from pyspark.sql import functions as f
+    of_aspects = {aspect: tables.of(OutbrainTable(f"documents_{PLURALS[aspect]}")) for aspect in ASPECTS}
+    meta = tables.of(OutbrainTable.DOCUMENTS_META)
+    ranges = range_count(meta.rows + sum(files.rows for files in of_aspects.values()))
 
-    sources: list[tuple[list[Segment], Read]] = [(tables.of(OutbrainTable.DOCUMENTS_META).segments(), _read_meta)]
-    for number, aspect in enumerate(ASPECTS):
-        read = partial(_read_values, aspect=number, column=f"{aspect}_id")
-        sources.append((tables.of(OutbrainTable(f"documents_{PLURALS[aspect]}")).segments(), read))
-    with frame_of_rows(workspace, "list documents", sources, _ROWS) as listed:
-        # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
-        once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
-            f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
-        )
-        kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
-        ranges = range_count(workspace.runner, sum(count_rows(segments) for segments, _ in sources))
-        ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
-        pieces, found = write_partitions(SparkRows(ordered), folder, ("rows",), _ROWS, ("aspect",), _write_rows)
-    rows = RowFiles(pieces=tuple(pieces["rows"]))
-    sizes = _write_value_tables(workspace, rows, folder)
-    # The sets are as large as there are sources, not documents.
-    published = {source for _, _, sources, _ in found for source in sources}
-    unpublished = {source for _, _, _, sources in found for source in sources}
-    return DocumentRows(
-        folder=folder,
-        rows=rows,
-        documents=sum(documents for documents, *_ in found),
-        values={aspect: sizes.get(number, 0) for number, aspect in enumerate(ASPECTS)},
-        largest_publisher=max((largest for _, largest, *_ in found), default=0),
-        sources_without_publisher=tuple(sorted(unpublished - published)),
-    )
+    def read(segment: Segment, columns: tuple[str, ...], schema: pa.Schema) -> Partitioned:
+        for batch in read_piece(segment.piece, columns, ()):
+            hashes = hash_key(batch["document_id"].to_numpy())
+            values = [hash_texts(c) if pa.types.is_string(c.type) else c for c in batch.columns]
+            named = dict(zip(schema.names, (hashes, *values), strict=True))
+            yield partition_by_hash(hashes, ranges), batch_of(schema, named)
 
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], pa.Table]:
+        """Write documents; return the sources, of which there are far fewer."""
+        documents = (("rows", batch.cast(DOCUMENT_SCHEMA)) for batch in query(_DOCUMENTS, **rows))
+        pieces = write_files(folder, partition, {"rows": DOCUMENT_SCHEMA}, documents)
+        return pieces, query(_SOURCES, meta=rows["meta"]).read_all()
 
-def _read_meta(segment: Segment) -> Iterator[pa.RecordBatch]:
-    for batch in read_piece(segment.piece, ("document_id", *_META), ()):
-        aspects, hashes = np.full(len(batch), _META_ROW, np.int8), hash_key(batch["document_id"].to_numpy())
-        yield batch_of(_ROWS, {HASH: hashes, "aspect": aspects}, batch)
+    read_meta = partial(read, columns=_META_SCHEMA.names[1:], schema=_META_SCHEMA)
+    sources = {"meta": Source(meta.segments(), _META_SCHEMA, read_meta)}
+    for aspect, files in of_aspects.items():
+        columns = ("document_id", f"{aspect}_id", "confidence_level")
+        sources[f"{aspect}_values"] = Source(files.segments(), _VALUES, partial(read, columns=columns, schema=_VALUES))
+    found = shuffle_rows(workspace, "list documents", sources, ranges, write)
+    rows = files_of([pieces for pieces, _ in found], ("rows",))["rows"]
+    sources_of_all = pa.concat_tables([sources for _, sources in found])
+    (facts,) = query(_FACTS, sources=sources_of_all).read_all().to_pylist()
+    return DocumentRows(folder=folder, rows=rows, values=_write_value_tables(workspace, rows, folder), **facts)
 
 
-def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.RecordBatch]:
-    for batch in read_piece(segment.piece, ("document_id", column, "confidence_level"), ()):
-        document, value, confidence = batch.columns
-        if pa.types.is_string(value.type):
-            value = pa.array(hash_strings(value.cast(pa.large_string())).view(np.int64))
-        columns = {"document_id": document, "value": value, "confidence": confidence}
-        aspects = np.full(len(batch), aspect, np.int8)
-        yield batch_of(_ROWS, {HASH: hash_key(document.to_numpy()), "aspect": aspects, **columns})
-
-
-def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, int, set[int], set[int]]:
-    """Return the number of documents, the largest publisher, and the sources with and without a publisher."""
-    documents = largest = 0
-    published: set[int] = set()
-    unpublished: set[int] = set()
-    for batch in batches:
-        write("rows", batch.cast(_ROWS))
-        meta = batch.filter(pc.equal(batch["aspect"], _META_ROW))
-        publisher, source = meta["publisher_id"], meta["source_id"]
-        documents, largest = documents + len(meta), max(largest, pc.max(publisher).as_py() or 0)
-        published.update(source.filter(publisher.is_valid()).unique().to_pylist())
-        unpublished.update(source.filter(publisher.is_null()).unique().to_pylist())
-    return documents, largest, published, unpublished
-
-
-def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> dict[int, int]:
+def _write_value_tables(workspace: Workspace, documents: RowFiles, folder: Path) -> dict[str, int]:
     """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; return their sizes."""
-    from pyspark.sql import functions as f
+    ranges = range_count(documents.rows)
 
-    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, ("aspect", "value"), ()):
-            part = batch.filter(pc.not_equal(batch["aspect"], _META_ROW))
-            hashes = pa.array(hash_key(part["value"].to_numpy()))
-            yield pa.RecordBatch.from_arrays([hashes, *part.columns], schema=_COUNTED)
+    def read(segment: Segment) -> Partitioned:
+        for batch in read_piece(segment.piece, ASPECTS, ()):
+            for number, aspect in enumerate(ASPECTS):
+                value = batch[aspect].flatten().field("value")
+                hashes = hash_key(value.to_numpy())
+                columns = {HASH: hashes, "aspect": np.full(len(value), number), "value": value}
+                yield partition_by_hash(hashes, ranges), batch_of(_COUNTED, columns)
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for aspect, run in rows_by_value(batches, "aspect"):
-            count = write_sorted(run, folder / ASPECTS[aspect], VALUE_SCHEMA)
-            columns = [pa.array([aspect], pa.int8()), pa.array([count])]
-            yield pa.RecordBatch.from_arrays(columns, names=["aspect", "values"])
+    def write(_: int, rows: Mapping[str, pa.Table]) -> dict[str, int]:
+        by_aspect = rows_by_value(query(_FREQUENCIES, **rows), "aspect")
+        return {ASPECTS[n]: write_sorted(counted, folder / ASPECTS[n], VALUE_SCHEMA) for n, counted in by_aspect}
 
-    with frame_of_rows(workspace, "count document values", [(rows.segments(), read)], _COUNTED) as values:
-        counted = values.groupBy("aspect", HASH, "value").agg(f.count("*").alias("documents"))
-        # These are as many as the data has values, not rows: one task sorts them.
-        whole = counted.repartition(1).sortWithinPartitions("aspect", HASH, "value")
-        return dict(collect_rows(whole.mapInArrow(write, "aspect byte, values long")))
+    sources = {"counted": Source(documents.segments(), _COUNTED, read)}
+    sizes = shuffle_rows(workspace, "count document values", sources, ranges, write)
+    return {aspect: sum(of_range.get(aspect, 0) for of_range in sizes) for aspect in ASPECTS}
 
 
 def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], documents: int) -> NDArray[np.float64]:
@@ -163,64 +168,42 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
     with counted_rows(workspace.runner, workspace.progress, "documents", found.rows.rows) as counter:
 
         def run(piece: Piece) -> None:
-            whole = whole_groups(read_piece(piece, _ROWS.names, ()), HASH, _BATCH_ROWS)
-            write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
+            whole = whole_groups(read_piece(piece, DOCUMENT_SCHEMA.names, ()), HASH, _DOCUMENTS_AT_ONCE)
+            write_file(folder, DOCUMENT_SCHEMA, (_weighed(documents, found) for documents in whole))
             counter.add(piece.rows)
 
-        workspace.runner.run(found.rows.pieces, run)
+        workspace.engine.run(found.rows.pieces, run)
 
 
-def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
-    """Return the sorted rows of whole documents as rows of the table."""
-    starts = group_starts(rows["document_id"])
-    count = len(starts)
-    owner = np.repeat(np.arange(count), np.diff(np.append(starts, rows.num_rows)))
-    aspect = rows["aspect"].to_numpy()
-    first = rows.take(pa.array(starts))  # the row of documents_meta sorts first
-    columns = [first[HASH], first["document_id"], first["source_id"], _publishers(first, found), first["publish_time"]]
-    lists = []
-    for number, name in enumerate(ASPECTS):
-        chosen = np.flatnonzero(aspect == number)
-        value, confidence = (rows[c].take(pa.array(chosen)).to_numpy() for c in ("value", "confidence"))
-        weight = inverse_frequency(found.folder, name, value, found.documents) * confidence
-        fields = DOCUMENT_SCHEMA.field(name).type.value_type
-        elements = pa.StructArray.from_arrays([pa.array(a) for a in (value, confidence, weight)], fields=list(fields))
-        columns.append(list_column(owner[chosen], elements, count))
-        lists.append(_first_values(owner[chosen], value, confidence, LISTED[name], count))
-    return pa.RecordBatch.from_arrays([*columns, *lists], schema=DOCUMENT_SCHEMA)
-
-
-def _publishers(documents: pa.RecordBatch, found: DocumentRows) -> pa.Array:
-    """Return the publishers; sources without any get numbers that follow the largest publisher."""
+def _weighed(documents: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
+    """Return rows of the table: with the weights of values, and a publisher for each source."""
+    columns: dict[str, pa.Array] = {}
+    # Sources without a publisher get numbers that follow the largest.
     lacking = pa.array(found.sources_without_publisher, pa.int64())
     number = pc.index_in(documents["source_id"], value_set=lacking, skip_nulls=True)
-    return pc.coalesce(documents["publisher_id"], pc.add(number.cast(pa.int64()), found.largest_publisher + 1))
-
-
-def _first_values(
-    owner: NDArray[np.int64], value: NDArray[np.int64], confidence: NDArray[np.float64], length: int, count: int
-) -> pa.Array:
-    """Return the values of the highest confidence, equal ones ascending."""
-    order = np.lexsort((value, -confidence, owner))
-    sizes = np.bincount(owner, minlength=count)
-    position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[position < length]
-    return list_column(owner[kept], pa.array(value[kept]), count)
+    own_publisher = pc.add(number.cast(pa.int64()), found.largest_publisher + 1)
+    columns["publisher_id"] = pc.coalesce(documents["publisher_id"], own_publisher)
+    for aspect in ASPECTS:
+        pairs, offsets = documents[aspect].flatten(), documents[aspect].offsets
+        value, confidence = pairs.field("value"), pairs.field("confidence")
+        weight = inverse_frequency(found.folder, aspect, value.to_numpy(), found.documents) * confidence.to_numpy()
+        fields = list(DOCUMENT_SCHEMA.field(aspect).type.value_type)
+        elements = pa.StructArray.from_arrays([value, confidence, pa.array(weight)], fields=fields)
+        columns[aspect] = pa.ListArray.from_arrays(pc.subtract(offsets, offsets[0]), elements)
+    return batch_of(DOCUMENT_SCHEMA, columns, documents)
 
 
 def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     """Write the table of ads."""
-    from pyspark.sql import functions as f
-
     files = tables.of(OutbrainTable.PROMOTED_CONTENT)
-    key, *columns = AD_SCHEMA.names[1:]
+    ranges = range_count(files.rows)
 
-    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, (key, *columns), ()):
-            hashes = pa.array(hash_key(batch[key].to_numpy()))
-            yield pa.RecordBatch.from_arrays([hashes, *batch.columns], names=AD_SCHEMA.names)
+    def read(segment: Segment) -> Partitioned:
+        for batch in read_piece(segment.piece, AD_SCHEMA.names[1:], ()):
+            hashes = hash_key(batch["ad_id"].to_numpy())
+            yield partition_by_hash(hashes, ranges), batch_of(AD_SCHEMA, {HASH: hashes}, batch)
 
-    with frame_of_rows(workspace, "ads", [(files.segments(), read)], AD_SCHEMA) as listed:
-        # Of lines with the same ad the smallest, null before any value.
-        kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
-        write_table(workspace.runner, SparkRows(kept), files.rows, (key,), folder, AD_SCHEMA)
+    def write(_: int, rows: Mapping[str, pa.Table]) -> int:
+        return write_sorted(query(_ADS, **rows), folder, AD_SCHEMA)
+
+    shuffle_rows(workspace, "ads", {"ads": Source(files.segments(), AD_SCHEMA, read)}, ranges, write)

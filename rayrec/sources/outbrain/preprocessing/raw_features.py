@@ -1,26 +1,32 @@
 """Raw features of all rows, computed by the code that serves them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
-from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.runners.spark_runner import in_hash_ranges
-from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows, new_rows
+from rayrec.features.lookup_table import UNKNOWN, LookupTable
+from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.scratch_rows import batch_of
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.hash_ranges import range_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.features.ad_rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
+from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, write_by_split
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    Partitioned,
+    RowFiles,
+    SplitRows,
+    files_of,
+    range_count,
+    shuffle_rows,
+    write_files,
+)
+from rayrec.sources.outbrain.preprocessing.users import TRAFFIC, USER, read_views, user_ranges
 from rayrec.sources.outbrain.statistics import Statistics
 
 CANDIDATE, POSITION = "candidate", "position"
@@ -32,87 +38,87 @@ LABEL_FIELDS = (
 """Columns beside the features."""
 POSITION_FIELD = pa.field(POSITION, pa.int64(), False)
 """The position of a row in its split, for files in another order."""
-_KEPT = (CLICKED, DISPLAY, POSITION)
-_TRAFFIC = "traffic_source"
-_SPLIT = "split"
-_BY_USER = pa.schema([(HASH, pa.int64()), (_SPLIT, pa.int8()), POSITION_FIELD, *CLICK_SCHEMA, (_TRAFFIC, pa.int8())])
+_SPLIT, _TRAFFIC = "split", "traffic_source"
+_ROWS = pa.schema([(USER, pa.int64()), (_SPLIT, pa.int8()), POSITION_FIELD, ("day", pa.int64()), *CLICK_SCHEMA])
+_VIEWS = pa.schema(
+    [
+        (USER, pa.int64()),
+        ("document_id", pa.int64()),
+        ("day", pa.int64()),
+        ("platform", pa.int8()),
+        ("geo_location", pa.string()),
+        ("timestamp", pa.int64()),
+        (_TRAFFIC, pa.int8()),
+    ]
+)
+_SAME_PAGE = " and ".join(f"shown.{name} = {{view}}.{name}" for name in _VIEWS.names[:5])
+WITH_TRAFFIC = f"""
+with viewed as (
+    -- Of views at the same time, the smallest source.
+    select * exclude ({_TRAFFIC}), min({_TRAFFIC}) as {_TRAFFIC} from views group by all
+)
+select shown.*,
+    -- Of equally near views, the earlier.
+    case when earlier.timestamp is not null
+            and (later.timestamp is null or shown.timestamp - earlier.timestamp <= later.timestamp - shown.timestamp)
+        then earlier.{_TRAFFIC} else later.{_TRAFFIC} end as {_TRAFFIC}
+from shown
+asof left join viewed as earlier on {_SAME_PAGE.format(view="earlier")} and shown.timestamp >= earlier.timestamp
+asof left join viewed as later on {_SAME_PAGE.format(view="later")} and shown.timestamp <= later.timestamp
+order by shown.{USER}, {_SPLIT}, {POSITION}
+"""
+"""Rows with their traffic source: that of the page view of the same page and day which is nearest in time."""
 
 
-def _schema(feature_set: str, others: tuple[pa.Field, ...]) -> pa.Schema:
-    return pa.schema([*others, *(pa.field(d.name, d.raw_type) for d in features_of(feature_set))])
-
-
-def _dictionaries(schema: pa.Schema) -> list[str]:
-    """Return the columns whose values repeat."""
-    return [field.name for field in schema if not pa.types.is_floating(field.type) and field.name != POSITION]
-
-
-def _with_features(rows: pa.RecordBatch, statistics: Statistics, schema: pa.Schema) -> pa.RecordBatch:
-    kept = {name: rows[name] for name in _KEPT if name in schema.names}
-    return batch_of(schema, {CANDIDATE: rows["ad_id"], **kept}, raw_features(statistics, rows))
-
-
-def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: Statistics, folder: Path) -> SplitRows:
-    """Write the features of rows in the order of displays, a file for each segment."""
-    items = [(split, segment) for split, files in clicks.splits.items() for segment in files.segments()]
-    schema = _schema(statistics.constants.feature_set, LABEL_FIELDS)
-    columns = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != _TRAFFIC))
-    with counted_rows(workspace.runner, workspace.progress, "features", clicks.rows) as counter:
-
-        def run(item: tuple[str, Segment]) -> tuple[str, Piece]:
-            split, segment = item
-            path = folder / f"{split}-{segment.index:06d}.parquet"
-            opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
-            with new_rows(path, schema, _dictionaries(schema)) as writer:
-                for batch in read_piece(segment.piece, columns, ()):
-                    writer.write_batch(_with_features(batch, opened, schema))
-                    counter.add(batch.num_rows)
-            return split, Piece(path, 0, segment.piece.rows)
-
-        found = workspace.runner.run(items, run)
-    pieces = {name: tuple(piece for split, piece in found if split == name) for name in clicks.splits}
-    splits = {name: RowFiles(pieces=of_split) for name, of_split in pieces.items()}
-    return SplitRows(splits=splits, clicked=clicks.clicked)
-
-
-def write_in_user_order(
-    workspace: Workspace, clicks: SplitRows, statistics: Statistics, traffic: Path, folder: Path
+def write_features(
+    workspace: Workspace, clicks: SplitRows, views: RowFiles, users: Path, statistics: Statistics, folder: Path
 ) -> SplitRows:
     """Write the features of rows in the order of users, whose profiles are so read from disk one after the other.
 
-    `traffic`: folder of the table of traffic sources by display.
+    `views`: page views that traffic sources are found in; `users`: folder of the table of users, if they have profiles.
     """
-    names = list(clicks.splits)
-    sources = [
-        (files.segments(), partial(_read_with_user, split=number, traffic=traffic))
-        for number, files in enumerate(clicks.splits.values())
-    ]
-    schema = _schema(statistics.constants.feature_set, (*LABEL_FIELDS, POSITION_FIELD))
+    ranges = range_count(clicks.rows + views.rows)
+    definitions = features_of(statistics.constants.feature_set)
+    schema = pa.schema([*LABEL_FIELDS, POSITION_FIELD, *(pa.field(d.name, d.raw_type) for d in definitions)])
 
-    def compute(batch: pa.RecordBatch) -> tuple[NDArray[np.integer], pa.RecordBatch]:
+    def read_rows(segment: Segment, split: int) -> Partitioned:
+        first, table = segment.first, LookupTable.cached(users)
+        for batch in read_piece(segment.piece, CLICK_SCHEMA.names, ()):
+            user, position = table.find_texts(batch["uuid"]), np.arange(first, first + len(batch))
+            first += len(batch)
+            has_user = user != UNKNOWN
+            columns = {
+                USER: pa.array(user, mask=~has_user),
+                _SPLIT: np.full(len(batch), split),
+                POSITION: position,
+                "day": batch["timestamp"].fill_null(0).to_numpy() // DAY_MILLISECONDS,
+            }
+            # Rows without a user are spread.
+            partition = np.where(has_user, user_ranges(table, user, ranges), position % ranges)
+            yield partition, batch_of(_ROWS, columns, batch)
+
+    def read_page_views(segment: Segment) -> Partitioned:
+        for batch in read_views(segment, TRAFFIC, [name for name in _VIEWS.names if name != "day"]):
+            partition = user_ranges(LookupTable.cached(users), batch[USER].to_numpy(), ranges)
+            day = batch["timestamp"].to_numpy() // DAY_MILLISECONDS
+            yield partition, batch_of(_VIEWS, {"day": day}, batch)
+
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> dict[str, Piece]:
+        shown = pa.concat_tables([rows[split] for split in clicks.splits])
         opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
-        return batch[_SPLIT].to_numpy(), _with_features(batch, opened, schema)
 
-    with frame_of_rows(workspace, "features", sources, _BY_USER) as rows:
-        partitioned = in_hash_ranges(rows, range_count(workspace.runner, clicks.rows))
-        ordered = partitioned.sortWithinPartitions(HASH, _SPLIT, POSITION)
-        return write_by_split(ordered, folder, names, schema, _dictionaries(schema), CLICKED, compute)
+        def computed() -> Iterator[tuple[str, pa.RecordBatch]]:
+            for batch in query(WITH_TRAFFIC, shown=shown, views=rows["views"]):
+                kept = {CLICKED: batch[CLICKED], DISPLAY: batch[DISPLAY], CANDIDATE: batch["ad_id"]}
+                features = batch_of(schema, {**kept, POSITION: batch[POSITION]}, raw_features(opened, batch))
+                for number, split in enumerate(clicks.splits):
+                    yield split, features.filter(pc.equal(batch[_SPLIT], number))
 
+        return write_files(folder, partition, dict.fromkeys(clicks.splits, schema), computed())
 
-def _read_with_user(segment: Segment, split: int, traffic: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the hash of their user, or if they have none, one that spreads them; and with traffic
-    sources.
-    """
-    first, table = segment.first, LookupTable.cached(traffic)
-    for batch in read_piece(segment.piece, CLICK_SCHEMA.names, ()):
-        position = np.arange(first, first + len(batch))
-        first += len(batch)
-        has_user = batch["uuid"].is_valid().to_numpy(zero_copy_only=False)
-        source = table.numbers("source", table.find({DISPLAY: batch[DISPLAY].to_numpy()}))
-        columns = {
-            HASH: np.where(has_user, hash_texts(batch["uuid"]), hash_key(position)),
-            _SPLIT: np.full(len(batch), split, np.int8),
-            POSITION: position,
-            _TRAFFIC: pa.array(source.values, pa.int8(), mask=~source.valid),
-        }
-        yield batch_of(_BY_USER, columns, batch)
+    sources = {
+        split: Source(files.segments(), _ROWS, partial(read_rows, split=number))
+        for number, (split, files) in enumerate(clicks.splits.items())
+    }
+    sources["views"] = Source(views.segments(), _VIEWS, read_page_views)
+    return SplitRows(splits=files_of(shuffle_rows(workspace, "features", sources, ranges, write), clicks.splits))

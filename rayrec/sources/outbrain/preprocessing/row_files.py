@@ -1,22 +1,26 @@
-"""Rows in scratch files, as the stages hand them to each other, and columns of such rows."""
+"""Rows in scratch files, as the stages hand them to each other."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.preprocessing.runners.spark_runner import SparkRows
-from rayrec.preprocessing.scratch_rows import Write, write_partitions
-from rayrec.preprocessing.segments import Piece, Segment, make_segments
+from rayrec.preprocessing.engines.engine import Consume, Partition, Source
+from rayrec.preprocessing.scratch_rows import new_rows
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.workspace import Workspace
+from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+ROWS_PER_RANGE, _MOST_RANGES = 262_144, 1024
+ResultT = TypeVar("ResultT")
+Partitioned = Iterator[tuple[Partition, pa.RecordBatch]]
+"""Batches of rows, with their partitions."""
 
 
 class RowFiles(Config):
@@ -33,51 +37,78 @@ class RowFiles(Config):
         return make_segments(self.pieces)
 
 
+class ParsedTables(Config):
+    """The rows by table, and how many lines were bad."""
+
+    tables: dict[str, RowFiles]
+    rejected: dict[str, int]
+    """Number of bad lines by reason."""
+
+    def of(self, table: OutbrainTable) -> RowFiles:
+        """Return the rows of a table; no files if the table is absent."""
+        return self.tables.get(table.value, RowFiles())
+
+
 class SplitRows(Config):
     """Rows by split."""
 
     splits: dict[str, RowFiles]
-    clicked: dict[str, int]
-    """Number of clicked rows by split."""
 
     @property
     def rows(self) -> int:
         return sum(files.rows for files in self.splits.values())
 
 
-def write_by_split(
-    ordered: "DataFrame",
-    folder: Path,
-    names: Sequence[str],
-    schema: pa.Schema,
-    dictionaries: Sequence[str],
-    label: str,
-    compute: Callable[[pa.RecordBatch], tuple[NDArray[np.integer], pa.RecordBatch]],
-) -> SplitRows:
-    """Write a file for each split and partition of a sorted data frame.
+def files_of(written: Sequence[Mapping[str, Piece]], names: Iterable[str]) -> dict[str, RowFiles]:
+    """Return the files of each name, from those of each partition in order."""
+    return {name: RowFiles(pieces=tuple(of[name] for of in written if name in of)) for name in names}
 
-    `compute`: gives the split (its position in `names`) of each row of a batch, and the rows as they are written.
-    `label`: the column of 0 and 1 that is counted.
+
+def write_files(
+    folder: Path, partition: int, schemas: Mapping[str, pa.Schema], rows: Iterable[tuple[str, pa.RecordBatch]]
+) -> dict[str, Piece]:
+    """Write the rows of a partition to a file of the name that each batch comes with; return the files by name.
+
+    `schemas`: those of the rows of each name. Empty files are left out.
     """
+    count = Counter[str]()
+    with ExitStack() as stack:
+        paths = {name: folder / f"{name}-{partition:06d}.parquet" for name in schemas}
+        writers = {
+            # Values of all but floats repeat.
+            name: stack.enter_context(
+                new_rows(paths[name], schema, [f.name for f in schema if not pa.types.is_floating(f.type)])
+            )
+            for name, schema in schemas.items()
+        }
+        for name, batch in rows:
+            if batch.num_rows:
+                writers[name].write_batch(batch)
+                count[name] += batch.num_rows
+    return {name: Piece(path, 0, count[name]) for name, path in paths.items() if count[name]}
 
-    def work(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
-        clicked: Counter[str] = Counter()
-        for batch in batches:
-            split, computed = compute(batch)
-            for number, name in enumerate(names):
-                part = computed.filter(pa.array(split == number))
-                write(name, part)
-                clicked[name] += int(pc.sum(part[label]).as_py() or 0)
-        return clicked
 
-    pieces, clicked = write_partitions(SparkRows(ordered), folder, names, schema, dictionaries, work)
-    return SplitRows(
-        splits={name: RowFiles(pieces=tuple(of_split)) for name, of_split in pieces.items()},
-        clicked={name: sum(of_partition[name] for of_partition in clicked) for name in names},
-    )
+def shuffle_rows(
+    workspace: Workspace,
+    stage: str,
+    sources: Mapping[str, Source[Segment]],
+    partitions: int,
+    consume: Consume[ResultT],
+) -> list[ResultT]:
+    """Shuffle rows that are made of segments; progress counts the segments' rows."""
+    total = sum(count_rows(source.items) for source in sources.values())
+    with counted_rows(workspace.runner, workspace.progress, stage, total) as counter:
+
+        def counted(source: Source[Segment]) -> Source[Segment]:
+            def produce(segment: Segment) -> Partitioned:
+                yield from source.produce(segment)
+                counter.add(segment.piece.rows)
+
+            return replace(source, produce=produce)
+
+        return workspace.engine.shuffle({name: counted(of) for name, of in sources.items()}, partitions, consume)
 
 
-def list_column(owner: NDArray[np.int64], elements: pa.Array, count: int) -> pa.Array:
-    """`count` lists; `owner`: for each element, ascending, the list that it belongs to."""
-    offsets = np.searchsorted(owner, np.arange(count + 1)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements)
+def range_count(rows: int) -> int:
+    """Return how many partitions rows are shuffled into: as many on every engine, so that it writes the same files."""
+    return max(1, min(-(-rows // ROWS_PER_RANGE), _MOST_RANGES))

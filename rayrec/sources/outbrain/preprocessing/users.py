@@ -1,6 +1,6 @@
 """The users of rows, and their page views: only those that a feature is made of are stored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,19 +11,22 @@ from numpy.typing import NDArray
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.engines.spark import spark_schema
-from rayrec.preprocessing.runners.spark_runner import SparkRows
-from rayrec.preprocessing.scratch_rows import batch_of, frame_of_rows
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.scratch_rows import batch_of
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.sorted_rows import group_starts
-from rayrec.preprocessing.vocabularies.hash_ranges import write_table
+from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.input_files import Chunk
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY, events
-from rayrec.sources.outbrain.preprocessing.parsed_tables import ParsedTables
-from rayrec.sources.outbrain.preprocessing.row_files import SplitRows
+from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    Partitioned,
+    RowFiles,
+    range_count,
+    shuffle_rows,
+)
 from rayrec.sources.outbrain.statistics import ASPECTS
 
 USER_SCHEMA = pa.schema(
@@ -34,66 +37,46 @@ USER_SCHEMA = pa.schema(
         pa.field("landing", pa.list_(pa.int64()), False),  # landing documents of events, ascending
     ]
 )
-_EVENTS = pa.schema(
-    [
-        (HASH, pa.int64()),
-        ("uuid", pa.string()),
-        ("timestamp", pa.int64()),
-        ("landing", pa.int64()),
-        ("has_rows", pa.bool_()),
-    ]
-)
+_EVENTS = pa.schema([(HASH, pa.int64()), *EVENT_SCHEMA])
+_USERS = """
+-- The first event is that of all events, also of displays without rows.
+select hash, uuid, min(timestamp) as first_event,
+    coalesce(list(distinct document_id order by document_id) filter (is_shown and document_id is not null), [])
+        as landing
+from events group by hash, uuid having bool_or(is_shown) order by hash, uuid
+"""
 PROFILE, TRAFFIC = 1, 2
 """Bits of the column `purpose`: a page view is kept for the user's profile, or for the traffic source of an event."""
+USER = "user_row"
+"""The row of a user in the table of users."""
 VIEW_SCHEMA = pa.schema(
     [
-        pa.field("user", pa.int64(), False),  # row of the table of users
+        pa.field(USER, pa.int64(), False),
         *list(OutbrainTable.PAGE_VIEWS.layout.schema)[1:],
         pa.field("purpose", pa.int8(), False),
     ]
 )
 
 
-def write_users(workspace: Workspace, rows: SplitRows, tables: ParsedTables, folder: Path) -> None:
+def write_users(workspace: Workspace, events: RowFiles, folder: Path) -> None:
     """Write the table of the users of rows (`USER_SCHEMA`)."""
-    from pyspark.sql import functions as f
+    ranges = range_count(events.rows)
 
-    sources = [(files.segments(), _read_events) for files in rows.splits.values()]
-    with frame_of_rows(workspace, "users", sources, _EVENTS) as listed:
-        # The first event is that of all events, also of displays without rows.
-        every_event = events(workspace, tables).select("uuid", "timestamp")
-        users = (
-            listed.unionByName(every_event.mapInArrow(_without_rows, spark_schema(_EVENTS)))
-            .groupBy(HASH, "uuid")
-            .agg(
-                f.min("timestamp").alias("first_event"),
-                f.sort_array(f.collect_set("landing")).alias("landing"),
-                f.max("has_rows").alias("has_rows"),
-            )
-            .filter("has_rows")
-        )
-        write_table(workspace.runner, SparkRows(users), rows.rows, ("uuid",), folder, USER_SCHEMA)
+    def read(segment: Segment) -> Partitioned:
+        for batch in read_piece(segment.piece, EVENT_SCHEMA.names, ()):
+            known = batch.filter(batch["uuid"].is_valid())
+            hashes = hash_texts(known["uuid"])
+            yield partition_by_hash(hashes, ranges), batch_of(_EVENTS, {HASH: hashes}, known)
 
+    def write(_: int, rows: Mapping[str, pa.Table]) -> int:
+        return write_sorted(query(_USERS, **rows), folder, USER_SCHEMA)
 
-def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the events that count for their times alone."""
-    for batch in batches:
-        known = batch.filter(batch["uuid"].is_valid())
-        yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"])}, known)
-
-
-def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Yield the events of rows that have a user, once for each display."""
-    for batch in read_piece(segment.piece, (DISPLAY, "uuid", "timestamp", "document_id"), ()):
-        events = batch.take(pa.array(group_starts(batch[DISPLAY])))
-        known = events.filter(events["uuid"].is_valid())
-        columns = {"landing": known["document_id"], "has_rows": pa.repeat(True, len(known))}
-        yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"]), **columns}, known)
+    shuffle_rows(workspace, "users", {"events": Source(events.segments(), _EVENTS, read)}, ranges, write)
 
 
 @dataclass(frozen=True)
 class ViewReader:
-    """Reads chunks of page views and keeps those of use, with the user's number instead of the name."""
+    """Reads chunks of page views and keeps those of use, with the user's row in the table instead of the name."""
 
     reader: RowReader
     users: Path
@@ -111,8 +94,7 @@ class ViewReader:
             known = np.flatnonzero(user != UNKNOWN)
             views, user = block.rows.take(pa.array(known)), user[known]
             purpose = _purposes(users, documents, user, views)
-            columns = [*(views[name] for name in VIEW_SCHEMA.names[1:-1]), pa.array(purpose)]
-            rows = pa.RecordBatch.from_arrays([pa.array(user), *columns], schema=VIEW_SCHEMA)
+            rows = batch_of(VIEW_SCHEMA, {USER: user, "purpose": purpose}, views)
             kept = purpose != 0
             yield replace(block, rows=rows.filter(pa.array(kept)), lines=block.lines[known[kept]])
 
@@ -136,3 +118,8 @@ def read_views(segment: Segment, purpose: int, columns: Sequence[str]) -> Iterat
     for batch in read_piece(segment.piece, [*columns, "purpose"], ()):
         is_kept = batch["purpose"].to_numpy() & purpose != 0
         yield batch.select(list(columns)).filter(pa.array(is_kept))
+
+
+def user_ranges(users: LookupTable, user: NDArray[np.int64], ranges: int) -> NDArray[np.int64]:
+    """(n,) the ranges of rows of the table of users, of which there are `ranges` of equal width, ascending."""
+    return user * ranges // max(len(users), 1)
