@@ -26,9 +26,9 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.runners.task_runner import TaskRunner
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.engine import Engine
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
@@ -45,20 +45,20 @@ def main() -> None:
     machine = Machine()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
-        runner: TaskRunner = ThreadRunner.of_this_machine()
+        engine: Engine = EmbeddedEngine.of_this_machine()
         if arguments.on == "ray":
             os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
             stack.enter_context(ray_session())
-            runner = SparkRunner(stack.enter_context(spark_session(SparkConfig(), "benchmark")))
+            engine = SparkEngine(stack.enter_context(spark_session(SparkConfig(), "benchmark")))
         runs = []
         for rows in [_WARM_UP_ROWS, *arguments.rows]:
-            runs.append(_measure(runner, folder, rows, arguments.feature_set, arguments.interval))
+            runs.append(_measure(engine, folder, rows, arguments.feature_set, arguments.interval))
             settings = {"on": arguments.on, "feature_set": arguments.feature_set, "machine": machine.described()}
             write_json(arguments.output, {**settings, "runs": runs[1:]})
 
 
 def _measure(
-    runner: TaskRunner, folder: Path, rows: int, feature_set: Literal["full", "lean"], interval: float
+    engine: Engine, folder: Path, rows: int, feature_set: Literal["full", "lean"], interval: float
 ) -> dict[str, Any]:
     raw, dataset = folder / "raw", folder / "out" / "dataset"
     generate(raw, rows)
@@ -70,7 +70,7 @@ def _measure(
     started = time.perf_counter()
     folders = {"unfinished dataset": folder / "out", "Spark's shuffles": folder / "spark"}
     with sampled(psutil.Process(), folders, interval) as seen:
-        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(runner, stages)
+        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(engine, stages)
     seconds = time.perf_counter() - started
     stages.finish()
     result = {

@@ -28,7 +28,7 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.packed_rows import RowPacker
 from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
-from rayrec.sources.criteo.generator import CriteoGenerator
+from rayrec.sources.criteo.generator import criteo_rows
 from rayrec.store.files import write_json
 from tests.vocabularies import write_vocabulary
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
     """Return generated rows as a dataset holds them."""
-    raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
+    raw = pa.Table.from_batches(chunk.rows for chunk in criteo_rows(seed=0).chunks(rows))
     features: list[NumericFeature | CategoricalFeature] = [
         NumericFeature(name=name, transforms=(Log(offset=3.0), Fill())) for name in NUMERIC
     ]

@@ -39,7 +39,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.sources.registry import preprocessing
 from rayrec.store.files import write_json
 from rayrec.training.run.folder import METRICS_FILE
@@ -198,7 +198,7 @@ def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder:
             fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32"}
         )
         inputs: dict[str | None, list[str]] = {split: [str(fold / f"{split}.csv")] for split in parts}
-        preprocessing(recipe, inputs, fold / "dataset").run(SparkRunner(spark))
+        preprocessing(recipe, inputs, fold / "dataset").run(SparkEngine(spark))
         run = train_in_process(recipe, Dataset.open(fold / "dataset"), fold / "run")
         best = json.loads((run.path / METRICS_FILE).read_text())
         found.append(float(best["test"]["auc"]))

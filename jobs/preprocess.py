@@ -65,7 +65,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+    from rayrec.preprocessing.engines.embedded import EmbeddedEngine
     from rayrec.sources.registry import preprocessing
 
     # What is to be done: the source of the recipe makes the job.
@@ -76,7 +76,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     # Do it by threads of this process, or by Spark on Ray. Both write the same files.
     with owned(request.output):
         if place_preprocessing(request, job, spark, progress) == "process":
-            manifest = job.run(ThreadRunner.of_this_machine(), progress, execution=Execution.in_process())
+            manifest = job.run(EmbeddedEngine.of_this_machine(), progress, execution=Execution.in_process())
         else:
             manifest = _run_on_spark(job, request.output, spark, progress)
     return result_of(manifest, request.output)
@@ -102,7 +102,7 @@ def result_of(manifest: "DatasetManifest", output: Path) -> Result:
 def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "DatasetManifest":
     from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
-    from rayrec.preprocessing.runners.spark_runner import SparkRunner
+    from rayrec.preprocessing.engines.spark import SparkEngine
 
     # Where tasks write: beside the output, or for one at a URI to a folder of this node, unless others do not see it.
     is_remote = isinstance(output, RemotePath)
@@ -118,7 +118,7 @@ def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progr
         elif not is_seen:
             progress.message(f"not all nodes can read {place}, so Spark runs on this node only")
         with spark_session(config, on_all_nodes=is_seen or shared) as spark:
-            workers = SparkRunner(spark)
+            workers = SparkEngine(spark)
             execution = Execution.on_ray(SPARK, workers.parallelism)
             return job.run(workers, progress, shared=shared, execution=execution)
 

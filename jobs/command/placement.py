@@ -43,8 +43,8 @@ class PlacedRequest(Request):
 
 
 def place_preprocessing(request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, progress: Progress) -> Place:
-    """Return where raw files become a dataset; large is what the memory holds no rows of, and in any case 4 GiB of
-    text (`Preprocessing.suits_threads`).
+    """Return where raw files become a dataset; large are 4 GiB of text where this machine has many CPUs
+    (`Preprocessing.suits_threads`).
     """
     only_ray = None if spark == SparkConfig() else "preprocess.spark"
     return _place(

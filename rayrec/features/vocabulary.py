@@ -132,7 +132,8 @@ def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:
                 stack.close()
                 file = path if path.suffix == ".parquet" else path / f"part-{number // per_file:05d}.parquet"
                 writer = stack.enter_context(new_parquet(file, VOCABULARY_SCHEMA))
-            writer.write_batch(block.select(VOCABULARY_SCHEMA.names).cast(VOCABULARY_SCHEMA))
+            if block.num_rows:
+                writer.write_batch(block.select(VOCABULARY_SCHEMA.names).cast(VOCABULARY_SCHEMA))
     write_index(path)
 
 

@@ -131,20 +131,20 @@ def extract_tables(
     a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)
-    share = total // (4 * workspace.runner.parallelism)
+    share = total // (4 * workspace.engine.parallelism)
     size = min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
     planned = {name: plan_chunks(files, size) for name, (_, files) in tables.items()}
     readers = {name: reader for name, (reader, _) in tables.items()}
     every_chunk = [(name, chunk) for name, chunks in planned.items() for chunk in chunks]
     before = _lines_before(workspace, [chunk for _, chunk in every_chunk], division)
-    with counted_rows(workspace.runner, workspace.progress, "parse") as counter:
+    with counted_rows(workspace.engine, workspace.progress, "parse") as counter:
 
         def run(item: tuple[int, tuple[str, Chunk], int]) -> ExtractedChunk:
             number, (name, chunk), lines_before = item
             return _extract_chunk(readers[name], chunk, scratch, f"{number:06d}", division, lines_before, counter)
 
         items = [*zip(range(len(before)), every_chunk, before, strict=True)]
-        extracted = iter(workspace.runner.run(items, run))
+        extracted = iter(workspace.engine.run(items, run))
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
     reasons: Tally[str] = Tally()
     for name, chunks in by_table.items():
@@ -167,7 +167,7 @@ def _lines_before(workspace: Workspace, chunks: Sequence[Chunk], division: Divis
         return [0] * len(chunks)
     workspace.progress.stage("count lines")
     with user_errors():
-        counts = run_brief_tasks(workspace.runner, [chunks[number] for number in counted], count)
+        counts = run_brief_tasks(workspace.engine, [chunks[number] for number in counted], count)
     lines = dict(zip(counted, counts, strict=True))
     return _sums_before((chunk.file_index, lines.get(number, 0)) for number, chunk in enumerate(chunks))
 
@@ -283,7 +283,7 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
                         lines = pc.add(batch.column(column), offset)
                         writer.write_batch(batch.set_column(column, REJECTED_SCHEMA.field("line"), lines))
 
-    workspace.runner.run(list(enumerate(groups)), run)
+    workspace.engine.run(list(enumerate(groups)), run)
 
 
 def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:

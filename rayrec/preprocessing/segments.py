@@ -5,10 +5,10 @@ in the split. A *part* is something else: a Parquet file of the finished dataset
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -156,6 +156,23 @@ def rows_of(pieces: Iterable[Piece], schema: pa.Schema) -> pa.RecordBatchReader:
     """Return the rows of pieces, with the columns of a schema."""
     batches = (batch.cast(schema) for piece in pieces for batch in read_piece(piece, schema.names, ()))
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def new_rows(
+    path: Path, schema: pa.Schema, dictionaries: Sequence[str] = ()
+) -> AbstractContextManager[pq.ParquetWriter]:
+    """Return a writer of a scratch file; `dictionaries`: columns whose values repeat."""
+    return new_parquet(path, schema, use_dictionary=list(dictionaries), compression="lz4", write_statistics=False)
+
+
+def batch_of(schema: pa.Schema, columns: Mapping[str, Any], batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    """(n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) if batch is not None else {}
+    arrays |= {name: pa.array(values) for name, values in columns.items()}
+    rows = len(next(iter(arrays.values())))
+    return pa.RecordBatch.from_arrays(
+        [arrays[f.name].cast(f.type) if f.name in arrays else pa.nulls(rows, f.type) for f in schema], schema=schema
+    )
 
 
 class ReadRows(Protocol):

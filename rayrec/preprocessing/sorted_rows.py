@@ -1,13 +1,34 @@
-"""Cuts rows into batches, streams and row groups that end where a column changes."""
+"""Cuts sorted rows into batches, streams and row groups that end where a column changes, and look-up tables of them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.ingest import order
+
+ROWS_PER_RANGE = 262_144
+"""Rows of a look-up table that a task writes, to a file; the same on every cluster, so that the files are."""
+_MOST_RANGES = 4_096
+_ROWS_PER_BATCH = 131_072
+
+
+def range_count(rows: int) -> int:
+    """Return the number of ranges of hashes in which about so many rows of a look-up table are written."""
+    return max(1, min(_MOST_RANGES, -(-rows // ROWS_PER_RANGE)))
+
+
+def write_sorted(rows: Iterable[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
+    """Write rows sorted by hash, which have the columns of `schema` among others, as a file of a look-up table
+    (`rayrec.features.lookup_table`); return their number.
+    """
+    # Cut by the rows alone: they may come in any batches.
+    whole = (table.select(schema.names).cast(schema) for table in cut_row_groups(rows, _ROWS_PER_BATCH, HASH))
+    return write_file(folder, schema, (table.combine_chunks().to_batches()[0] for table in whole))
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:

@@ -17,13 +17,13 @@ _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MUL
 
 
 @contextmanager
-def counted_rows(runner: Engine, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+def counted_rows(engine: Engine, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
     """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     An exception that a task raised for the user leaves the block as that UserError.
     """
     progress.stage(stage, total)
-    counter = runner.counter()
+    counter = engine.counter()
 
     def watch(ended: threading.Event) -> None:
         shown = 0
@@ -57,20 +57,20 @@ def user_errors() -> Iterator[None]:
 
 
 @contextmanager
-def no_tasks_left_behind(runner: Engine) -> Iterator[None]:
+def no_tasks_left_behind(engine: Engine) -> Iterator[None]:
     """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
     try:
         yield
     except BaseException:
-        runner.cancel()
+        engine.cancel()
         raise
 
 
-def run_brief_tasks(runner: Engine, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """Run tasks as `runner.run`, for items that mostly take a moment: each task, which takes longer to start,
+def run_brief_tasks(engine: Engine, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """Run tasks as `engine.run`, for items that mostly take a moment: each task, which takes longer to start,
     does several.
     """
-    count = min(len(items), 4 * runner.parallelism)
+    count = min(len(items), 4 * engine.parallelism)
     groups = [items[first::count] for first in range(count)]
-    found = runner.run(groups, lambda group: [function(item) for item in group])
+    found = engine.run(groups, lambda group: [function(item) for item in group])
     return [found[place % count][place // count] for place in range(len(items))]

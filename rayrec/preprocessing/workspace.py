@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -15,12 +15,7 @@ from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.engines.engine import Engine
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.runners.task_runner import TaskRunner
 from rayrec.store.files import remove, sync_folders, write_json
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ResultT = TypeVar("ResultT")
 
@@ -29,23 +24,12 @@ ResultT = TypeVar("ResultT")
 class Workspace:
     """What runs the tasks of a job, and the unfinished dataset folder."""
 
-    runner: TaskRunner
+    engine: Engine
     folder: Path
     """The dataset that is being written; every task can read and write it, by `rayrec.store.files`."""
     scratch: Path
     """A folder for the files that stages pass on to each other."""
     progress: Progress
-
-    @property
-    def engine(self) -> Engine:
-        """Return what runs tasks and shuffles their rows; `runner` can do more for the jobs that are not moved yet."""
-        return self.runner
-
-    @property
-    def spark(self) -> "SparkSession":
-        """Spark session of a job that needs one."""
-        assert isinstance(self.runner, SparkRunner), "the job says that it needs Spark"
-        return self.runner.session
 
     def within(self, scratch: Path) -> Self:
         """Return the same workspace for a stage whose scratch files lie in a folder of their own."""
@@ -76,11 +60,10 @@ class Stages:
     same place.
     """
 
-    def __init__(self, folder: Path, progress: Progress, reclaim: Callable[[], None] = lambda: None) -> None:
-        """`folder` lies in that of the dataset. `reclaim`: frees what else finished stages hold than their files."""
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        """`folder` lies in that of the dataset."""
         self._folder = folder
         self._progress = progress
-        self._reclaim = reclaim
 
     def run(
         self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
@@ -111,4 +94,3 @@ class Stages:
         """Remove the files of stages that no later stage reads; they stay done."""
         for name in names:
             remove(self._folder / name)
-        self._reclaim()

@@ -1,7 +1,6 @@
 """On generated clicks, importance orders the features as the known truth does."""
 
 import json
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 import rayrec
-from rayrec.sources.criteo.click_model import ClickModel, RawValues
-from rayrec.sources.criteo.config import CATEGORICAL, NUMERIC
-from rayrec.sources.criteo.generator import CHUNK_ROWS, CriteoGenerator
+from rayrec.sources.criteo.generator import criteo_rows
+from rayrec.sources.synthetic import CHUNK_ROWS
 
 SEED, ROWS = 7, 250_000
 
@@ -22,28 +20,18 @@ def true_importance(seed: int) -> dict[str, NDArray[np.float64]]:
 
     They say as much of the rows as can be said; here they are told the value of another row for one column.
     """
-    generator = CriteoGenerator(seed)
-    (chunk,) = generator.chunks(CHUNK_ROWS)
-    model, truth = generator.click_model, chunk.probability
+    source = criteo_rows(seed)
+    drawn = source.draw(0, np.arange(CHUNK_ROWS))
+    truth = source.probability(drawn)
     before = expected_metrics(truth, truth)
     order = np.random.default_rng(seed).permutation(CHUNK_ROWS)
-    return {
-        name: expected_metrics(truth, with_permuted(model, chunk.values, place, order)) - before
-        for place, name in enumerate([*NUMERIC, *CATEGORICAL])
-    }
-
-
-def with_permuted(model: ClickModel, values: RawValues, place: int, order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the probabilities of rows of which one column's values are permuted, with all that is told of them."""
-    changed = {}
-    for field in fields(values):
-        columns = getattr(values, field.name)
-        own = place if columns.shape[1] == len(NUMERIC) else place - len(NUMERIC)
-        if 0 <= own < columns.shape[1] and (columns.shape[1] == len(NUMERIC)) == (place < len(NUMERIC)):
-            columns = columns.copy()
-            columns[:, own] = columns[order, own]
-            changed[field.name] = columns
-    return model.probability(replace(values, **changed))
+    changes = {}
+    for place, column in enumerate(source.columns):
+        term, trait = drawn[place].term[order], drawn[place].trait
+        other = drawn[place]._replace(term=term, trait=None if trait is None else trait[order])
+        told = source.probability([*drawn[:place], other, *drawn[place + 1 :]])
+        changes[column.name] = expected_metrics(truth, told) - before
+    return changes
 
 
 def expected_metrics(truth: NDArray[np.float64], told: NDArray[np.float64]) -> NDArray[np.float64]:

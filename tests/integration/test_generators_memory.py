@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.sources.criteo.generator import CHUNK_ROWS
+from rayrec.sources.synthetic import CHUNK_ROWS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

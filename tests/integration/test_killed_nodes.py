@@ -22,7 +22,7 @@ from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from jobs.benchmark_serve import TimedAnswer
 from rayrec.common.network import free_port
 from rayrec.inference.predictor import load_model
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.registry import preprocessing
 from rayrec.store.artifact import MANIFEST_FILE, id_of
@@ -74,7 +74,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
         return [name, "--input", raw, "--output", str(tmp_path / output), "--set", memory]
 
     # By threads, whose files are those of Spark.
-    preprocessing(load_recipe(name, [memory]), {None: [raw]}, tmp_path / "undisturbed").run(ThreadRunner(2))
+    preprocessing(load_recipe(name, [memory]), {None: [raw]}, tmp_path / "undisturbed").run(EmbeddedEngine(2))
     with ExitStack() as stack:
         head = stack.enter_context(ray_head(environment, num_cpus=0))
         attached = {**environment, "RAY_ADDRESS": head.address}

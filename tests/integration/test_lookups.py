@@ -15,14 +15,13 @@ from rayrec.config.table import FileFormat, SideTableConfig
 from rayrec.features.lookups import RATES_FOLDER, Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
-from rayrec.preprocessing import segments
+from rayrec.preprocessing import segments, sorted_rows
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import write_side_table
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
 from rayrec.preprocessing.segments import cut_pieces, make_segments
-from rayrec.preprocessing.vocabularies import hash_ranges
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import open_table
@@ -161,7 +160,7 @@ def workspace(spark: Any, tmp_path: Path) -> Workspace:
     folder = tmp_path / "dataset"
     scratch = folder / ".scratch"
     scratch.mkdir(parents=True)
-    return Workspace(SparkRunner(spark), folder, scratch, SilentProgress())
+    return Workspace(SparkEngine(spark), folder, scratch, SilentProgress())
 
 
 WriteTable = Callable[[SideTable, list[str]], dict[str, int]]
@@ -187,7 +186,7 @@ def test_completed_rows_equal_pandas_row_by_row(
     files: int, workspace: Workspace, write: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
-    monkeypatch.setattr(hash_ranges, "ROWS_PER_RANGE", 200)
+    monkeypatch.setattr(sorted_rows, "ROWS_PER_RANGE", 200)
     log, tables = make_log(), make_tables()
     opened = open_table(list_inputs(write_csv(log, tmp_path / "log", files)), FileFormat())
     chunks, _ = extract(workspace, opened.reader(LOG, "click"), opened.files, 0.0)

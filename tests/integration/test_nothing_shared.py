@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from cluster.local_cluster import ray_head, ray_nodes
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
 from rayrec.sources.registry import preprocessing
@@ -205,7 +205,7 @@ def test_raw_files_to_a_model(cluster: Cluster, tmp_path: Path) -> None:
     # The same by threads and without Ray.
     made = load_recipe("dlrm-criteo-debug", [*settings, "train.ingest.in_memory=true"])
     dataset, run, model = (tmp_path / "here" / name for name in ("dataset", "run", "model"))
-    preprocessing(made, {None: [str(tmp_path / "raw")]}, dataset).run(ThreadRunner(2))
+    preprocessing(made, {None: [str(tmp_path / "raw")]}, dataset).run(EmbeddedEngine(2))
     run_cases(NODES, dataset, [Case(run, made)], workers_per_node=1)
     run_module("jobs.export", run, "--output", model, environment={**cluster.environment, "RAY_ADDRESS": "local"})
     out = cluster.fetch("s3://bucket/out")

@@ -19,7 +19,7 @@ from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.runners.spark_runner import SparkRunner, packed_items
+from rayrec.preprocessing.engines.spark import SparkEngine, packed_items
 from rayrec.preprocessing.tasks import user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
@@ -42,7 +42,7 @@ def run(spark: Any, tmp_path: Path) -> Run:
     def call(inputs: Inputs, name: str = "dataset", rules: Any = None, **config: Any) -> Dataset:
         source = CriteoSourceConfig() if rules is None else CriteoSourceConfig(features=rules)
         recipe = make_recipe(source=source, preprocess={"kind": "rows", **config})
-        preprocessing(recipe, inputs, tmp_path / name).run(SparkRunner(spark))
+        preprocessing(recipe, inputs, tmp_path / name).run(SparkEngine(spark))
         return Dataset.open(tmp_path / name)
 
     return call
@@ -321,9 +321,9 @@ def test_a_task_is_sent_its_own_item(spark: Any) -> None:
 
         return item[0], len(item[1]), TaskContext.get().partitionId()
 
-    found = SparkRunner(spark).run(items, look)
+    found = SparkEngine(spark).run(items, look)
     assert found == [(number, 10_000, number) for number in range(200)]
-    assert SparkRunner(spark).run([], lambda item: item) == []
+    assert SparkEngine(spark).run([], lambda item: item) == []
 
 
 def test_what_java_has_unpacked_is_removed(spark: Any) -> None:
@@ -361,7 +361,7 @@ def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="no space left"), user_errors():
-        SparkRunner(spark).run([1], fill)
+        SparkEngine(spark).run([1], fill)
 
 
 def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Path) -> None:
@@ -376,6 +376,6 @@ def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Pa
                 os.kill(os.getpid(), signal.SIGKILL)
         return number * 10
 
-    assert SparkRunner(spark).run([0, 1, 2], task) == [0, 10, 20]
+    assert SparkEngine(spark).run([0, 1, 2], task) == [0, 10, 20]
     assert sorted(p.name for p in (tmp_path / "files").glob("*.parquet")) == ["0.parquet", "1.parquet", "2.parquet"]
     assert pq.read_table(tmp_path / "files" / "1.parquet")["x"].to_pylist() == [1]

@@ -18,10 +18,9 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing import segments
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
+from rayrec.preprocessing import segments, sorted_rows
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe, dump_recipe
-from rayrec.sources.outbrain.preprocessing import row_files
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing
 from tests import outbrain_reference as reference
@@ -61,10 +60,10 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
     def make(feature_set: str) -> Dataset:
         with pytest.MonkeyPatch.context() as patch:
             if feature_set == "full":  # cut into many tasks, whose number must not show
-                patch.setattr(row_files, "ROWS_PER_RANGE", 900)
+                patch.setattr(sorted_rows, "ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
             preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(
-                SparkRunner(spark)
+                SparkEngine(spark)
             )
         return Dataset.open(folder / feature_set)
 
@@ -288,7 +287,7 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
     assert "features" not in done and not (work / "out").exists()
 
     messages = Messages()
-    manifest = preprocessing(whole, {None: [str(raw)]}, work / "out").run(SparkRunner(spark), messages)
+    manifest = preprocessing(whole, {None: [str(raw)]}, work / "out").run(SparkEngine(spark), messages)
     assert {text.partition(":")[0] for text in messages.texts if text.endswith("already done")} >= set(done)
     assert not {"parse", "join clicks and events", "click-through rates", "users"} & set(messages.stages)
     assert [p.name for p in work.iterdir()] == ["out"]
@@ -326,7 +325,7 @@ def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
         is_there = set(columns) <= set(sample)
         frame = sample[list(columns)] if is_there else pd.DataFrame(columns=columns)
         frame.drop_duplicates("display_id" if name == "events" else None).to_csv(raw / f"{name}.csv", index=False)
-    preprocessing(recipe("lean"), {None: [str(raw)]}, tmp_path / "out").run(SparkRunner(spark))
+    preprocessing(recipe("lean"), {None: [str(raw)]}, tmp_path / "out").run(SparkEngine(spark))
     dataset = Dataset.open(tmp_path / "out")
     assert sum(split.rows for split in dataset.manifest.splits.values()) == len(sample) == 9_999
     expected = reference.compute(reference.read_tables(raw), "lean")

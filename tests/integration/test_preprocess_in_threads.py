@@ -14,10 +14,11 @@ from rayrec.config.transforms import Vocabulary
 from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files, write_whole_vocabulary
+from rayrec.preprocessing import sorted_rows
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
-from rayrec.preprocessing.vocabularies import hash_ranges, vocabulary_fitting
+from rayrec.preprocessing.vocabularies import vocabulary_fitting
 from rayrec.sources.registry import preprocessing
 
 KINDS = ("criteo", "table", "interactions")
@@ -32,12 +33,12 @@ def job(arguments: list[str], output: Path) -> Preprocessing:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_ranges, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
+    monkeypatch.setattr(sorted_rows, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
-    job(arguments, tmp_path / "spark").run(SparkRunner(spark))
-    job(arguments, tmp_path / "threads").run(ThreadRunner(3))
+    job(arguments, tmp_path / "spark").run(SparkEngine(spark))
+    job(arguments, tmp_path / "threads").run(EmbeddedEngine(3))
     expected = files_of(tmp_path / "spark")
     assert len(expected) > 10
     assert files_of(tmp_path / "threads") == expected
@@ -46,11 +47,11 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(vocabulary_module, "VALUES_PER_ROW_GROUP", 32)
     for module in (vocabulary_fitting, vocabulary_module):
-        monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
         monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
-        ThreadRunner(2)
+        EmbeddedEngine(2)
     )
     vocabularies = {f.name: f.transforms[0] for f in Schema.load(tmp_path / "dataset").categorical}
     sizes = set()
@@ -71,26 +72,23 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     raw = tmp_path / "raw" / "criteo.tsv"
     raw.write_text(raw.read_text() + "1\tno number\n" * 200)
     with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(wrong column count: 200\)"):
-        job(arguments, tmp_path / "dataset").run(ThreadRunner(2))
+        job(arguments, tmp_path / "dataset").run(EmbeddedEngine(2))
     assert not (tmp_path / "dataset").exists()
 
 
-def test_threads_suit_what_fits_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_suit_small_inputs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = write_raw(tmp_path, "criteo", 2_000)
     assert job(small, tmp_path / "dataset").suits_threads
     raw = Path(small[2])
     size = raw.stat().st_size
 
-    def with_memory(memory: int, least: int, most: int) -> bool:
-        monkeypatch.setattr("rayrec.preprocessing.pipeline.available_memory", lambda: memory)
-        monkeypatch.setattr("rayrec.preprocessing.pipeline._LEAST_TEXT", least)
+    def suits(cpus: int, most: int) -> bool:
+        monkeypatch.setattr("rayrec.preprocessing.pipeline.available_cpus", lambda: cpus)
         monkeypatch.setattr("rayrec.preprocessing.pipeline._MOST_TEXT", most)
         return job(small, tmp_path / "dataset").suits_threads
 
-    assert with_memory(16 * size, 0, size)
-    assert not with_memory(16 * size - 1, 0, size)
-    assert with_memory(0, size, size), "Spark needs more"
-    assert not with_memory(2**50, 0, size - 1), "Spark is faster"
-    assert with_memory(16 * size, 0, size)
+    assert suits(64, size)
+    assert not suits(64, size - 1), "Spark uses all of many CPUs"
+    assert suits(8, size - 1)
     raw.write_bytes(gzip.compress(raw.read_bytes()))
-    assert not job(small, tmp_path / "dataset").suits_threads, "its text may be four times as large"
+    assert not suits(64, size), "its text may be four times as large"

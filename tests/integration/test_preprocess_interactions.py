@@ -17,9 +17,9 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.runners.spark_runner import SparkRunner
-from rayrec.preprocessing.runners.task_runner import TaskRunner
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engines.engine import Engine
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
@@ -52,7 +52,7 @@ def run(tmp_path: Path, messages: Messages) -> Run:
         inputs: Inputs,
         name: str = "dataset",
         *,
-        runner: TaskRunner | None = None,
+        engine: Engine | None = None,
         source: dict[str, Any] | None = None,
         **config: Any,
     ) -> Dataset:
@@ -64,7 +64,7 @@ def run(tmp_path: Path, messages: Messages) -> Run:
                 "preprocess": config,
             }
         )
-        preprocessing(recipe, inputs, tmp_path / name).run(runner or ThreadRunner(2), messages)
+        preprocessing(recipe, inputs, tmp_path / name).run(engine or EmbeddedEngine(2), messages)
         return Dataset.open(tmp_path / name)
 
     return call
@@ -229,7 +229,7 @@ def test_same_files_whatever_the_tasks(
     names = ("a.parquet", "b.parquet")
     other = run({None: [str(tmp_path / name) for name in names]}, "other", **config)
     assert contents(other) == contents(usual)
-    by_spark = run({None: [str(tmp_path / name) for name in names]}, "spark", runner=SparkRunner(spark), **config)
+    by_spark = run({None: [str(tmp_path / name) for name in names]}, "spark", engine=SparkEngine(spark), **config)
     assert files_of(by_spark.folder) == files_of(other.folder)
     assert len(by_spark.files_in("dropped")) > 1
     kept = kept_by_pandas(

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +11,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 from rayrec.common.errors import UserError
-from rayrec.sources.criteo import generator as generator_module
-from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
-from rayrec.sources.criteo.generator import (
-    CALIBRATION_ROWS,
-    CHUNK_ROWS,
-    CriteoGenerator,
-    CriteoTruth,
-    GeneratedRows,
-    generate,
-)
+from rayrec.sources.criteo.generator import PAIRS, CriteoTruth, criteo_rows, generate
 from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
+from rayrec.sources.synthetic import BASE_RATE, CHUNK_ROWS, Drawn, Labelled
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
 
@@ -35,28 +26,14 @@ def read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _scaled_on_fewer_rows() -> Iterator[None]:
-    """To scale a click model takes as long as to draw as many rows as it is scaled on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator_module, "CALIBRATION_ROWS", CHUNK_ROWS // 2)
-        yield
-
-
-@pytest.fixture
-def scaled_as_users_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The click model is scaled on as many rows as outside of tests."""
-    monkeypatch.setattr(generator_module, "CALIBRATION_ROWS", CALIBRATION_ROWS)
-
-
 @pytest.fixture(scope="module")
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labels, true probabilities and the click model's terms of 80,000 rows."""
-    generator = CriteoGenerator(seed=3)
-    chunks = list(generator.chunks(80_000))
+    source, rows = criteo_rows(seed=3), 5 * CHUNK_ROWS
+    chunks = list(source.chunks(rows))
     labels = np.concatenate([c.rows.column(LABEL).to_numpy() for c in chunks])
-    terms = np.concatenate([generator.click_model.terms(c.values) for c in chunks])
-    return labels, np.concatenate([c.probability for c in chunks]), terms
+    terms = [source.terms(source.draw(number, part)) for number, part in enumerate(np.split(np.arange(rows), 5))]
+    return labels, np.concatenate([c.probability for c in chunks]), np.concatenate(terms)
 
 
 def test_layout(tmp_path: Path) -> None:
@@ -108,7 +85,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Criteo
 
 def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, CriteoTruth]) -> None:
     frame, truth = days
-    probability = np.concatenate([c.probability for c in CriteoGenerator(seed=5).chunks(len(frame))])
+    probability = np.concatenate([c.probability for c in criteo_rows(seed=5).chunks(len(frame))])
     labels = frame[LABEL].to_numpy()
     stated = [(truth, slice(None)), (truth.files[0], slice(0, 16_666)), (truth.files[2], slice(33_333, None))]
     for part, where in stated:
@@ -153,8 +130,8 @@ def test_labels_carry_the_signal_that_the_truth_states(drawn: tuple[np.ndarray, 
         return roc_auc_score(labels[test], fitted.decision_function(terms[test, columns]))
 
     assert auc(slice(None)) == pytest.approx(best, abs=0.003)
-    # The interactions and the main effects both matter.
-    assert auc(slice(0, -len(INTERACTIONS))) < best - 0.01
+    # The pairs and the main effects both matter.
+    assert auc(slice(0, -len(PAIRS))) < best - 0.01
     assert auc(slice(0, len(NUMERIC))) < best - 0.05
 
 
@@ -171,11 +148,10 @@ def test_rows_depend_on_seed_and_position_alone(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "criteo.tsv").read_bytes() != b"".join(lines[:fewer])
 
 
-@pytest.mark.usefixtures("scaled_as_users_rows_are")
 def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
     generate(tmp_path / "data", 1_000)
     content = (tmp_path / "data" / "criteo.tsv").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == "558c029b604a7a46eca44ae3674bb2e81ab7f1a1605bee87de2133b90d506a81"
+    assert hashlib.sha256(content).hexdigest() == "2e6274bddddc56d5b88a68dde9dead2c37b1c2f53ac7aa1e5918911807d41c49"
 
 
 @pytest.mark.parametrize(
@@ -196,18 +172,9 @@ DAYS, ROWS_OF_A_DAY = 7, CHUNK_ROWS
 
 
 @pytest.fixture(scope="module")
-def generators() -> list[CriteoGenerator]:
-    """Return those of the days of a drifting log."""
-    found = [CriteoGenerator(seed=7, drift=1.0)]
-    for _ in range(DAYS - 1):
-        found.append(found[-1].next_day())
-    return found
-
-
-@pytest.fixture(scope="module")
-def drifting(generators: list[CriteoGenerator]) -> list[list[GeneratedRows]]:
-    """Return the rows of each day."""
-    return [list(generator.chunks(ROWS_OF_A_DAY)) for generator in generators]
+def drifting() -> list[list[Labelled]]:
+    """Return the rows of each day of a drifting log."""
+    return [list(criteo_rows(seed=7, day=day, drift=1.0).chunks(ROWS_OF_A_DAY)) for day in range(DAYS)]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +185,7 @@ def drifting_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Crit
 
 
 def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(
-    tmp_path: Path, drifting: list[list[GeneratedRows]], drifting_files: tuple[Path, CriteoTruth]
+    tmp_path: Path, drifting: list[list[Labelled]], drifting_files: tuple[Path, CriteoTruth]
 ) -> None:
     folder, _ = drifting_files
     generate(tmp_path / "shorter", 2 * 1_000, seed=7, days=2, drift=1.0)
@@ -236,21 +203,30 @@ def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(
     ]
 
 
-def test_every_day_brings_values_that_no_earlier_day_had(drifting: list[list[GeneratedRows]]) -> None:
+def test_every_day_brings_values_that_no_earlier_day_had() -> None:
     large, small = ("C3", "C4", "C12", "C16", "C21", "C24"), {"C6": 24, "C9": 3, "C20": 4}
+    days = [drawn_columns(day) for day in range(DAYS)]
     for column in (*large, *small):
-        index, seen = CATEGORICAL.index(column), set[str]()
-        for day, chunks in enumerate(drifting):
-            values = np.concatenate([chunk.rows.column(column).to_numpy(zero_copy_only=False) for chunk in chunks])
-            is_new = np.concatenate([chunk.values.is_new[:, index] for chunk in chunks])
+        seen = set[str]()
+        for day, columns in enumerate(days):
+            values = columns[column].written[column].to_numpy(zero_copy_only=False)
+            is_new = columns[column].is_new
+            is_new = np.zeros(len(values), np.bool_) if is_new is None else is_new
             assert seen.isdisjoint(values[is_new])
             assert (0.002 < is_new.mean() < 0.2) == (column in large and day > 0)
             seen |= set(values) - {None}
         assert len(seen) <= small.get(column, len(seen))
 
 
+def drawn_columns(day: int) -> dict[str, Drawn]:
+    """Return the columns of the first rows of a day."""
+    source = criteo_rows(seed=7, day=day, drift=1.0)
+    drawn = source.draw(0, np.arange(CHUNK_ROWS))
+    return {column.name: part for column, part in zip(source.columns, drawn, strict=True)}
+
+
 def test_each_day_states_its_own_truth(
-    drifting: list[list[GeneratedRows]], drifting_files: tuple[Path, CriteoTruth]
+    drifting: list[list[Labelled]], drifting_files: tuple[Path, CriteoTruth]
 ) -> None:
     folder, truth = drifting_files
     assert [file.path for file in truth.files] == [f"day_{day}" for day in range(DAYS)]
@@ -260,6 +236,6 @@ def test_each_day_states_its_own_truth(
         assert file.best_auc == pytest.approx(roc_auc_score(label, probability), abs=file.best_auc_error)
         assert file.best_log_loss == pytest.approx(log_loss(label, probability), rel=1e-12)
         present = sum(chunk.rows.column(name).is_valid().sum().as_py() for chunk in chunks for name in CATEGORICAL)
-        assert file.new_values == sum(chunk.values.is_new.sum() for chunk in chunks) / present
+        assert file.new_values == sum(chunk.new_values for chunk in chunks) / present
         assert 0.78 < file.expected_auc < 0.82
         assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)

@@ -1,6 +1,7 @@
 """The embedded engine brings every row to the task of its partition, and SQL there sorts, joins and spills."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.common.errors import UserError
+from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.spark import keys_of_partitions
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
+from rayrec.preprocessing.tasks import run_brief_tasks
 
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
 
@@ -100,6 +104,37 @@ def test_what_has_no_room_in_memory_is_sorted_on_the_disk(tmp_path: Path) -> Non
     assert last == 1_999_999
 
 
+@pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])
+def test_encoded_rows_of_every_type_come_back(ids: pa.DataType) -> None:
+    kinds = [pa.float32(), ids, pa.list_(ids), pa.list_(weighted_type(ids)), pa.list_(pa.float32(), 2)]
+    schema = pa.schema(
+        [pa.field(name, kind, False) for name, kind in zip(("y", "A", "a", "b.c", "é"), kinds, strict=True)]
+    )
+    weighted = [[], [(1, 0.5), (2, 0.0), (3, 1e-30)], [(2**31 - 1, 1.0)], [], [(0, 2.0), (0, 3.0)]]
+    columns = [
+        [0.0, -0.0, 1e-45, float("inf"), 3.0],
+        [4, 3, 2, 1, 0],
+        [[], [1, 2], [3], [], [4]],
+        weighted,
+        [[1, 2]] * 5,
+    ]
+    rows = pa.table([pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], schema=schema)
+    numbered = rows.rename_columns([f"c{number}" for number in range(len(schema))])
+    sent = numbered.schema
+
+    def produce(place: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield 0, numbered.slice(place, 1).to_batches()[0]
+
+    def consume(_: int, tables: Mapping[str, pa.Table]) -> pa.Table:
+        return query("from rows order by c1", schema, **tables).read_all()
+
+    (found,) = EmbeddedEngine(2).shuffle({"rows": Source(range(5), sent, produce)}, 1, consume)
+    expected = rows.take(list(range(4, -1, -1)))
+    assert found.schema == schema
+    assert found.equals(expected)
+    assert found["y"].to_numpy().tobytes() == expected["y"].to_numpy().tobytes()
+
+
 def test_texts_are_sorted_by_their_bytes() -> None:
     texts = pa.table({"text": ["\U0001f600", "\ufb01", "b", "é", "B", "", "a", "a\0", "z"]})
     found = query("select text from texts order by text", texts=texts).read_all()["text"].to_pylist()
@@ -147,3 +182,32 @@ def test_partitions_of_hashes_are_ascending_ranges(hashes: list[int], partitions
     assert found.max() < partitions
     ends = partition_by_hash(np.array([-(2**63), 2**63 - 1]), partitions)
     assert ends.tolist() == [0, partitions - 1]
+
+
+def test_results_are_in_the_order_of_the_items() -> None:
+    release = threading.Event()
+
+    def wait_or_release(item: int) -> int:
+        assert release.wait(10) if item == 0 else release.set() is None
+        return item * 10
+
+    assert EmbeddedEngine(2).run([0, 1], wait_or_release) == [0, 10]
+    assert run_brief_tasks(EmbeddedEngine(2), list(range(21)), str) == list(map(str, range(21)))
+    assert run_brief_tasks(EmbeddedEngine(2), [], str) == []
+
+
+def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
+    has_failed, ended = threading.Event(), []
+
+    def fail_or_wait(item: int) -> None:
+        if item == 0:
+            has_failed.set()
+            raise UserError("no")
+        if item == 1:
+            has_failed.wait(10)
+        ended.append(item)
+
+    with pytest.raises(UserError, match="no"):
+        EmbeddedEngine(2).run(range(1_000), fail_or_wait)
+    assert 1 in ended
+    assert len(ended) < 999

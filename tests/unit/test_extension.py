@@ -17,7 +17,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 
@@ -72,7 +72,7 @@ def recipe(**changes: Any) -> Recipe:
 
 def preprocess(output: Path, files: Sequence[Path], parent: Dataset | None = None, **changes: Any) -> Dataset:
     made = recipe(**changes)
-    preprocessing(made, {None: list(map(str, files))}, output, parent).run(ThreadRunner(2))
+    preprocessing(made, {None: list(map(str, files))}, output, parent).run(EmbeddedEngine(2))
     return Dataset.open(output)
 
 
@@ -276,7 +276,7 @@ def interactions(output: Path, file: Path, parent: Dataset | None = None) -> Dat
             "model": {"kind": "neumf"},
         }
     )
-    preprocessing(made, {None: [str(file)]}, output, parent).run(ThreadRunner(2))
+    preprocessing(made, {None: [str(file)]}, output, parent).run(EmbeddedEngine(2))
     return Dataset.open(output)
 
 

@@ -20,7 +20,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import load_recipe
 from rayrec.sources.registry import preprocessing
 
@@ -146,7 +146,7 @@ def run(
     assert found.can_run
     (folder / "recipe.yaml").write_text(found.recipe)
     recipe = load_recipe(folder / "recipe.yaml")
-    manifest = preprocessing(recipe, {None: [str(path)]}, folder / "dataset").run(ThreadRunner(1))
+    manifest = preprocessing(recipe, {None: [str(path)]}, folder / "dataset").run(EmbeddedEngine(1))
     assert manifest.rejected == found.left_out.reasons
     assert sum(split.rows for split in manifest.splits.values()) == found.left_out.rows
     return found

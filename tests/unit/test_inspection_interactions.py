@@ -12,7 +12,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.registry import preprocessing
 
@@ -81,7 +81,7 @@ def test_nobody_is_dropped_by_its_recipe(tmp_path: Path, form: str) -> None:
     found, recipe = inspected(path, "neumf" if form == "tab, no header" else None)
     assert bool(found.warnings) == (form in ("no times", "a few bad rows", "parquet with gaps"))
     assert (recipe.train.recency is None) == (form == "no times")
-    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(ThreadRunner(2))
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(EmbeddedEngine(2))
     dataset = Dataset.open(tmp_path / "dataset")
     assert not any(dropped.users for dropped in dataset.manifest.dropped.values())
     # The last of each person who has another one and two more rows are held out.
@@ -138,7 +138,7 @@ def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
     table.to_csv(path, index=False)
     recipe = inspected(path, "neumf", "rating>=3")[1]
     assert inspected(path)[1].train.embedding_l2 < recipe.train.embedding_l2, "fewer choices a person"
-    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(ThreadRunner(2))
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(EmbeddedEngine(2))
     dataset = Dataset.open(tmp_path / "dataset")
     liked = table[table["rating"] >= 3]
     dropped = dataset.manifest.dropped["rows that are not choices (source.choices)"]

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -35,7 +34,6 @@ ALLOWED = {
     # Between processes of one session, never in a file.
     "rayrec/inference/batch/pool.py": 2,
     "rayrec/ingest/packed_rows.py": 1,
-    "rayrec/preprocessing/scratch_rows.py": 1,
     "rayrec/preprocessing/engines/spark.py": 2,
     # Which knows the classes of torch's metadata alone.
     "rayrec/internals/torch_checkpoint.py": 2,
@@ -129,16 +127,10 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(
     assert proof.exists(), "what was planted would have run"
 
 
-def test_the_scratch_of_preprocessing_is_data(tmp_path: Path) -> None:
-    """Tasks read what others left in the folder of the output, in which others may write."""
+def test_summaries_are_shuffled_as_data() -> None:
     summary = Summary.of(np.array([1e300, -1e300, 0.25, 0.25]))
     assert summary is not None
-    path = number_fitting._save(tmp_path / "numbers" / "000000", {"é/1": summary})
-    (read,) = number_fitting._load(path).values()
+    (row,) = zip(*number_fitting._as_row(summary).columns, strict=True)
+    read = number_fitting._of_row(row)
     for field, value in vars(summary).items():
         assert np.array_equal(getattr(read, field), value), field
-    proof = tmp_path / "it-ran"
-    path.write_bytes(pickle.dumps(Planted(proof)))
-    with pytest.raises(pa.ArrowInvalid):
-        number_fitting._load(path)
-    assert not proof.exists()

@@ -10,9 +10,8 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.synthetic import generator as generator_module
-from rayrec.sources.outbrain.synthetic.generator import OutbrainGenerator, generate
-from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
+from rayrec.sources.outbrain.synthetic.displays import FAMILIES
+from rayrec.sources.outbrain.synthetic.generator import blocks, cut, generate
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
 from tests.outbrain_reference import read_tables
 
@@ -96,10 +95,10 @@ def test_truth(generated: tuple[Frames, OutbrainTruth]) -> None:
     clicks = tables["clicks_train"]
     utilities: dict[int, np.ndarray] = {}
     displays = 0
-    for drawn, _ in OutbrainGenerator(seed=1).blocks():
-        for i, ads in enumerate(drawn.ads):
-            utilities[displays + i + 1] = np.vstack([ads + 1, drawn.utility[:, i]])
-        displays += len(drawn.size)
+    for drawn, _ in blocks(seed=1):
+        for i, display in enumerate(drawn):
+            utilities[displays + i + 1] = np.vstack([display["ads"] + 1, display["utility"]])
+        displays += len(drawn)
         if displays >= truth.displays:
             break
     found: dict[str, list[float]] = {name: [] for name in ("best", "expected", "random", "alone", *FAMILIES)}
@@ -148,13 +147,13 @@ def test_more_rows_begin_as_fewer_do(generated: tuple[Frames, OutbrainTruth], tm
 
 
 def test_any_number_of_rows_is_whole_displays() -> None:
-    blocks = [displays for displays, _ in islice(OutbrainGenerator(seed=4).blocks(), 2)]
-    of_first = int(blocks[0].size[~blocks[0].is_test].sum())
+    drawn = [displays for displays, _ in islice(blocks(seed=4), 2)]
+    of_first = int(drawn[0]["size"][~drawn[0]["is_test"]].sum())
     for rows in (*range(2, 200), *range(of_first - 20, of_first + 20)):
         sizes: list[int] = []
-        for displays in blocks:
-            shown = generator_module._cut(displays, rows - sum(sizes))
-            sizes += shown.size[~shown.is_test].tolist()
+        for displays in drawn:
+            shown = cut(displays, rows - sum(sizes))
+            sizes += shown["size"][~shown["is_test"]].tolist()
             if sum(sizes) == rows:
                 break
         assert sum(sizes) == rows

@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.lists import weighted_type
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.segments import Piece, cut_pieces, make_segments, read_piece, segments_by_part
-from rayrec.preprocessing.write.shards import RowPacking, rows_of_a_part, write_part
+from rayrec.preprocessing.write.shards import rows_of_a_part, write_part
 
 SCHEMA = pa.schema(
     [pa.field("label", pa.float32(), False), pa.field("x", pa.int64(), False), pa.field("c", pa.int32(), False)]
@@ -76,28 +75,6 @@ def test_rows_of_a_part(total: int) -> None:
 
 def test_part_smaller_than_a_row_group_holds_one() -> None:
     assert rows_of_a_part(10**6, ShardLayoutConfig(rows_per_row_group=1_000, rows_per_part=10)) == 1_000
-
-
-def test_packed_lists_come_back() -> None:
-    lists = pa.array([[], [1, 2, 3], [4], [], [0, 0]], pa.list_(pa.int32()))
-    batch = pa.RecordBatch.from_arrays([lists, pa.array(range(5))], names=["values", "n"])
-    packing = RowPacking(batch.schema, {"values": 3})
-    for start in range(5):
-        part = batch.slice(start, 3)
-        assert packing.unpack(packing.pack(part)).to_pydict() == part.to_pydict()
-    packed = packing.pack(batch)
-    assert packing.unpack(packed[1:4]).to_pydict() == batch.slice(1, 3).to_pydict()
-
-
-@pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])
-def test_packed_lists_with_weights_come_back(ids: pa.DataType) -> None:
-    values = [[], [(1, 0.5), (2, 0.0), (3, 1e-30)], [(2**31 - 1, 1.0)], [], [(0, 2.0), (0, 3.0)]]
-    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.list_(weighted_type(ids)))], names=["values"])
-    packing = RowPacking(batch.schema, {"values": 3})
-    packed = packing.pack(batch)
-    assert packing.unpack(packed).equals(batch)
-    assert packing.unpack(packed[1:4]).to_pydict() == batch.slice(1, 3).to_pydict()
-    assert packing.unpack(packing.pack(batch.slice(1, 3))).to_pydict() == batch.slice(1, 3).to_pydict()
 
 
 PIECES = [Piece(Path("a"), 2, 5), Piece(Path("b"), 0, 1), Piece(Path("c"), 10, 4)]

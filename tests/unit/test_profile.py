@@ -22,7 +22,7 @@ from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of
 from rayrec.inspection.dataset_profile import dataset_figures
 from rayrec.inspection.drift import drift_between
 from rayrec.metrics.estimates import wilson
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_dataset
@@ -85,7 +85,7 @@ def make(folder: Path, frame: pd.DataFrame) -> Dataset:
     folder.mkdir(parents=True)
     frame.to_csv(folder / "rows.csv", index=False)
     recipe = Recipe.model_validate(RECIPE)
-    preprocessing(recipe, {None: [str(folder / "rows.csv")]}, folder / "dataset").run(ThreadRunner(2))
+    preprocessing(recipe, {None: [str(folder / "rows.csv")]}, folder / "dataset").run(EmbeddedEngine(2))
     return Dataset.open(folder / "dataset")
 
 

@@ -23,11 +23,11 @@ from rayrec.features.hashes import hash_string
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extract import pieces_of
 from rayrec.preprocessing.rows.column_plan import KeptColumn
 from rayrec.preprocessing.rows.kept_columns import KeptColumns, integers_of
 from rayrec.preprocessing.rows.row_splits import RowDivision, keys_of_files
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import open_table
@@ -64,7 +64,7 @@ def divided(
         patch.setattr(extract, "_LEAST_CHUNK_BYTES", chunk_bytes)
         patch.setattr(extract, "_MOST_CHUNK_BYTES", chunk_bytes)
         scratch = Path(folder)
-        workspace = Workspace(ThreadRunner(1), scratch / "data", scratch / "scratch", SilentProgress())
+        workspace = Workspace(EmbeddedEngine(1), scratch / "data", scratch / "scratch", SilentProgress())
         workspace.folder.mkdir()
         workspace.scratch.mkdir()
         chunks, _ = extract.extract(workspace, reader, files, 0.5, division)

@@ -12,9 +12,9 @@ from rayrec.config import Config
 from rayrec.config.transforms import Fill, NumericTransform, Standardize
 from rayrec.features.text_forms import TextFacts
 from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
@@ -172,6 +172,6 @@ def test_a_kill_while_the_scratch_is_removed_costs_nothing(tmp_path: Path) -> No
     manifest = make_dataset(folder).manifest
     (folder / ".scratch" / "parse").mkdir(parents=True)
     (folder / ".scratch" / "fit.json").touch()
-    assert job.run(ThreadRunner(1), SilentProgress()) == manifest
+    assert job.run(EmbeddedEngine(1), SilentProgress()) == manifest
     assert Dataset.open(tmp_path / "out").manifest == manifest
     assert not list((tmp_path / "out").glob(".*")) and [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -20,7 +20,8 @@ from rayrec.common.progress import SilentProgress
 from rayrec.recipes import load_recipe
 from rayrec.sources.generated_truth import TRUTH_FILE
 from rayrec.sources.registry import source_of
-from rayrec.sources.table.generator import CHUNK_ROWS, GeneratedTable
+from rayrec.sources.synthetic import CHUNK_ROWS
+from rayrec.sources.table.generator import GeneratedTable
 
 FEATURES: list[dict[str, Any]] = [
     {"columns": "size", "kind": "numeric", "transforms": [{"op": "clip", "min": 30, "max": 48}, "standardize"]},
@@ -79,8 +80,9 @@ def test_values_are_as_many_as_asked_for(tmp_path: Path) -> None:
 
 
 def test_labels_follow_the_truth(tmp_path: Path) -> None:
-    table = GeneratedTable(load_recipe(_recipe(tmp_path)), {"shop": 50}, 60_000, seed=8)
-    probability, label = (np.concatenate(parts) for parts in zip(*(c[1:] for c in table.chunks()), strict=True))
+    table = GeneratedTable(load_recipe(_recipe(tmp_path)), {"shop": 50}, 60_000, seed=8).rows
+    chunks = list(table.chunks(60_000))
+    probability, label = (np.concatenate([getattr(c, part) for c in chunks]) for part in ("probability", "label"))
     for low in (0.0, 0.2, 0.5):
         chosen = (probability >= low) & (probability < low + 0.2)
         assert label[chosen].mean() == pytest.approx(probability[chosen].mean(), abs=0.01)

@@ -16,7 +16,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.inference.raw_rows import RawRows
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.runners.thread_runner import ThreadRunner
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.raw.input_files import Chunk, list_inputs
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe
@@ -142,7 +142,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     found = {}
     for number, (name, write) in enumerate(FILES.items()):
         output = folder / f"dataset-{number}"
-        preprocessing(_recipe(items), {"train": [str(write(folder, table))]}, output).run(ThreadRunner(2))
+        preprocessing(_recipe(items), {"train": [str(write(folder, table))]}, output).run(EmbeddedEngine(2))
         found[name] = Dataset.open(output)
     return found
 

@@ -36,12 +36,13 @@ set_share = _SHARE.set
 """Say what the queries of this thread may use; an engine does so for its tasks."""
 
 
-def query(sql: str, **tables: Any) -> pa.RecordBatchReader:
-    """Return the rows of a query over tables (Arrow's tables, batches or readers) by their names in it.
+def query(sql: str, schema: pa.Schema | None = None, /, **tables: Any) -> pa.RecordBatchReader:
+    """Return the rows of a query over tables (Arrow's tables or readers) by their names in it.
 
-    Only ORDER BY orders rows; texts are in the order of their UTF-8 bytes, null is last unless the query says
-    otherwise, and names of columns that differ in case alone are one. Sums of integers are decimals unless they are
-    cast, and those of floats depend on the order of rows. The query sees no files and no network.
+    `schema`: what the columns of the result are named and cast to, one after the other. Only ORDER BY orders rows;
+    texts are in the order of their UTF-8 bytes, null is last unless the query says otherwise, and names of columns that
+    differ in case alone are one. Sums of integers are decimals unless they are cast, and those of floats depend on the
+    order of rows. The query sees no files and no network.
     """
     connection = _database(_SHARE.get() or _default_share()).cursor()
     for name, table in tables.items():
@@ -50,11 +51,12 @@ def query(sql: str, **tables: Any) -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            yield from reader
+            for rows in reader:
+                yield rows if schema is None else rows.rename_columns(schema.names).cast(schema)
         finally:
             connection.close()
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+    return pa.RecordBatchReader.from_batches(reader.schema if schema is None else schema, batches())
 
 
 @lru_cache(maxsize=2)

@@ -1,20 +1,22 @@
 """Counts rows of `train`, and the positive ones, by key and fold, for label rates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.raw_columns import Rate
 from rayrec.features.table_parts import HASH, write_file
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
-from rayrec.preprocessing.scratch_rows import batch_of, gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows
-from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name
@@ -42,7 +44,7 @@ def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dic
             batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
             write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
 
-    workspace.runner.run(files, run)
+    workspace.engine.run(files, run)
 
 
 def write_rates(
@@ -55,25 +57,30 @@ def write_rates(
     """
     names = count_columns(COUNTS, folds.count)
     schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
+    sums = [f'sum("{name}")' for name in COUNTS]
+    sums += [f'coalesce(sum("{name}") filter (fold = {fold}), 0)' for name in COUNTS for fold in range(folds.count)]
     folds.tables.mkdir(parents=True, exist_ok=True)
+    total = count_rows(train)
+    ranges = range_count(total)
+    with counted_rows(workspace.engine, workspace.progress, "label rates", total) as counter:
 
-    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        return _count(segment, rows, rates, folds)
+        def count(segment: Segment) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+            for counted in _count(segment, rows, rates, folds):
+                yield partition_by_hash(counted[HASH].to_numpy(), ranges), counted
+            counter.add(segment.piece.rows)
 
-    def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, run in rows_by_value(batches, "rate"):
-            if number == _ALL:
-                yield from (batch.select(list(COUNTS)) for batch in run)
-            else:
-                write_sorted(run, folds.tables / file_name(rates[number].name), schema)
+        def write(_: int, tables: Mapping[str, pa.Table]) -> dict[str, int | None]:
+            for number, rate in enumerate(rates):
+                of_rate = f"select hash, key, {', '.join(sums)} from counted where rate = {number} group by hash, key"
+                by_key = query(f"{of_rate} order by hash, key", schema, **tables)
+                write_sorted(by_key, folds.tables / file_name(rate.name), schema)
+            every = query(f"select {sums[0]}::bigint, {sums[1]}::bigint from counted where rate = {_ALL}", **tables)
+            (found,) = every.read_all().rename_columns(COUNTS).to_pylist()
+            return found
 
-    with gathered_rows(workspace, "label rates", [(train, read)], _COUNTED) as counted:
-        keys = ("rate", HASH, KEY)
-        by_key = counted.sum_by_fold(keys, COUNTS, _FOLD, folds.count)
-        partitioned = by_key.partition_by_hash(range_count(workspace.runner, count_rows(train)))
-        written = partitioned.sort_within(*keys).results(write, f"{ROWS} long, {POSITIVES} long")
-    ((total, positives),) = written
-    return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
+        found = workspace.engine.shuffle({"counted": Source(train, _COUNTED, count)}, ranges, write)
+    rows_of_all, positives = (sum(of_range[name] or 0 for of_range in found) for name in COUNTS)
+    return tuple(rate.model_copy(update={"mean": positives / rows_of_all}) for rate in rates)
 
 
 def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds, folder: Path) -> None:
@@ -96,11 +103,13 @@ def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: 
         positives += labels.to_numpy().sum()
         first += batch.num_rows
     for number, parts in enumerate(counted):
-        table = _added(pa.concat_tables(parts))
-        columns = {"rate": np.full(len(table), number), HASH: hash_texts(table[KEY].combine_chunks())}
-        yield batch_of(_COUNTED, {**columns, **{name: table[name].combine_chunks() for name in table.column_names}})
-    every = {HASH: 0, KEY: "", _FOLD: 0, ROWS: segment.piece.rows, POSITIVES: positives}
-    yield batch_of(_COUNTED, {"rate": [_ALL], **{name: [value] for name, value in every.items()}})
+        table = _added(pa.concat_tables(parts)).combine_chunks()
+        hashes = hash_texts(table[KEY].combine_chunks())
+        columns = {"rate": np.full(len(table), number, np.int32), HASH: hashes}
+        columns |= {name: table[name] for name in table.column_names}
+        yield from pa.table(columns).select(_COUNTED.names).cast(_COUNTED).to_batches()
+    every = {"rate": _ALL, HASH: 0, KEY: "", _FOLD: 0, ROWS: segment.piece.rows, POSITIVES: int(positives)}
+    yield pa.RecordBatch.from_pylist([every], _COUNTED)
 
 
 def _added(counts: pa.Table) -> pa.Table:

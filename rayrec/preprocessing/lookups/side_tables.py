@@ -5,17 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.hashes import hash_texts
-from rayrec.features.lookups import KEY, KEY_FIELDS, lookup_folder
+from rayrec.features.lookups import KEY_FIELDS, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form
+from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
-from rayrec.preprocessing.scratch_rows import gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
-from rayrec.preprocessing.vocabularies.hash_ranges import write_table
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
@@ -80,33 +83,36 @@ def write_side_table(
     spelled = [forms.get(column, found.get(column, "text")) for column in (table.key, *table.columns)]
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
     schema = pa.schema([*KEY_FIELDS, *((c, types[raw]) for c, raw in zip(table.columns, raw_names[1:], strict=True))])
-    # Spark would take a dot or a space in a name for syntax.
-    numbered = pa.schema([*KEY_FIELDS, *((f"column_{n}", schema.types[n]) for n in range(2, len(schema)))])
-
-    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, raw_names, ()):
-            columns = [in_form(batch[raw], form) for raw, form in zip(raw_names, spelled, strict=True)]
-            yield pa.RecordBatch.from_arrays([pa.array(hash_texts(columns[0])), *columns], schema=numbered)
-
-    def finish(rows: pa.RecordBatch) -> pa.RecordBatch:
-        _check_keys(rows[KEY], table.name, config)
-        return rows.rename_columns(schema.names)
-
+    # SQL takes names that differ in case alone for one, so the columns are numbered.
+    numbered = pa.schema([*KEY_FIELDS, *(pa.field(f"c{n}", schema.types[n]) for n in range(2, len(schema)))])
+    total = count_rows(segments)
+    ranges = range_count(total)
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with gathered_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
-        write_table(workspace.runner, rows, count_rows(segments), (KEY,), folder, schema, finish)
+    with counted_rows(workspace.engine, workspace.progress, f"side table {table.name}", total) as counter:
+
+        def read(segment: Segment) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+            for batch in read_piece(segment.piece, raw_names, ()):
+                columns = [in_form(batch[raw], form) for raw, form in zip(raw_names, spelled, strict=True)]
+                hashes = hash_texts(columns[0])
+                rows = pa.RecordBatch.from_arrays([pa.array(hashes), *columns], schema=numbered)
+                yield partition_by_hash(hashes, ranges), rows
+                counter.add(rows.num_rows)
+
+        def write(_: int, tables: Mapping[str, pa.Table]) -> None:
+            _check_keys(tables["read"], table.name, config)
+            write_sorted(query("from read order by hash, key", schema, **tables), folder, schema)
+
+        workspace.engine.shuffle({"read": Source(segments, numbered, read)}, ranges, write)
     return WrittenTable(rejected, found)
 
 
-def _check_keys(keys: pa.StringArray, table: str, config: SideTableConfig) -> None:
+def _check_keys(rows: pa.Table, table: str, config: SideTableConfig) -> None:
     """Raise UserError if a key is there twice."""
-    encoded = keys.dictionary_encode()
-    counts = np.bincount(encoded.indices.to_numpy())
-    if counts.max() > 1:
-        key = encoded.dictionary[counts.argmax()].as_py()
+    sql = "select key, count(*) as n from read group by key having count(*) > 1 order by n desc, key limit 1"
+    for key, times in (found.values() for found in query(sql, read=rows).read_all().to_pylist()):
         shown = key[:100] if key.isprintable() else ascii(key[:100])
         raise UserError(
             f"side table '{table}' ({config.path}): key {config.key} has the value {shown} "
-            f"{'twice' if counts.max() == 2 else f'{counts.max():,} times'}; keep one row for each key"
+            f"{'twice' if times == 2 else f'{times:,} times'}; keep one row for each key"
         )

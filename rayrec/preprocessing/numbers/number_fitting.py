@@ -1,9 +1,7 @@
-"""Fits transforms of numbers to rows, with Spark; the result does not depend on how rows are spread over tasks."""
+"""Fits transforms of numbers to rows; the result does not depend on how rows are spread over tasks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,27 +10,19 @@ from numpy.typing import NDArray
 from rayrec.config.table import FitFill
 from rayrec.config.transforms import Fill, NumericTransform
 from rayrec.features.numeric import transformed
-from rayrec.preprocessing.engines.engine import Counter
+from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.store.files import new_file
 
-_FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]
 """The summaries of numbers by name; a number that is missing in every row has none."""
-_KEPT = pa.schema([
-    ("name", pa.string()),
-    ("keys", pa.list_(pa.int64())),
-    ("counts", pa.list_(pa.int64())),
-    ("shift", pa.int64()),
-    ("least", pa.float64()),
-    ("most", pa.float64()),
-    ("total", pa.string()),
-    ("squares", pa.string()),
+_SUMMARY = pa.schema([
+    ("keys", pa.list_(pa.int64())), ("counts", pa.list_(pa.int64())), ("shift", pa.int64()),
+    ("least", pa.float64()), ("most", pa.float64()), ("total", pa.string()), ("squares", pa.string()),
 ])  # fmt: skip
-"""Summaries in a file, a row each; integers of any size are hexadecimal."""
+"""A summary as it is shuffled; integers of any size are hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +75,22 @@ def summarize(
     workspace: Workspace, stage: str, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
 ) -> Summaries:
     """Return what is known of numbers in the rows of `segments`."""
-    folder = workspace.scratch / "numbers"
-    with counted_rows(workspace.runner, workspace.progress, stage, count_rows(segments)) as counter:
-        first = partial(_summarize_segment, read=read, numbers=numbers, folder=folder, counter=counter)
-        files = workspace.runner.run(segments, first)
-        while len(files) > _FILES_AT_ONCE:
-            groups = [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
-            files = workspace.runner.run(groups, _merge_files)
-    return merged(map(_load, files))
+    columns = list(dict.fromkeys(name for number in numbers for name in number.inputs))
+    with counted_rows(workspace.engine, workspace.progress, stage, count_rows(segments)) as counter:
+        # A task summarizes the numbers of its rows ...
+        def of_segment(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
+            summaries = merged(look(batch, numbers) for batch in read(segment, columns))
+            for place, number in enumerate(numbers):
+                if number.name in summaries:
+                    yield place, _as_row(summaries[number.name])
+            counter.add(segment.piece.rows)
+
+        # ... and one for each number brings its summaries together, of which all segments have as many as one has.
+        def of_all(place: int, tables: Mapping[str, pa.Table]) -> Summaries:
+            return merged({numbers[place].name: _of_row(row)} for row in zip(*tables["found"].columns, strict=True))
+
+        source = Source(segments, _SUMMARY, of_segment)
+        return merged(workspace.engine.shuffle({"found": source}, len(numbers), of_all))
 
 
 def look(batch: pa.RecordBatch, numbers: Sequence[Number]) -> Summaries:
@@ -119,35 +117,13 @@ def _values(number: Number, batch: pa.RecordBatch) -> NDArray[np.float64]:
     return transformed(number.name, column, number.transforms, *(batch[name] for name in number.inputs[1:]))
 
 
-def _summarize_segment(
-    segment: Segment, read: ReadRows, numbers: Sequence[Number], folder: Path, counter: Counter
-) -> Path:
-    columns = list(dict.fromkeys(name for number in numbers for name in number.inputs))
-    summaries = merged(look(batch, numbers) for batch in read(segment, columns))
-    counter.add(segment.piece.rows)
-    return _save(folder / f"{segment.index:06d}", summaries)
+def _as_row(summary: Summary) -> pa.RecordBatch:
+    sums = {"total": f"{summary.total:x}", "squares": f"{summary.squares:x}"}
+    return pa.RecordBatch.from_pylist([{**vars(summary), **sums}], schema=_SUMMARY)
 
 
-def _merge_files(files: Sequence[Path]) -> Path:
-    return _save(files[0].with_name(f"{files[0].name}+"), merged(map(_load, files)))
-
-
-def _save(path: Path, summaries: Summaries) -> Path:
-    rows = [
-        {"name": name, **vars(summary), "total": f"{summary.total:x}", "squares": f"{summary.squares:x}"}
-        for name, summary in summaries.items()
-    ]
-    table = pa.Table.from_pylist(rows, schema=_KEPT)
-    with new_file(path) as temporary, pa.ipc.new_file(temporary, _KEPT) as writer:
-        writer.write_table(table)
-    return path
-
-
-def _load(path: Path) -> Summaries:
-    summaries: Summaries = {}
-    for row in zip(*pa.ipc.open_file(path.read_bytes()).read_all(), strict=True):
-        name, keys, counts, *rest = row
-        shift, least, most, total, squares = (value.as_py() for value in rest)
-        sums = int(total, 16), int(squares, 16)
-        summaries[name.as_py()] = Summary(keys.values.to_numpy(), counts.values.to_numpy(), shift, least, most, *sums)
-    return summaries
+def _of_row(row: Sequence[pa.Scalar]) -> Summary:
+    keys, counts, *rest = row
+    shift, least, most, total, squares = (value.as_py() for value in rest)
+    ranges = keys.values.to_numpy(), counts.values.to_numpy()
+    return Summary(*ranges, shift, least, most, int(total, 16), int(squares, 16))

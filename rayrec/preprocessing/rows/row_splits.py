@@ -35,8 +35,7 @@ from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers.number_fitting import Number, summarize
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
-from rayrec.preprocessing.scratch_rows import new_rows
-from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, read_segment
+from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_rows, read_segment
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.raw.blocks import RawBlock
@@ -205,7 +204,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
     names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]
     starts = _starts(summary, [getattr(config, name) for name in names[1:]])
     divide = partial(_divide, time=time, names=names, starts=starts, folder=workspace.scratch / "by-time")
-    divided = workspace.runner.run(segments, divide)
+    divided = workspace.engine.run(segments, divide)
     return {name: [of_segment[name] for of_segment in divided if name in of_segment] for name in names}
 
 

@@ -51,7 +51,7 @@ def write_in_order(
     """Write the rows of a split in the order of its segments. A task writes a part; nothing is shuffled."""
     rows, dataset = count_rows(segments), workspace.folder
     size = rows_of_a_part(rows, layout)
-    with counted_rows(workspace.runner, workspace.progress, f"encode {split}", rows) as counter:
+    with counted_rows(workspace.engine, workspace.progress, f"encode {split}", rows) as counter:
 
         def run(item: tuple[int, list[Segment]]) -> WrittenPart:
             index, of_part = item
@@ -63,7 +63,7 @@ def write_in_order(
 
             return write_part(dataset, split, index, label, layout, batches())
 
-        return split_info(workspace.runner.run(list(enumerate(segments_by_part(segments, size))), run))
+        return split_info(workspace.engine.run(list(enumerate(segments_by_part(segments, size))), run))
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

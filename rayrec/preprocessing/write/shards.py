@@ -1,18 +1,16 @@
 """The end of the third stage: encoded rows -> the Parquet parts of a split, with exact rows and row groups."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.sorted_rows import cut_row_groups, group_starts
 from rayrec.store.files import new_file, sha256_of
@@ -77,59 +75,3 @@ def write_part(
         longest_group=None if group is None else longest,
     )
     return WrittenPart(info, positives)
-
-
-class RowPacking:
-    """Encoded rows as items of fixed width of a NumPy array, which are moved many times faster than 40 columns."""
-
-    def __init__(self, columns: pa.Schema, hotness: Mapping[str, int]) -> None:
-        """`columns`: of fixed width without nulls, vectors, or lists; `hotness`: the most elements of each list."""
-        self._columns = columns
-        self._hotness = hotness
-        fields: list[Any] = []
-        for field in columns:
-            if field.name in self._hotness:
-                fields += [
-                    (field.name, element_dtype(field.type.value_type), (self._hotness[field.name],)),
-                    (_length_of(field.name), np.int32),
-                ]
-            elif pa.types.is_fixed_size_list(field.type):
-                fields.append((field.name, field.type.value_type.to_pandas_dtype(), (field.type.list_size,)))
-            else:
-                fields.append((field.name, field.type.to_pandas_dtype()))
-        self.dtype = np.dtype(fields)
-
-    def pack(self, batch: pa.RecordBatch) -> NDArray[np.void]:
-        """Return the encoded rows as (n,) items."""
-        rows = np.zeros(batch.num_rows, self.dtype)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self._hotness:
-                lengths = pc.list_value_length(column).to_numpy()
-                rows[_length_of(name)] = lengths
-                rows[name][np.arange(self._hotness[name]) < lengths[:, None]] = elements_to_numpy(column.flatten())
-            elif pa.types.is_fixed_size_list(column.type):
-                rows[name] = column.flatten().to_numpy().reshape(rows[name].shape)
-            else:
-                rows[name] = column.to_numpy()
-        return rows
-
-    def unpack(self, rows: NDArray[np.void]) -> pa.RecordBatch:
-        """Return the encoded rows, as columns, that `pack` made items of."""
-        return pa.RecordBatch.from_arrays(
-            [self._column(rows, name) for name in self._columns.names], schema=self._columns
-        )
-
-    def _column(self, rows: NDArray, name: str) -> pa.Array:
-        if name not in self._hotness:
-            values = pa.array(np.ascontiguousarray(rows[name]).reshape(-1))
-            kind = self._columns.field(name).type
-            return pa.FixedSizeListArray.from_arrays(values, type=kind) if pa.types.is_fixed_size_list(kind) else values
-        lengths = rows[_length_of(name)]
-        values = rows[name][np.arange(self._hotness[name]) < lengths[:, None]]
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), elements_from_numpy(values))
-
-
-def _length_of(name: str) -> str:
-    """Return the name of the field of a multi-hot feature's length; no column has such a name."""
-    return f"\0{name}"

@@ -1,27 +1,23 @@
 """Ratings in MovieLens' layout, any number of them in constant memory, with preferences that can be learnt.
 
-Users are drawn one after the other, blocks of them from random streams of their own, so a user depends on the seed and
-its number alone: more rows repeat the rows that fewer rows had (but for the last user, who is cut short).
+Users come in blocks, each of which is drawn from the seed and its number alone: more rows repeat the rows that fewer
+rows had (but for the last user, who is cut short).
 
 By day, users come, stay for some days and go; new items appear, older ones become less popular, and what items are like
 drifts, so that the tastes of all users do. Which items a user meets on which day is a function of the three, so that a
 day's ratings are found without those of the days before, and no user rates an item twice.
 """
 
-import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.random.splitmix64 import StatelessRandom
-from rayrec.sources.generated_text import csv_file, rows_by_file
+from rayrec.sources.generated_files import rows_by_file, rows_file
+from rayrec.sources.synthetic import World
 from rayrec.store.folders import new_folder
 
 FILE = "ratings.csv"
@@ -37,7 +33,7 @@ _POPULARITY_EXPONENT = 0.8
 _LATENT_DIM = 4
 _PREFERENCE = 2.0
 """Standard deviation of a user's preferences, in nats: exp(2) between an item one deviation up and an average one."""
-_BLOCK_USERS, _BLOCK_USERS_OF_A_DAY = 256, 32
+BLOCK_USERS = 64
 _FIRST_TIME, _TIME_SPAN, _SESSION_SPAN = 800_000_000, 700_000_000, 30 * 86_400
 
 DAYS_OF_A_USER = 7
@@ -50,98 +46,34 @@ _NEW_ITEMS = 20
 """Items that a day adds at a drift of 1."""
 _LOSS_OF_POPULARITY = 0.02
 """What an item loses against new ones in a day at a drift of 1, in nats."""
-_ITEM_STEP = 0.1
-"""At a drift of 1, what an item is like correlates with the day before by sqrt(1 - step^2)."""
 _RATINGS = pa.array([f"{half / 2:.1f}" for half in range(1, 11)])
-_SCHEMA = pa.schema(
-    [("userId", pa.int64()), ("movieId", pa.int64()), ("rating", pa.string()), ("timestamp", pa.int64())]
-)
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """Items that users choose from."""
+class Ratings:
+    """An endless sequence of ratings, of a day or, if `days` is false, of users who come once."""
 
-    log_popularity: NDArray[np.float64]
-    """(items,) in nats."""
-    vectors: NDArray[np.float64]
-    """(items, _LATENT_DIM), each number with mean 0 and standard deviation 1."""
-
-    @classmethod
-    def draw(cls, seed: np.uint32) -> Self:
-        rng = np.random.default_rng(seed)
-        ranks = rng.permutation(NUM_ITEMS) + 1
-        return cls(-_POPULARITY_EXPONENT * np.log(ranks), rng.standard_normal((NUM_ITEMS, _LATENT_DIM)))
-
-    def next_day(self, rng: np.random.Generator, drift: float) -> Self:
-        """Return the catalogue of the next day, in which the items of this day are first."""
-        step = _ITEM_STEP * drift
-        vectors = np.sqrt(1.0 - step**2) * self.vectors + step * rng.standard_normal(self.vectors.shape)
+    def __init__(self, seed: int = 0, *, day: int = 0, drift: float = 0.0, days: bool = False) -> None:
+        self._world, self._days = World(seed, day, drift), DAYS_OF_A_USER if days else 1
+        # The items in the order of their first day, each as popular in the beginning as one of the first.
         new = round(_NEW_ITEMS * drift)
-        popularity = -_POPULARITY_EXPONENT * np.log(rng.integers(1, NUM_ITEMS + 1, new))
-        return type(self)(
-            np.concatenate([self.log_popularity - _LOSS_OF_POPULARITY * drift, popularity]),
-            np.concatenate([vectors, rng.standard_normal((new, _LATENT_DIM))]),
-        )
+        items = np.arange(NUM_ITEMS + new * day)
+        age = day - np.maximum(items - NUM_ITEMS + new, 0) // max(new, 1)
+        rank = self._world.random.uniform("popularity", items[:NUM_ITEMS])[:, 0].argsort().argsort() + 1
+        self._popularity = -_POPULARITY_EXPONENT * np.log(rank)[items % NUM_ITEMS] - _LOSS_OF_POPULARITY * drift * age
+        self._likeness = np.stack([self._world.effects(f"likeness {k}", items) for k in range(_LATENT_DIM)])
 
-
-class RatingsGenerator:
-    """An endless sequence of users that depends on the seed alone."""
-
-    def __init__(self, seed: int = 0) -> None:
-        items_seed, self._users_seed = np.random.SeedSequence(seed).generate_state(2)
-        self._catalogue = Catalogue.draw(items_seed)
+    @property
+    def items(self) -> int:
+        """Number of items in the catalogue, chosen or not."""
+        return len(self._popularity)
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
-        """Yield the ratings of the users 1, 2, ..., by user and within a user by item; a few hundred whole
-        users each.
-        """
+        """Yield the ratings by user and within a user by item, a few dozen whole users each."""
+        day = self._world.day
         for number in count():
-            rng = np.random.default_rng([self._users_seed, number])
-            yield self._block(rng, first_user=1 + number * _BLOCK_USERS)
-
-    def _block(self, rng: np.random.Generator, first_user: int) -> pa.RecordBatch:
-        counts = np.minimum(LEAST_INTERACTIONS + _draw_activity(rng, _BLOCK_USERS), _MOST_INTERACTIONS).astype(np.int64)
-        user_vectors = rng.standard_normal((_BLOCK_USERS, _LATENT_DIM))
-        # Without BLAS, whose order of summation depends on the machine's threads.
-        affinity = np.einsum("ud,id->ui", user_vectors, self._catalogue.vectors) / np.sqrt(_LATENT_DIM)
-        # The items with the highest utility plus Gumbel noise are a sample without replacement (Plackett-Luce).
-        noise = rng.gumbel(size=affinity.shape)
-        order = np.argsort(-(self._catalogue.log_popularity + _PREFERENCE * affinity + noise), axis=1)
-        is_chosen = np.arange(NUM_ITEMS) < counts[:, None]
-        user = np.repeat(np.arange(_BLOCK_USERS), counts)
-        item = order[is_chosen]
-        item = item[np.lexsort((item, user))]
-        rating = _draw_ratings(rng, affinity[user, item])
-        start = _FIRST_TIME + rng.integers(_TIME_SPAN, size=_BLOCK_USERS)
-        # Times are drawn apart from preferences: a user's last item is like any other.
-        time = start[user] + rng.integers(_SESSION_SPAN, size=len(item))
-        return _batch(first_user + user, item, rating, time)
-
-
-class DayGenerator:
-    """An endless sequence of the ratings of a day, which depends on the seed, the drift and the day alone."""
-
-    def __init__(self, seed: int, drift: float) -> None:
-        """The generator of day 0. `drift`: how much items and tastes change from day to day, 0 to 10."""
-        items_seed, self._users_seed, meetings_seed, self._drift_seed = np.random.SeedSequence(seed).generate_state(4)
-        self._meetings = StatelessRandom(int(meetings_seed))
-        self._drift = drift
-        self._day = 0
-        self.catalogue = Catalogue.draw(items_seed)
-
-    def next_day(self) -> "DayGenerator":
-        """Return the generator of the next day."""
-        other = copy.copy(self)
-        other._day += 1
-        rng = np.random.default_rng([self._drift_seed, other._day])
-        other.catalogue = self.catalogue.next_day(rng, self._drift)
-        return other
-
-    def blocks(self) -> Iterator[pa.RecordBatch]:
-        """Yield the day's ratings, by user and within a user by item; a few dozen whole users each."""
-        day = self._day
-        for number in count():
+            if self._days == 1:
+                yield self._block(0, number)
+                continue
             for cohort in range(day, max(0, day - DAYS_OF_A_USER), -1):
                 yield self._block(cohort, number)
             # Among the users of day 0, as among those of any day, as many began on each of the last days.
@@ -150,50 +82,41 @@ class DayGenerator:
                     yield self._block(0, of_day_0)
 
     def _block(self, cohort: int, number: int) -> pa.RecordBatch:
-        """Return the day's ratings of a block of those users whom no day before `cohort` had."""
-        rng = np.random.default_rng([self._users_seed, number, cohort])
-        activity = np.minimum(_draw_activity(rng, _BLOCK_USERS_OF_A_DAY), _MOST_INTERACTIONS) / DAYS_OF_A_USER
-        vectors = rng.standard_normal((_BLOCK_USERS_OF_A_DAY, _LATENT_DIM))
-        # Users of day 0 may have begun on a day before, those of a later day begin on it.
-        age = self._day - cohort + rng.integers(DAYS_OF_A_USER if cohort == 0 else 1, size=_BLOCK_USERS_OF_A_DAY)
-        here = np.flatnonzero(age < DAYS_OF_A_USER)
-        counts = LEAST_INTERACTIONS + activity[here].astype(np.int64)
-        number_of = cohort * USERS_OF_A_DAY + 1 + number * _BLOCK_USERS_OF_A_DAY + here
-        user, item = np.nonzero(self._day_of_meeting(number_of) == age[here, None])
-        affinity = np.einsum("ij,ij->i", vectors[here[user]], self.catalogue.vectors[item]) / np.sqrt(_LATENT_DIM)
+        """Return the ratings of a block of those users whom no day before `cohort` had."""
+        # What is the same on all days of a user. Those of day 0 may have begun on a day before.
+        rng = np.random.default_rng([self._world.seed, cohort, number])
+        activity = np.floor(_ACTIVITY_SCALE * rng.pareto(_ACTIVITY_EXPONENT, BLOCK_USERS))
+        tastes = rng.standard_normal((BLOCK_USERS, _LATENT_DIM))
+        age = self._world.day - cohort + rng.integers(self._days if cohort == 0 else 1, size=BLOCK_USERS)
+        here = np.flatnonzero(age < self._days)
+        user = cohort * USERS_OF_A_DAY + 1 + number * BLOCK_USERS + here
+        counts = LEAST_INTERACTIONS + np.minimum(activity[here], _MOST_INTERACTIONS) // self._days
 
-        rng = np.random.default_rng([self._users_seed, number, cohort, 1 + self._day])
-        utility = self.catalogue.log_popularity[item] + _PREFERENCE * affinity + rng.gumbel(size=len(item))
-        order = np.lexsort((-utility, user))
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order)) - np.searchsorted(user, user)
-        chosen = np.flatnonzero(place < counts[user])
-        rating = _draw_ratings(rng, affinity[chosen])
-        time = (_FIRST_DAY + self._day) * _SECONDS_OF_A_DAY + rng.integers(_SECONDS_OF_A_DAY, size=len(chosen))
-        return _batch(number_of[user[chosen]], item[chosen], rating, time)
+        # Without BLAS, whose order of summation depends on the machine's threads.
+        affinity = np.einsum("ud,di->ui", tastes[here], self._likeness) / np.sqrt(_LATENT_DIM)
+        # The items with the highest utility plus Gumbel noise are a sample without replacement (Plackett-Luce).
+        pairs = (user[:, None] << _BITS_OF_AN_ITEM) + np.arange(self.items)
+        place = self._days * self._world.random.uniform("meeting", pairs.ravel())[:, 0].reshape(pairs.shape)
+        first = np.floor(place)
+        meets, noise = first == age[here, None], -np.log(-np.log(place - first))
+        utility = np.where(meets, self._popularity + _PREFERENCE * affinity + noise, -np.inf)
+        best = np.argsort(-utility, axis=1)
+        of, item = np.nonzero(np.arange(self.items) < counts[:, None])
+        item = best[of, item]
+        item = item[np.lexsort((item, of))]
 
-    def _day_of_meeting(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(users, items) the one of a user's days, from 0, on which it may choose an item."""
-        items = np.arange(len(self.catalogue.log_popularity))
-        pairs = (users[:, None] << _BITS_OF_AN_ITEM) + items
-        return self._meetings.choice("day", pairs.ravel(), DAYS_OF_A_USER).reshape(pairs.shape)
-
-
-def _draw_activity(rng: np.random.Generator, users: int) -> NDArray[np.float64]:
-    """(users,) whole numbers: the interactions of each beyond the least."""
-    return np.floor(_ACTIVITY_SCALE * rng.pareto(_ACTIVITY_EXPONENT, users))
-
-
-def _draw_ratings(rng: np.random.Generator, affinity: NDArray[np.float64]) -> pa.Array:
-    """(n,) the stars that a user gives to an item, as text, given the affinity of the two (n,)."""
-    stars = 3.5 + affinity + 0.5 * rng.standard_normal(len(affinity))
-    return _RATINGS.take(pa.array(np.clip(np.round(2 * stars), 1, 10).astype(np.int64) - 1))
-
-
-def _batch(
-    user: NDArray[np.int64], item: NDArray[np.int64], rating: pa.Array, time: NDArray[np.int64]
-) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(user), pa.array(item + 1), rating, pa.array(time)], schema=_SCHEMA)
+        rng = self._world.rng(f"ratings {cohort}", number)
+        stars = 3.5 + affinity[of, item] + 0.5 * rng.standard_normal(len(item))
+        rating = _RATINGS.take(pa.array(np.clip(np.round(2 * stars), 1, 10).astype(np.int64) - 1))
+        # Times are drawn apart from preferences: a user's last item is like any other.
+        if self._days == 1:
+            start = _FIRST_TIME + rng.integers(_TIME_SPAN, size=len(user))
+            time = start[of] + rng.integers(_SESSION_SPAN, size=len(item))
+        else:
+            time = (_FIRST_DAY + self._world.day) * _SECONDS_OF_A_DAY + rng.integers(_SECONDS_OF_A_DAY, size=len(item))
+        return pa.RecordBatch.from_pydict(
+            {"userId": user[of], "movieId": item + 1, "rating": rating, "timestamp": time}
+        )
 
 
 def generate(
@@ -218,23 +141,17 @@ def generate(
     progress = progress or SilentProgress()
     with new_folder(output) as folder:
         progress.stage("generate", rows)
-
-        def write_file(name: str, blocks: Iterator[pa.RecordBatch], left: int) -> pa.RecordBatch:
-            """Write so many of the rows; return the last of them."""
-            with csv_file(folder / (f"{name}.gz" if compress else name), _SCHEMA) as write:
-                while True:
-                    batch = next(blocks).slice(0, left)
-                    write(batch)
-                    progress.advance(batch.num_rows)
-                    left -= batch.num_rows
-                    if left == 0:
-                        return batch
-
-        if days is None:
-            last = write_file(FILE, RatingsGenerator(seed).blocks(), rows)
-            return {"users": last["userId"][-1].as_py(), "items": NUM_ITEMS}
-        generator = DayGenerator(seed, drift)
         for day, rows_of_file in enumerate(rows_of_files):
-            generator = generator.next_day() if day else generator
-            write_file(f"day_{day}.csv", generator.blocks(), rows_of_file)
-    return {"items": len(generator.catalogue.log_popularity)}
+            ratings = Ratings(seed, day=day, drift=drift, days=days is not None)
+            name = (FILE if days is None else f"day_{day}.csv") + ".gz" * compress
+            with rows_file(folder / name) as write:
+                left = rows_of_file
+                for block in ratings.blocks():
+                    last = block[:left]
+                    write(last)
+                    progress.advance(len(last))
+                    left -= len(last)
+                    if left == 0:
+                        break
+    made = {"items": ratings.items}
+    return made if days is not None else {"users": last["userId"][-1].as_py(), **made}

@@ -1,11 +1,6 @@
-"""The columns of a generated table: their values, and what each value adds to the logit of the label.
+"""The columns of a generated table: values as the rules of a recipe read them, and what these add to the logit."""
 
-Values are drawn by chunk, column and seed alone, so a column does not depend on the others; what a value adds is a
-function of the column, the value and the seed, so that nothing is kept of millions of values.
-"""
-
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.preprocess import Names
-from rayrec.config.table import (
-    BucketsRule,
-    CategoricalRule,
-    CrossRule,
-    ListRule,
-    NumericRule,
-    Rule,
-    TimeColumn,
-    TimestampRule,
-    VectorRule,
-)
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.config.table import BucketsRule, ListRule, NumericRule, TimeColumn, TimestampRule, VectorRule
+from rayrec.sources.synthetic import Category, Drawn, World, skewed
 
-DEFAULT_CARDINALITY = 1_000
-"""Values of a column of which neither the recipe nor the user says how many it has."""
-_EXPONENT = 1.3
-"""The value of rank r has a share of about r^-_EXPONENT of a column's rows."""
-_MISSING = 0.03
+MISSING = 0.03
+"""Share of the rows without a value, in columns that may have such."""
 _MOST_IN_LIST = 5
 _DAYS_BEFORE = 10.0
 """Mean of the days from another time of a row to the row's own."""
@@ -40,141 +22,119 @@ _PARTS = {"hour": pc.hour, "weekday": pc.day_of_week, "day": pc.day, "month": pc
 
 
 @dataclass(frozen=True)
-class ChunkRows:
-    """The rows of a chunk."""
+class Number:
+    """Numbers that ascend with normal ones, in the range that the recipe expects."""
 
-    number: int
-    """The chunk's."""
-    rows: NDArray[np.int64]
-    """(n,) numbers of the rows."""
-    times: NDArray[np.int64]
-    """(n,) times of the rows, ascending, in seconds since 1970."""
+    name: str
+    rule: NumericRule | BucketsRule
+    missing: float
 
+    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        normal, missing = rng.standard_normal(len(rows)), rng.random(len(rows)) < self.missing
+        values = pa.array(np.round(self._in_range(normal), 3), mask=missing)
+        return Drawn({self.name: values}, np.where(missing, 0.0, normal))
 
-Drawn = tuple[pa.Array, NDArray[np.float64]]
-"""The values of a column (n,), and what each adds to the logit, which `Table` scales."""
+    def _in_range(self, normal: NDArray[np.float64]) -> NDArray[np.float64]:
+        if isinstance(self.rule, BucketsRule):
+            low, high = (self.rule.boundaries[0], self.rule.boundaries[-1]) if self.rule.boundaries else (0.0, 100.0)
+            return (low + high) / 2 + max(high - low, 1.0) / 3 * normal
+        steps: Mapping[str, Any] = {step.op: step for step in self.rule.transforms}
+        if {"log", "log2"} & steps.keys():
+            return np.exp(2.0 + normal)
+        least, most = (getattr(steps.get("clip"), bound, None) for bound in ("min", "max"))
+        low = least if least is not None else (0.0 if most is None else most - 100.0)
+        high = most if most is not None else low + 100.0
+        return (low + high) / 2 + (high - low) / 6 * normal
 
 
 @dataclass(frozen=True)
-class GeneratedColumn:
-    """A column that a rule of the recipe reads, or one that only has a role: then `rule` is None."""
+class Vector:
+    """Lists of a fixed number of normal numbers, each of which says something."""
 
     name: str
-    rule: Rule | None
-    cardinality: int = DEFAULT_CARDINALITY
-    """Distinct values of a category or a list."""
-    values: Names | None = None
-    """The values themselves, if the recipe lists them."""
-    has_ids: bool = False
-    """Whether values are integers from 0 on."""
-    may_miss: bool = True
-    """Whether some rows have no value."""
-    adds: bool = True
-    """Whether its values add to the logit, as features and keys of rates do."""
-    has_lists: bool = False
-    """Whether the file holds lists; otherwise they are joined to text."""
+    rule: VectorRule
+    world: World
+    has_lists: bool
 
-    def draw(self, chunk: ChunkRows, seed: int) -> dict[str, Drawn]:
-        """Return the values of n rows, of a list with weights those too, by name of the column."""
-        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), chunk.number])
-        hidden, n = StatelessRandom(seed), len(chunk.rows)
-        missing = rng.random(n) < (_MISSING if self.may_miss else 0.0)
-        match self.rule:
-            case NumericRule() | BucketsRule():
-                latent = rng.standard_normal(n)
-                values = pa.array(np.round(_number(self.rule, latent), 3), mask=missing)
-                return {self.name: (values, np.where(missing, 0.0, self._weight(hidden) * latent))}
-            case VectorRule():
-                numbers = np.round(rng.standard_normal((n, self.rule.size)), 3)
-                weights = hidden.normal(self.name, np.arange(self.rule.size))
-                # Without BLAS, whose order of summation depends on the machine's threads.
-                effect = np.einsum("nd,d->n", numbers, weights) / np.sqrt(self.rule.size)
-                return {self.name: (self._lists(numbers.ravel(), np.full(n, self.rule.size), self.rule), effect)}
-            case TimestampRule():
-                seconds = chunk.times
-                if self.may_miss:  # not the row's own time
-                    seconds = seconds - (rng.exponential(_DAYS_BEFORE, n) * 86_400).astype(np.int64)
-                local = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("s", self.rule.zone))
-                effect = np.zeros(n)
-                for part in self.rule.derive:
-                    if part == "age":
-                        effect -= (chunk.times - seconds) / (86_400 * _DAYS_BEFORE)
-                    else:
-                        effect += hidden.normal(f"{self.name} {part}", _PARTS[part](local).to_numpy())
-                return {self.name: (written_times(seconds, TimeColumn(column="", **_form(self.rule))), effect)}
-            case ListRule():
-                return self._draw_lists(rng, hidden, missing)
-        assert self.rule is None or isinstance(self.rule, CategoricalRule)
-        ranks = self._draw_ranks(rng, n)
-        return {
-            self.name: (
-                pc.if_else(pa.array(missing), None, self._spelled(ranks)),
-                np.where(missing | (not self.adds), 0.0, hidden.normal(self.name, ranks)),
-            )
-        }
+    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        numbers = np.round(rng.standard_normal((len(rows), self.rule.size)), 3)
+        # Without BLAS, whose order of summation depends on the machine's threads.
+        term = np.einsum("nd,d->n", numbers, self.world.effects(self.name, np.arange(self.rule.size)))
+        lengths = np.full(len(rows), self.rule.size)
+        return Drawn({self.name: _lists(pa.array(numbers.ravel()), lengths, self.rule, self.has_lists)}, term)
 
-    def _draw_lists(
-        self, rng: np.random.Generator, hidden: StatelessRandom, missing: NDArray[np.bool_]
-    ) -> dict[str, Drawn]:
-        """Return the lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
-        assert isinstance(self.rule, ListRule)
-        lengths = np.where(missing, 0, rng.integers(1, min(self.rule.max_length, _MOST_IN_LIST) + 1, len(missing)))
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        ranks = self._draw_ranks(rng, len(row))
+
+@dataclass(frozen=True)
+class Time:
+    """Times up to the row's own, of which the derived parts say something; the row's own if `is_own`."""
+
+    name: str
+    rule: TimestampRule
+    world: World
+    is_own: bool
+    times: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Returns the times of rows (n,) in seconds since 1970."""
+
+    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        seconds = self.times(rows)
+        before = np.zeros(len(rows)) if self.is_own else rng.exponential(_DAYS_BEFORE, len(rows))
+        seconds = seconds - (before * 86_400).astype(np.int64)
+        local = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("s", self.rule.zone))
+        term = -before / _DAYS_BEFORE * ("age" in self.rule.derive)
+        for part in (part for part in self.rule.derive if part != "age"):
+            term += self.world.effects(f"{self.name} {part}", _PARTS[part](local).to_numpy())
+        form = TimeColumn(column=self.name, format=self.rule.format, zone=self.rule.zone)
+        return Drawn({self.name: written_times(seconds, form)}, term)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
+
+    name: str
+    rule: ListRule
+    values: Category
+    missing: float
+    has_lists: bool
+
+    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        missing = rng.random(len(rows)) < self.missing
+        lengths = np.where(missing, 0, rng.integers(1, min(self.rule.max_length, _MOST_IN_LIST) + 1, len(rows)))
+        row = np.repeat(np.arange(len(rows)), lengths)
+        ranks = skewed(rng, len(row), self.values.cardinality)
         weights = np.round(rng.uniform(0.5, 2.0, len(row)), 2) if self.rule.weights else np.ones(len(row))
-        sums = np.bincount(row, weights * hidden.normal(self.name, ranks), len(lengths))
-        totals = np.maximum(np.bincount(row, weights, len(lengths)), 1e-9)
-        pooled = (sums / totals if self.rule.pooling == "mean" else sums).astype(np.float64)
-        drawn: dict[str, Drawn] = {self.name: (self._lists(self._spelled(ranks), lengths, self.rule), pooled)}
+        totals = np.bincount(row, weights, len(rows)) if self.rule.pooling == "mean" else np.ones(len(rows))
+        term = np.bincount(row, weights * self.values.effects_of(ranks), len(rows)) / np.maximum(totals, 1e-9)
+        spelled = self.values.spell(ranks, np.zeros(len(row), np.bool_))
+        written = {self.name: _lists(spelled, lengths, self.rule, self.has_lists)}
         if self.rule.weights:
-            drawn[self.rule.weights] = (self._lists(weights, lengths, self.rule), np.zeros(len(lengths)))
-        return drawn
-
-    def _weight(self, hidden: StatelessRandom) -> float:
-        """Return what a deviation of a number adds: not near 0, so that every number says something."""
-        drawn = float(hidden.normal(self.name, np.zeros(1, np.int64))[0])
-        return drawn + (0.5 if drawn >= 0 else -0.5)
-
-    def _draw_ranks(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Return the ranks from 0 on: the inverse of the cumulative distribution of a density x^-exponent on [1, size +
-        1).
-        """
-        power = 1.0 - _EXPONENT
-        drawn = (1.0 + rng.random(count) * ((self.cardinality + 1.0) ** power - 1.0)) ** (1.0 / power)
-        return np.minimum(drawn.astype(np.int64), self.cardinality) - 1
-
-    def _spelled(self, ranks: NDArray[np.int64]) -> pa.Array:
-        """Return the values of these ranks; those of columns that share a vocabulary are the same."""
-        if self.values is not None:
-            return pa.array(self.values, pa.string()).take(pa.array(ranks))
-        return pa.array(ranks) if self.has_ids else pc.binary_join_element_wise("v", pa.array(ranks).cast("string"), "")
-
-    def _lists(self, values: Any, lengths: NDArray[np.int64], rule: ListRule | VectorRule) -> pa.Array:
-        """Return the lists of these lengths, or their values joined by the rule's separator."""
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        lists = pa.ListArray.from_arrays(offsets, values if isinstance(values, pa.Array) else pa.array(values))
-        if self.has_lists:
-            return lists
-        joined = pc.binary_join(lists.cast(pa.list_(pa.string())), rule.separator)
-        return pc.if_else(pa.array(lengths > 0), joined, None)
+            written[self.rule.weights] = _lists(pa.array(weights), lengths, self.rule, self.has_lists)
+        return Drawn(written, term)
 
 
-def _number(rule: NumericRule | BucketsRule, latent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the numbers that ascend with normal ones, in the range that the recipe expects."""
-    if isinstance(rule, BucketsRule):
-        low, high = (rule.boundaries[0], rule.boundaries[-1]) if rule.boundaries else (0.0, 100.0)
-        return (low + high) / 2 + max(high - low, 1.0) / 3 * latent
-    steps: Mapping[str, Any] = {step.op: step for step in rule.transforms}
-    if {"log", "log2"} & steps.keys():
-        return np.exp(2.0 + latent)
-    least, most = (getattr(steps.get("clip"), bound, None) for bound in ("min", "max"))
-    low = least if least is not None else (0.0 if most is None else most - 100.0)
-    high = most if most is not None else low + 100.0
-    return (low + high) / 2 + (high - low) / 6 * latent
+@dataclass(frozen=True)
+class Role:
+    """A column that no rule reads and that says nothing."""
+
+    name: str
+    values: Callable[[np.random.Generator, NDArray[np.int64]], pa.Array]
+
+    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        return Drawn({self.name: self.values(rng, rows)}, np.zeros(len(rows)))
 
 
-def _form(rule: TimestampRule) -> dict[str, str]:
-    return {"format": rule.format, "zone": rule.zone}
+def spelling(
+    values: Names | None = None, has_ids: bool = False
+) -> Callable[[NDArray[np.int64], NDArray[np.bool_]], pa.Array]:
+    """Return what writes values by their numbers: listed ones, ids, or made ones, the same in all columns."""
+
+    def spell(numbers: NDArray[np.int64], missing: NDArray[np.bool_]) -> pa.Array:
+        ids = pa.array(numbers, mask=missing)
+        if values is not None:
+            return pa.array(values, pa.string()).take(ids)
+        return ids if has_ids else pc.binary_join_element_wise("v", ids.cast("string"), "")
+
+    return spell
 
 
 def written_times(seconds: NDArray[np.int64], form: TimeColumn) -> pa.Array:
@@ -186,12 +146,11 @@ def written_times(seconds: NDArray[np.int64], form: TimeColumn) -> pa.Array:
     return pc.strftime(pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("s", zone)), pattern)
 
 
-def rule_columns(rule: Rule) -> tuple[str, ...]:
-    """Return the columns that a rule reads, those of a pattern being three: 1, 2 and 3 in place of `*` and `?`."""
-    if isinstance(rule, CrossRule):
-        return ()
-    found = []
-    for name in rule.columns:
-        is_pattern = "*" in name or "?" in name
-        found += [name.replace("*", d).replace("?", d) for d in "123"] if is_pattern else [name]
-    return tuple(found)
+def _lists(values: pa.Array, lengths: NDArray[np.int64], rule: ListRule | VectorRule, has_lists: bool) -> pa.Array:
+    """Return the lists of these lengths, or their values joined by the rule's separator."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, values)
+    if has_lists:
+        return lists
+    joined = pc.binary_join(lists.cast(pa.list_(pa.string())), rule.separator)
+    return pc.if_else(pa.array(lengths > 0), joined, None)

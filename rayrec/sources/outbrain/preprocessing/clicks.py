@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
+from rayrec.preprocessing.sorted_rows import range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
@@ -25,7 +25,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     RowFiles,
     SplitRows,
     files_of,
-    range_count,
     shuffle_rows,
     write_files,
 )

@@ -15,11 +15,9 @@ from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
+from rayrec.preprocessing.sorted_rows import range_count, rows_by_value, whole_groups, write_sorted
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.preprocessing.row_files import (
@@ -27,7 +25,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
     files_of,
-    range_count,
     shuffle_rows,
     write_files,
 )
@@ -165,7 +162,7 @@ def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], do
 
 def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> None:
     """Write the table of documents: all that documents_meta or the table of an aspect names."""
-    with counted_rows(workspace.runner, workspace.progress, "documents", found.rows.rows) as counter:
+    with counted_rows(workspace.engine, workspace.progress, "documents", found.rows.rows) as counter:
 
         def run(piece: Piece) -> None:
             whole = whole_groups(read_piece(piece, DOCUMENT_SCHEMA.names, ()), HASH, _DOCUMENTS_AT_ONCE)

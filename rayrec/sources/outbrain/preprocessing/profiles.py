@@ -12,12 +12,11 @@ from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Segment
-from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
+from rayrec.preprocessing.segments import Segment, batch_of
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
-from rayrec.sources.outbrain.preprocessing.row_files import Partitioned, RowFiles, range_count, shuffle_rows
+from rayrec.sources.outbrain.preprocessing.row_files import Partitioned, RowFiles, shuffle_rows
 from rayrec.sources.outbrain.preprocessing.users import PROFILE, USER, read_views, user_ranges
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 

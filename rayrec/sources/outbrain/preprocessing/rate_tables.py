@@ -15,10 +15,8 @@ from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.label_rates import count_columns
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
+from rayrec.preprocessing.sorted_rows import range_count, rows_by_value, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.ad_rows import FOLD, AdRows
 from rayrec.sources.outbrain.features.click_rates import keys_of
@@ -27,7 +25,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
     files_of,
-    range_count,
     shuffle_rows,
     write_files,
 )

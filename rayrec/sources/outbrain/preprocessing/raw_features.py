@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
+from rayrec.preprocessing.sorted_rows import range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS
@@ -22,7 +22,6 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     RowFiles,
     SplitRows,
     files_of,
-    range_count,
     shuffle_rows,
     write_files,
 )

@@ -11,13 +11,11 @@ import pyarrow as pa
 
 from rayrec.config import Config
 from rayrec.preprocessing.engines.engine import Consume, Partition, Source
-from rayrec.preprocessing.scratch_rows import new_rows
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, new_rows
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 
-ROWS_PER_RANGE, _MOST_RANGES = 262_144, 1024
 ResultT = TypeVar("ResultT")
 Partitioned = Iterator[tuple[Partition, pa.RecordBatch]]
 """Batches of rows, with their partitions."""
@@ -97,7 +95,7 @@ def shuffle_rows(
 ) -> list[ResultT]:
     """Shuffle rows that are made of segments; progress counts the segments' rows."""
     total = sum(count_rows(source.items) for source in sources.values())
-    with counted_rows(workspace.runner, workspace.progress, stage, total) as counter:
+    with counted_rows(workspace.engine, workspace.progress, stage, total) as counter:
 
         def counted(source: Source[Segment]) -> Source[Segment]:
             def produce(segment: Segment) -> Partitioned:
@@ -107,8 +105,3 @@ def shuffle_rows(
             return replace(source, produce=produce)
 
         return workspace.engine.shuffle({name: counted(of) for name, of in sources.items()}, partitions, consume)
-
-
-def range_count(rows: int) -> int:
-    """Return how many partitions rows are shuffled into: as many on every engine, so that it writes the same files."""
-    return max(1, min(-(-rows // ROWS_PER_RANGE), _MOST_RANGES))

@@ -13,9 +13,8 @@ from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.scratch_rows import batch_of
-from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.vocabularies.hash_ranges import write_sorted
+from rayrec.preprocessing.segments import Segment, batch_of, read_piece
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.input_files import Chunk
@@ -24,7 +23,6 @@ from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA
 from rayrec.sources.outbrain.preprocessing.row_files import (
     Partitioned,
     RowFiles,
-    range_count,
     shuffle_rows,
 )
 from rayrec.sources.outbrain.statistics import ASPECTS

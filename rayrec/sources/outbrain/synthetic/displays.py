@@ -1,16 +1,32 @@
-"""Displays and page views of a block of users, each block drawn from a random stream of its own."""
+"""Displays and page views of a block of users, and the known truth behind clicks: how much a user wants each ad.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+Of the ads of a display the one is clicked whose utility plus standard Gumbel noise is largest, so ad a is clicked with
+probability exp(u_a) / sum_b exp(u_b) (multinomial logit; McFadden 1974). A utility, in nats, is the sum of four
+families, all functions of what the tables hold:
+
+- `quality` of the ad, its campaign and advertiser, and its document's source, publisher and age;
+- `user_similarity`: cosines of the documents that the user viewed before their first display with the ad's document in
+  the three aspects, and whether the user viewed that document itself;
+- `landing_similarity`: cosines of the landing page with the ad's document;
+- `context`: platform, country and traffic source, each with a trait of the advertiser or of the category, and the hour.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import DEFAULT_OFFSET
-from rayrec.sources.outbrain.synthetic.preferences import FAMILIES, Preferences, Profiles, ShownAds
-from rayrec.sources.outbrain.synthetic.world import ASPECTS, TOPICS, World, repeated
+from rayrec.sources.outbrain.synthetic.catalogue import (
+    ADS_A_GROUP,
+    ASPECTS,
+    CATEGORIES,
+    GROUP,
+    TOPICS,
+    Catalogue,
+    Slots,
+    repeated,
+)
+from rayrec.sources.synthetic import World
 
 BLOCK_USERS = 512
 DAYS = 15
@@ -21,8 +37,7 @@ _PLATFORM_SHARES, _TRAFFIC_SHARES = (0.4, 0.47, 0.13), (0.6, 0.25, 0.15)
 _NULL_PLATFORM, _NULL_PLACE = 0.003, 0.005
 _CANDIDATES = 20
 """Number of ads drawn for a display; the first distinct ones are shown."""
-MOST_ADS = 12
-_SIZES = np.arange(2, MOST_ADS + 1)
+LEAST_ADS, MOST_ADS = 2, 12
 _SIZE_SHARES = np.array([0.08, 0.14, 0.19, 0.16, 0.23, 0.05, 0.06, 0.04, 0.02, 0.02, 0.01])
 FIRST_TEST_DAY = 13
 _TEST_SHARE = 0.02
@@ -33,224 +48,248 @@ _AGAIN, _AGAIN_WITHIN = 0.1, 3_600_000
 """Share of landings whose page is viewed once more, within so many milliseconds."""
 _FOLLOWED, _FOLLOWED_AFTER = 0.3, (5_000, 60_000)
 """Share of clicks after which the ad's document is among the page views."""
+
+FAMILIES = ("quality", "user_similarity", "landing_similarity", "context")
+_QUALITY = {"advertiser": 0.6, "campaign": 0.1, "publisher": 0.4, "source": 0.05, "ad": 0.05}
+"""Standard deviations."""
+_FRESHNESS, _FRESH_DAYS = 0.6, 100.0
+_USER = {"categories": 1.2, "topics": 1.2, "entities": 0.7}
+_LANDING = {"categories": 0.9, "topics": 0.9, "entities": 0.6}
+"""Utilities of a cosine of _ENOUGH or more."""
+_ENOUGH = 0.3
+_VIEWED = 0.8
+_CONTEXT = {"platform": 0.4, "country": 0.25, "hour": 0.25, "traffic": 0.2}
+"""Standard deviations over the states."""
+_OF_CATEGORY = {"hour", "traffic"}
+"""Kinds of context that act on a trait of the category; the others on one of the advertiser."""
 _COUNTRIES = ("US", "CA", "GB", "AU")
 """Countries with effects of their own; all others share one."""
 _HOUR_BINS = np.repeat([5, 0, 1, 2, 3, 4, 5], [5, 3, 3, 3, 5, 3, 2])
 """The bin of each local hour."""
+_VALUES = 2**40
+"""More values than an aspect has: keys are owner * _VALUES + value."""
+
+VISIT = np.dtype([(n, np.int64) for n in ("user", "document", "timestamp", "platform", "place", "traffic")])
+"""A view of a document, at milliseconds as the tables count; platform and traffic source are 1 to 3, platform 0 where
+null, place -1 where null.
+"""
+DISPLAY = np.dtype([
+    ("landing", VISIT),
+    ("is_test", np.bool_),
+    ("size", np.int64),
+    ("ads", np.int64, MOST_ADS + 1),
+    ("utility", np.float64, (len(FAMILIES), MOST_ADS + 1)),
+    ("noise", np.float64, MOST_ADS + 1),
+])  # fmt: skip
+"""A display, which shows the first `size` of its ads; one more than the most are distinct."""
+Records = NDArray[np.void]
 
 
-class Visits(NamedTuple):
-    """n views of documents; (n,) each."""
+def is_shown(displays: Records) -> NDArray[np.bool_]:
+    """(n, MOST_ADS + 1) whether an ad of a display is shown."""
+    return np.arange(MOST_ADS + 1) < displays["size"][:, None]
 
-    user: NDArray[np.int64]
-    document: NDArray[np.int64]
-    timestamp: NDArray[np.int64]
-    """Milliseconds, as the tables count."""
-    platform: NDArray[np.int64]
-    """1 to 3; 0 where null."""
-    place: NDArray[np.int64]
-    """-1 where null."""
-    traffic: NDArray[np.int64]
-    """Source: 1 to 3."""
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Visits":
-        return Visits(*(column[rows] for column in self))
-
-    @classmethod
-    def by_user_and_time(cls, *parts: "Visits") -> "Visits":
-        """Return all of them, sorted."""
-        visits = cls(*map(np.concatenate, zip(*parts, strict=True)))
-        return visits.take(np.lexsort((visits.timestamp, visits.user)))
+def clicked_ads(displays: Records) -> NDArray[np.int64]:
+    """(n,) the position of the clicked ad among those shown."""
+    wanted = displays["utility"].sum(axis=1) + displays["noise"]
+    return np.where(is_shown(displays), wanted, -np.inf).argmax(axis=1)
 
 
 class Users:
     """The users of a block, numbered from 0; later blocks find more documents and ads."""
 
-    def __init__(self, world: World, rng: np.random.Generator, block: int) -> None:
-        n = BLOCK_USERS
-        self._world, self.rng = world, rng
-        self._promoted = world.promoted_documents(block * n)
+    def __init__(self, world: World, catalogue: Catalogue, block: int) -> None:
+        self._catalogue, self.rng = catalogue, world.rng("block", block)
+        n, rng = BLOCK_USERS, self.rng
+        self._groups = catalogue.groups(block * n)
         # What few write about, many read.
         by_demand = world.random.uniform("demand", np.arange(TOPICS))[:, 0].argsort()
         self._topics = by_demand[(TOPICS * rng.random((n, 2)) ** 1.5).astype(np.int64)]
-        self._place = (len(world.places) * rng.random(n) ** 2).astype(np.int64)
+        self._place = (len(catalogue.places) * rng.random(n) ** 2).astype(np.int64)
         self._platform = rng.choice(3, n, p=_PLATFORM_SHARES) + 1
         # Users come back more often the longer the log is.
         often = 0.5 + 0.08 * np.log2(1 + block)
         self._returns = np.minimum(rng.exponential(often, n) * rng.exponential(1.0, n), 50).astype(np.int64)
-        before = np.where(rng.random(n) < 0.12, 0, 4 + np.minimum(rng.exponential(11.0, n), 60))
-        self._views_before = before.astype(np.int64)
-        self._views_after = np.minimum(rng.exponential(6.0, n), 60).astype(np.int64)
+        self._views = np.where(rng.random(n) < 0.12, 0, 8 + np.minimum(rng.exponential(12.0, n), 100)).astype(np.int64)
 
-    def landings(self) -> Visits:
+    def landings(self) -> Records:
         """Return one or more of every user, in any order of time, so that few of them, too, are of all days."""
         rng = self.rng
         user = rng.permutation(np.repeat(np.arange(BLOCK_USERS), 1 + self._returns))
         n = len(user)
         hour = rng.choice(24, n, p=_HOUR_SHARES / _HOUR_SHARES.sum())
         local = ((hour + rng.random(n)) * 3_600_000).astype(np.int64)
-        utc = local - self._world.place_offsets[self._place[user]] * 60_000
+        utc = local - self._catalogue.place_offsets[self._place[user]] * 60_000
         day = rng.choice(DAYS, n, p=_DAY_SHARES / _DAY_SHARES.sum())
-        return Visits(
-            user,
-            self._pages(user, 0.6),
-            day * DAY_MILLISECONDS + (utc - FIRST_MILLISECOND) % DAY_MILLISECONDS,
-            np.where(rng.random(n) < _NULL_PLATFORM, 0, self._platforms(user)),
-            np.where(rng.random(n) < _NULL_PLACE, -1, self._place[user]),
-            self._traffic(n),
-        )
+        time = day * DAY_MILLISECONDS + (utc - FIRST_MILLISECOND) % DAY_MILLISECONDS
+        visits = self._visits(user, self._pages(user, 0.6), time)
+        visits["platform"][rng.random(n) < _NULL_PLATFORM] = 0
+        visits["place"][rng.random(n) < _NULL_PLACE] = -1
+        return visits
 
-    def browsing(self, first: NDArray[np.int64]) -> Visits:
-        """Return the views of users before and after their first displays, whose times are `first` (users,)."""
-        rng, counts = self.rng, np.concatenate([self._views_before, self._views_after])
-        user = np.repeat(np.tile(np.arange(BLOCK_USERS), 2), counts)
-        is_before = np.arange(len(user)) < self._views_before.sum()
-        start, end = np.where(is_before, 0, first[user]), np.where(is_before, first[user], _LAST_MILLISECOND)
-        timestamp = start + (rng.random(len(user)) * (end - start)).astype(np.int64)
-        promoted = self._of_interest(self._world.draw_promoted, user)
-        document = np.where(rng.random(len(user)) < 0.08, promoted, self._pages(user, 0.8))
-        traffic = self._traffic(len(user))
-        return Visits(user, document, timestamp, self._platforms(user), self._place[user], traffic)
+    def browsing(self) -> Records:
+        """Return the views of users at any time."""
+        user = np.repeat(np.arange(BLOCK_USERS), self._views)
+        time = self.rng.integers(_LAST_MILLISECOND, size=len(user))
+        # Now and then a promoted document, which is the first of its group.
+        document = self._pages(user, 0.8)
+        document -= np.where(self.rng.random(len(user)) < 0.08, document % GROUP, 0)
+        return self._visits(user, document, time)
 
-    def echoes(self, landings: Visits, document: NDArray[np.int64], share: float, delay: tuple[int, int]) -> Visits:
+    def echoes(self, landings: Records, document: NDArray[np.int64], share: float, delay: tuple[int, int]) -> Records:
         """Return the views of documents (n,) some milliseconds after (or before) a share of the n landings."""
         chosen = np.flatnonzero(self.rng.random(len(document)) < share)
-        time = landings.timestamp[chosen] + self.rng.integers(*delay, len(chosen))
-        return landings.take(chosen)._replace(
-            document=document[chosen], timestamp=np.clip(time, 0, _LAST_MILLISECOND), traffic=self._traffic(len(chosen))
-        )
+        visits = landings[chosen]
+        visits["document"] = document[chosen]
+        time = visits["timestamp"] + self.rng.integers(*delay, len(chosen))
+        visits["timestamp"] = np.clip(time, 0, _LAST_MILLISECOND)
+        visits["traffic"] = self._traffic(len(chosen))
+        return visits
 
-    def ads(self, landings: Visits) -> NDArray[np.int64]:
+    def ads(self, landings: Records) -> NDArray[np.int64]:
         """(n, _CANDIDATES) ads for displays: by the user's interests, by the page, or popular ones."""
-        rng, world, shape = self.rng, self._world, (len(landings.user), _CANDIDATES)
+        rng, catalogue, shape = self.rng, self._catalogue, (len(landings), _CANDIDATES)
         kind = rng.random(shape)
-        of_user = self._interest(np.repeat(landings.user, _CANDIDATES)).reshape(shape)
-        topic = np.where(kind < 0.15, of_user, world.main_topic(landings.document)[:, None])
-        topic = world.related_topic(topic, rng.random(shape))
-        related = world.draw_promoted(self._promoted, rng.random(shape), topic)
-        popular = world.draw_promoted(self._promoted, rng.random(shape))
-        return world.draw_ad(np.where(kind < 0.3, related, popular), rng.random(shape))
+        of_user = self._interest(np.repeat(landings["user"], _CANDIDATES)).reshape(shape)
+        topic = np.where(kind < 0.15, of_user, catalogue.main_topic(landings["document"])[:, None])
+        # Or another topic of the same category.
+        step = np.where(rng.random(shape) < 0.6, 0, rng.integers(1, TOPICS // CATEGORIES, shape))
+        topic = (topic + CATEGORIES * step) % TOPICS
+        related = catalogue.draw(self._groups, rng.random(shape), topic)
+        popular = catalogue.draw(self._groups, rng.random(shape))
+        # Of the ads of a group mostly the first.
+        return np.where(kind < 0.3, related, popular) * ADS_A_GROUP + (rng.random(shape) > 0.6)
+
+    def _visits(self, user: NDArray[np.int64], document: NDArray[np.int64], timestamp: NDArray[np.int64]) -> Records:
+        """Return visits (n,), mostly on the users' own platforms."""
+        visits = np.empty(len(user), VISIT)
+        visits["user"], visits["document"], visits["timestamp"] = user, document, timestamp
+        other = self.rng.choice(3, len(user), p=_PLATFORM_SHARES) + 1
+        visits["platform"] = np.where(self.rng.random(len(user)) < 0.8, self._platform[user], other)
+        visits["place"], visits["traffic"] = self._place[user], self._traffic(len(user))
+        return visits
 
     def _interest(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one of the two topics that a user cares for, mostly the first."""
         return self._topics[user, (self.rng.random(len(user)) < 0.35).astype(np.int64)]
 
-    def _of_interest(
-        self, draw: Callable[[int, NDArray[np.float64], NDArray[np.int64]], NDArray[np.int64]], user: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the documents of a topic that each user cares for, as `draw` of the world gives them."""
-        topic = self._interest(user)
-        return draw(self._promoted, self.rng.random(len(user)), topic)
-
     def _pages(self, user: NDArray[np.int64], share: float) -> NDArray[np.int64]:
         """Return the pages that users read: a share of the users' interests, the others popular ones."""
-        n, rng = len(user), self.rng
-        of_interest = self._of_interest(self._world.draw_page, user)
-        popular = self._world.draw_page(self._promoted, rng.random(n))
-        return np.where(rng.random(n) < share, of_interest, popular)
-
-    def _platforms(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw platforms, mostly the user's own."""
-        other = self.rng.choice(3, len(user), p=_PLATFORM_SHARES) + 1
-        return np.where(self.rng.random(len(user)) < 0.8, self._platform[user], other)
+        rng, n = self.rng, len(user)
+        of_interest = self._catalogue.draw(self._groups, rng.random(n), self._interest(user))
+        popular = self._catalogue.draw(self._groups, rng.random(n))
+        return np.where(rng.random(n) < share, of_interest, popular) * GROUP + rng.integers(1, GROUP, n)
 
     def _traffic(self, n: int) -> NDArray[np.int64]:
         return self.rng.choice(3, n, p=_TRAFFIC_SHARES) + 1
 
 
-@dataclass(frozen=True)
-class Displays:
-    """n displays."""
+def draw_block(world: World, catalogue: Catalogue, number: int) -> tuple[Records, Records]:
+    """Return the displays and page views of block `number` (from 0), its users numbered over all blocks."""
+    users = Users(world, catalogue, number)
+    rng, landings = users.rng, users.landings()
+    n = len(landings)
+    displays = np.empty(n, DISPLAY)
+    displays["landing"] = landings
+    is_late = landings["timestamp"] >= FIRST_TEST_DAY * DAY_MILLISECONDS
+    displays["is_test"] = is_late | (rng.random(n) < _TEST_SHARE)
 
-    landings: Visits
-    is_test: NDArray[np.bool_]
-    """(n,)"""
-    size: NDArray[np.int64]
-    """(n,) 2 to MOST_ADS."""
-    ads: NDArray[np.int64]
-    """(n, MOST_ADS + 1), the first `size` shown; one more than that are distinct."""
-    utility: NDArray[np.float64]
-    """(families, n, MOST_ADS + 1)"""
-    noise: NDArray[np.float64]
-    """(n, MOST_ADS + 1)"""
-
-    @property
-    def is_shown(self) -> NDArray[np.bool_]:
-        """(n, MOST_ADS + 1)"""
-        return np.arange(self.ads.shape[1]) < self.size[:, None]
-
-    def clicked(self) -> NDArray[np.int64]:
-        """(n,) the position of the clicked ad among those shown."""
-        return np.where(self.is_shown, self.utility.sum(axis=0) + self.noise, -np.inf).argmax(axis=1)
-
-    def first(self, count: int, size: NDArray[np.int64]) -> "Displays":
-        """Return the first ones, with other sizes (n,)."""
-        kept = slice(count)
-        return Displays(
-            self.landings.take(kept),
-            self.is_test[kept],
-            size[kept],
-            self.ads[kept],
-            self.utility[:, kept],
-            self.noise[kept],
-        )
-
-
-def draw_block(world: World, preferences: Preferences, seed: int, number: int) -> tuple[Displays, Visits]:
-    """Return the displays and page views of block `number` (from 0) of a seed, its users numbered over all blocks."""
-    rng = np.random.default_rng([seed, number])
-    users = Users(world, rng, number)
-    landings = users.landings()
-    n = len(landings.user)
-    is_test = (landings.timestamp // DAY_MILLISECONDS >= FIRST_TEST_DAY) | (rng.random(n) < _TEST_SHARE)
-    is_logged = rng.random(n) < _LOGGED
-    first = np.full(BLOCK_USERS, DAYS * DAY_MILLISECONDS)
-    np.minimum.at(first, landings.user, landings.timestamp)
-    again = users.echoes(landings, landings.document, _AGAIN, (-_AGAIN_WITHIN, _AGAIN_WITHIN))
-    views = Visits.by_user_and_time(users.browsing(first), landings.take(is_logged), again)
-
+    # The first distinct ads of those drawn, and a size that leaves one more.
     ads = users.ads(landings)
     is_repeated = repeated(ads)
     distinct_first = np.argsort(is_repeated, axis=1, kind="stable")
-    ads = np.take_along_axis(ads, distinct_first, axis=1)[:, : MOST_ADS + 1]
-    size = np.minimum(rng.choice(_SIZES, n, p=_SIZE_SHARES), (~is_repeated).sum(axis=1) - 1)
-    assert size.min() >= _SIZES[0]
-    viewed = views.take(views.timestamp < first[views.user])
-    shown = _shown(world, landings, is_logged, ads, viewed)
-    user, document = np.unique(np.stack([viewed.user, viewed.document]), axis=1)
-    profiles = {aspect: Profiles.of(BLOCK_USERS, user, world.aspect(aspect, document)) for aspect in ASPECTS}
-    utility = preferences.utilities(shown, profiles).reshape(len(FAMILIES), *ads.shape)
-    displays = Displays(landings, is_test, size, ads, utility, rng.gumbel(size=ads.shape))
+    displays["ads"] = np.take_along_axis(ads, distinct_first, axis=1)[:, : MOST_ADS + 1]
+    size = rng.choice(np.arange(LEAST_ADS, MOST_ADS + 1), n, p=_SIZE_SHARES)
+    displays["size"] = np.minimum(size, (~is_repeated).sum(axis=1) - 1)
+    assert displays["size"].min() >= LEAST_ADS
 
-    clicked = ads[np.arange(n), displays.clicked()]
-    followed = users.echoes(landings, world.ad_document(clicked), _FOLLOWED, _FOLLOWED_AFTER)
-    views = Visits.by_user_and_time(views, followed)
-    own = number * BLOCK_USERS
-    landings, views = (visits._replace(user=visits.user + own) for visits in (landings, views))
-    return replace(displays, landings=landings), views
+    # What users viewed before their first display says what they like.
+    first = np.full(BLOCK_USERS, DAYS * DAY_MILLISECONDS)
+    np.minimum.at(first, landings["user"], landings["timestamp"])
+    is_logged = rng.random(n) < _LOGGED
+    again = users.echoes(landings, landings["document"], _AGAIN, (-_AGAIN_WITHIN, _AGAIN_WITHIN))
+    views = np.concatenate([users.browsing(), landings[is_logged], again])
+    viewed = views[views["timestamp"] < first[views["user"]]]
+    displays["utility"] = _utilities(world, catalogue, displays, is_logged, viewed)
+    displays["noise"] = rng.gumbel(size=displays["noise"].shape)
+
+    clicked = displays["ads"][np.arange(n), clicked_ads(displays)]
+    followed = users.echoes(landings, catalogue.ad_document(clicked), _FOLLOWED, _FOLLOWED_AFTER)
+    views = np.concatenate([views, followed])
+    views = views[np.lexsort((views["timestamp"], views["user"]))]
+    for visits in (displays["landing"], views):
+        visits["user"] += number * BLOCK_USERS
+    return displays, views
 
 
-def _shown(
-    world: World, landings: Visits, is_logged: NDArray[np.bool_], ads: NDArray[np.int64], viewed: Visits
-) -> ShownAds:
-    """Return the ads (n, k) of landings (n,), a row each."""
-    place = landings.place
-    minute = (landings.timestamp + FIRST_MILLISECOND) // 60_000
-    minute += np.where(place < 0, DEFAULT_OFFSET, world.place_offsets[place])
-    # The source of the traffic is found by the page view of the landing, and nulls match nothing.
-    is_matched = is_logged & (landings.platform > 0) & (place >= 0)
-    codes = [p[:2] for p in world.places]
-    countries = np.array([_COUNTRIES.index(c) if c in _COUNTRIES else len(_COUNTRIES) for c in codes])
-    context = {
-        "platform": landings.platform - 1,
-        "country": np.where(place < 0, -1, countries[place]),
-        "hour": _HOUR_BINS[minute // 60 % 24],
-        "traffic": np.where(is_matched, landings.traffic - 1, -1),
+def _utilities(
+    world: World, catalogue: Catalogue, displays: Records, is_logged: NDArray[np.bool_], viewed: Records
+) -> NDArray[np.float64]:
+    """(n, families, MOST_ADS + 1) of the ads of displays to users who viewed something before."""
+    shape = displays["ads"].shape
+    ad, landing = displays["ads"].ravel(), displays["landing"]
+    document, row = catalogue.ad_document(ad), np.repeat(np.arange(shape[0]), shape[1])
+    user = landing["user"][row]
+    slots = {aspect: catalogue.aspect(aspect, document) for aspect in ASPECTS}
+
+    # Quality: the same in all displays.
+    source, age = catalogue.source(document), catalogue.age(document)
+    things = {
+        "advertiser": catalogue.advertiser(ad),
+        "campaign": catalogue.campaign(ad),
+        "publisher": catalogue.publisher(source),
+        "source": source,
+        "ad": ad,
     }
-    k = ads.shape[1]
-    user = np.repeat(landings.user, k)
-    # One number for a document and a user.
-    pairs = world.ad_document(ads.ravel()) * BLOCK_USERS + user
-    has_viewed = np.isin(pairs, viewed.document * BLOCK_USERS + viewed.user)
-    repeated_context = {kind: np.repeat(state, k) for kind, state in context.items()}
-    return ShownAds(ads.ravel(), user, np.repeat(landings.document, k), has_viewed, repeated_context)
+    quality = np.nan_to_num(_FRESHNESS * np.exp(-np.maximum(age, 0.0) / 86_400 / _FRESH_DAYS))
+    for name, deviation in _QUALITY.items():
+        quality += np.where(things[name] >= 0, deviation * world.effects(f"quality {name}", things[name]), 0.0)
+
+    # Similarity: a match counts in full from a cosine of _ENOUGH on.
+    pair = viewed["document"] * BLOCK_USERS + viewed["user"]
+    by_user = np.where(np.isin(document * BLOCK_USERS + user, pair), _VIEWED, 0.0)
+    by_landing = np.zeros(len(ad))
+    viewed_document, viewer = np.divmod(np.unique(pair), BLOCK_USERS)
+    for aspect in ASPECTS:
+        profile = viewer, catalogue.aspect(aspect, viewed_document)
+        by_user += _USER[aspect] * _liking(*profile, user, slots[aspect])
+        page = np.arange(len(landing)), catalogue.aspect(aspect, landing["document"])
+        by_landing += _LANDING[aspect] * _liking(*page, row, slots[aspect])
+
+    # Context: unknown states have no effect. The source of the traffic is found by the page view of the landing, and
+    # nulls match nothing.
+    place, platform = landing["place"], landing["platform"]
+    minute = (landing["timestamp"] + FIRST_MILLISECOND) // 60_000
+    minute += np.where(place < 0, DEFAULT_OFFSET, catalogue.place_offsets[place])
+    codes = [_COUNTRIES.index(p[:2]) if p[:2] in _COUNTRIES else len(_COUNTRIES) for p in catalogue.places.tolist()]
+    states = {
+        "platform": platform - 1,
+        "country": np.where(place < 0, -1, np.array(codes)[place]),
+        "hour": _HOUR_BINS[minute // 60 % 24],
+        "traffic": np.where(is_logged & (platform > 0) & (place >= 0), landing["traffic"] - 1, -1),
+    }
+    category = np.where(slots["categories"].confidence[:, 0] > 0.0, slots["categories"].values[:, 0], -1)
+    context = np.zeros(len(ad))
+    for kind, deviation in _CONTEXT.items():
+        trait = world.random.choice(f"trait {kind}", category if kind in _OF_CATEGORY else things["advertiser"], 2)
+        # Other signs for other traits, as what all ads of a display share changes nothing.
+        effect = np.where(states[kind] >= 0, deviation * world.effects(f"context {kind}", states[kind]), 0.0)
+        context += effect[row] * np.where(trait, 1.0, -1.0)
+    return np.stack([part.reshape(shape) for part in (quality, by_user, by_landing, context)], axis=1)
+
+
+def _liking(owner: NDArray[np.int64], owned: Slots, asked: NDArray[np.int64], documents: Slots) -> NDArray[np.float64]:
+    """(n,) how much the owners (n,) asked for match documents (n,), 0 to 1: by the cosine of the document with the sum
+    of all those that an owner (m,) has.
+    """
+    present = owned.confidence > 0.0
+    keys, inverse = np.unique((owner[:, None] * _VALUES + owned.values)[present], return_inverse=True)
+    weights = np.bincount(inverse, owned.confidence[present])
+    norms = np.sqrt(np.bincount(keys // _VALUES, weights**2, int(asked.max()) + 1))
+    wanted = asked[:, None] * _VALUES + documents.values
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    dot = (np.where(keys[found] == wanted, weights[found], 0.0) * documents.confidence).sum(axis=1)
+    norm = norms[asked] * np.sqrt((documents.confidence**2).sum(axis=1))
+    cosine = np.divide(dot, norm, out=np.zeros_like(dot), where=norm > 0.0)
+    return np.minimum(cosine / _ENOUGH, 1.0)

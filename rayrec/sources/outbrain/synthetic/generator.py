@@ -5,49 +5,57 @@ a table depends on the seed and its length alone. More rows repeat the rows that
 two displays, whose sizes are made to fit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.sources.generated_text import csv_file
-from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, OutbrainTable
-from rayrec.sources.outbrain.synthetic.displays import BLOCK_USERS, MOST_ADS, Displays, Visits, draw_block
-from rayrec.sources.outbrain.synthetic.generated_tables import (
-    SCHEMAS,
-    ad_rows,
-    click_rows,
-    document_rows,
-    event_rows,
-    page_view_rows,
+from rayrec.random.splitmix64 import mix
+from rayrec.sources.generated_files import rows_file, to_hexadecimal
+from rayrec.sources.outbrain.outbrain_tables import (
+    ARROW_TYPES,
+    DAY_MILLISECONDS,
+    FIRST_MILLISECOND,
+    NULL,
+    Kind,
+    OutbrainTable,
 )
-from rayrec.sources.outbrain.synthetic.preferences import Preferences
+from rayrec.sources.outbrain.synthetic.catalogue import ADS_A_GROUP, ASPECTS, GROUP, Catalogue
+from rayrec.sources.outbrain.synthetic.displays import (
+    BLOCK_USERS,
+    LEAST_ADS,
+    MOST_ADS,
+    Records,
+    clicked_ads,
+    draw_block,
+    is_shown,
+)
 from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, OutbrainTruth, RankingAccumulator
-from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, PROMOTED_EVERY, World
+from rayrec.sources.synthetic import World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder
 
-LEAST_ROWS = 2
 _DOCUMENTS_A_BATCH = 16_384
+_WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | {"code": pa.string(), "time": pa.string()}
+_CODES = pa.array([NULL, "1", "2", "3"])
+_FIRST_CATEGORY = 1_000
+Rows = tuple[OutbrainTable, list[Any]]
+"""Rows of a table: its columns (n,) in order, as NumPy or Arrow has them."""
 
 
-class OutbrainGenerator:
-    """An endless sequence of blocks of users that depends on the seed alone."""
-
-    def __init__(self, seed: int = 0) -> None:
-        seeds = np.random.SeedSequence(seed).generate_state(3)
-        world_seed, preferences_seed, self._blocks_seed = map(int, seeds)
-        self.world = World(world_seed)
-        self.preferences = Preferences(self.world, preferences_seed)
-
-    def blocks(self) -> Iterator[tuple[Displays, Visits]]:
-        """Yield the displays and page views of the users from the first on."""
-        return (draw_block(self.world, self.preferences, self._blocks_seed, number) for number in count())
+def blocks(seed: int) -> Iterator[tuple[Records, Records]]:
+    """Yield the displays and page views of the users from the first on."""
+    world = World(seed)
+    catalogue = Catalogue(world)
+    return (draw_block(world, catalogue, number) for number in count())
 
 
 def generate(
@@ -58,42 +66,48 @@ def generate(
     Files are named as Outbrain's, with `compress` gzip files ending in `.gz`. Raises UserError on arguments out of
     range or an existing output.
     """
-    if rows < LEAST_ROWS:
-        raise UserError(f"rows: {rows}; give {LEAST_ROWS} or more, the size of a display")
+    if rows < LEAST_ADS:
+        raise UserError(f"rows: {rows}; give {LEAST_ADS} or more, the size of a display")
     progress = progress or SilentProgress()
-    generator = OutbrainGenerator(seed)
-    world = generator.world
+    catalogue = Catalogue(World(seed))
     everywhere, held_out = RankingAccumulator(), RankingAccumulator()
-    displays = page_views = blocks = written = 0
+    displays = page_views = users = written = 0
     with new_folder(output) as folder, ExitStack() as stack:
-        write = {
-            table: stack.enter_context(csv_file(folder / f"{table.value}.csv{'.gz' * compress}", schema))
-            for table, schema in SCHEMAS.items()
-        }
+        write = {t: stack.enter_context(rows_file(folder / f"{t.value}.csv{'.gz' * compress}")) for t in OutbrainTable}
+
+        def write_rows(tables: Iterable[Rows]) -> None:
+            for table, columns in tables:
+                fields = pa.schema([(column.name, _WRITTEN[column.kind]) for column in table.layout.columns])
+                arrays = [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)]
+                write[table](pa.RecordBatch.from_arrays(arrays, schema=fields))
+
+        # What users see and do, block by block, until there are enough clicks.
         progress.stage("generate", rows)
-        for drawn, views in generator.blocks():
-            shown = _cut(drawn, rows - written)
-            clicked = shown.clicked()
-            write[OutbrainTable.EVENTS](event_rows(world, shown.landings, displays))
-            for table, is_chosen in (
-                (OutbrainTable.CLICKS_TRAIN, ~shown.is_test),
-                (OutbrainTable.CLICKS_TEST, shown.is_test),
-            ):
-                write[table](click_rows(shown, clicked, is_chosen, displays, table))
-            write[OutbrainTable.PAGE_VIEWS](page_view_rows(world, views))
-            everywhere.add(shown, clicked, ~shown.is_test)
-            is_late = shown.landings.timestamp >= HELD_OUT_FROM_DAY * DAY_MILLISECONDS
-            held_out.add(shown, clicked, ~shown.is_test & is_late)
-            added = int(shown.size[~shown.is_test].sum())
-            written += added
-            displays += len(shown.size)
-            page_views += len(views.user)
-            blocks += 1
-            progress.advance(added)
+        for drawn, views in blocks(seed):
+            shown = cut(drawn, rows - written)
+            write_rows(_of_block(catalogue, shown, views, displays))
+            train = shown[~shown["is_test"]]
+            everywhere.add(train)
+            held_out.add(train[train["landing"]["timestamp"] >= HELD_OUT_FROM_DAY * DAY_MILLISECONDS])
+            progress.advance(int(train["size"].sum()))
+            written += int(train["size"].sum())
+            displays, page_views, users = displays + len(shown), page_views + len(views), users + BLOCK_USERS
             if written == rows:
                 break
-        promoted = world.promoted_documents((blocks - 1) * BLOCK_USERS)
-        _write_documents(world, promoted, write, progress)
+
+        # The documents and ads that the last users could find.
+        groups = catalogue.groups(users - BLOCK_USERS)
+        documents, ads = groups * GROUP, groups * ADS_A_GROUP
+        progress.stage("documents", documents)
+        for start in range(0, documents, _DOCUMENTS_A_BATCH):
+            document = np.arange(start, min(start + _DOCUMENTS_A_BATCH, documents))
+            write_rows(_of_documents(catalogue, document))
+            progress.advance(len(document))
+        for start in range(0, ads, _DOCUMENTS_A_BATCH):
+            ad = np.arange(start, min(start + _DOCUMENTS_A_BATCH, ads))
+            columns = [ad, catalogue.ad_document(ad), catalogue.campaign(ad), catalogue.advertiser(ad)]
+            write_rows([(OutbrainTable.PROMOTED_CONTENT, [column + 1 for column in columns])])
+
         truth = everywhere.result()
         assert truth is not None
         result = OutbrainTruth(
@@ -101,9 +115,9 @@ def generate(
             seed=seed,
             rows=rows,
             displays=displays,
-            users=blocks * BLOCK_USERS,
-            documents=promoted * PROMOTED_EVERY,
-            ads=promoted * ADS_A_DOCUMENT,
+            users=users,
+            documents=documents,
+            ads=ads,
             page_views=page_views,
             all=truth,
             held_out=held_out.result(),
@@ -112,40 +126,70 @@ def generate(
     return result
 
 
-def _write_documents(
-    world: World, promoted: int, write: dict[OutbrainTable, Callable[[pa.RecordBatch], None]], progress: Progress
-) -> None:
-    """Return the tables of documents and ads."""
-    documents, ads = promoted * PROMOTED_EVERY, promoted * ADS_A_DOCUMENT
-    progress.stage("documents", documents)
-    for start in range(0, documents, _DOCUMENTS_A_BATCH):
-        document = np.arange(start, min(start + _DOCUMENTS_A_BATCH, documents))
-        for table, batch in document_rows(world, document).items():
-            write[table](batch)
-        progress.advance(len(document))
-    for start in range(0, ads, _DOCUMENTS_A_BATCH):
-        write[OutbrainTable.PROMOTED_CONTENT](ad_rows(world, np.arange(start, min(start + _DOCUMENTS_A_BATCH, ads))))
-
-
-def _cut(displays: Displays, rows: int) -> Displays:
+def cut(displays: Records, rows: int) -> Records:
     """Return the first displays, with `rows` rows of clicks_train among them; all where these have fewer.
 
     The last display is cut. A display has at least two ads: where a single row would be left for one more, the display
     before takes it, or, being full, gives up one.
     """
-    sizes = np.where(displays.is_test, 0, displays.size)
-    ends = np.cumsum(sizes)
+    displays = displays.copy()
+    size, is_test = displays["size"], displays["is_test"]
+    ends = np.where(is_test, 0, size).cumsum()
+    before = int(np.searchsorted(ends, rows - 1))
+    if before < len(ends) and ends[before] == rows - 1:
+        size[before] += 1 if size[before] < MOST_ADS else -1
+        ends = np.where(is_test, 0, size).cumsum()
     last = int(np.searchsorted(ends, rows))
-    is_whole = last == len(ends)
-    left = rows - int(ends[-1] if is_whole else ends[last] - sizes[last])
-    size = displays.size.copy()
-    if left == 1:
-        before = int(np.flatnonzero(sizes[:last])[-1])
-        if size[before] < MOST_ADS:
-            size[before] += 1
-            return displays.first(before + 1, size)
-        size[before] -= 1
-        left = 2
-    if not is_whole:
-        size[last] = left
-    return displays.first(last + 1, size)
+    if last < len(ends):
+        size[last] -= ends[last] - rows
+    return displays[: last + 1]
+
+
+def _of_block(catalogue: Catalogue, displays: Records, views: Records, first: int) -> Iterator[Rows]:
+    """Yield the rows of displays, the first of which is number `first` (from 0), and of page views."""
+    places = pa.array([*catalogue.places, NULL])
+
+    def seen(visits: Records) -> list[Any]:
+        """Return the columns that events and page views share."""
+        place = np.where(visits["place"] < 0, len(places) - 1, visits["place"])
+        platform = _CODES.take(pa.array(visits["platform"]))
+        return [
+            _hexadecimal(visits["user"], 14),
+            visits["document"] + 1,
+            visits["timestamp"],
+            platform,
+            places.take(pa.array(place)),
+        ]
+
+    yield OutbrainTable.EVENTS, [first + 1 + np.arange(len(displays)), *seen(displays["landing"])]
+    clicked, is_test = clicked_ads(displays), displays["is_test"]
+    for table, chosen in ((OutbrainTable.CLICKS_TRAIN, ~is_test), (OutbrainTable.CLICKS_TEST, is_test)):
+        is_row = is_shown(displays) & chosen[:, None]
+        display, position = np.nonzero(is_row)
+        columns = [display + first + 1, displays["ads"][is_row] + 1, position == clicked[display]]
+        yield table, columns[: len(table.layout.columns)]
+    yield OutbrainTable.PAGE_VIEWS, [*seen(views), _CODES.take(pa.array(views["traffic"]))]
+
+
+def _of_documents(catalogue: Catalogue, document: NDArray[np.int64]) -> Iterator[Rows]:
+    """Yield the rows of documents_meta and of the tables of the aspects."""
+    source, age = catalogue.source(document), catalogue.age(document)
+    published = (FIRST_MILLISECOND // 1_000 - np.nan_to_num(age)).astype("datetime64[s]")
+    times = pa.array(np.char.replace(np.datetime_as_string(published), "T", " "), mask=np.isnan(age))
+    ids = [pa.array(number + 1, mask=number < 0) for number in (source, catalogue.publisher(source))]
+    yield OutbrainTable.DOCUMENTS_META, [document + 1, *ids, times]
+    for aspect in ASPECTS:
+        slots = catalogue.aspect(aspect, document)
+        owner, position = np.nonzero(slots.confidence > 0.0)
+        values = slots.values[owner, position]
+        named = (
+            _hexadecimal(values, 32) if aspect == "entities" else values + _FIRST_CATEGORY * (aspect == "categories")
+        )
+        yield OutbrainTable(f"documents_{aspect}"), [document[owner] + 1, named, slots.confidence[owner, position]]
+
+
+def _hexadecimal(numbers: NDArray[np.int64], digits: int) -> pa.StringArray:
+    """Return up to thirty-two hexadecimal digits, practically others for every number."""
+    first = mix(numbers.astype(np.uint64))
+    text = pc.binary_join_element_wise(to_hexadecimal(first), to_hexadecimal(mix(first)), "")
+    return pc.utf8_slice_codeunits(text, 0, digits)

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.sources.outbrain.synthetic.displays import MOST_ADS, Displays
-from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
+from rayrec.sources.outbrain.synthetic.displays import FAMILIES, MOST_ADS, Records, clicked_ads, is_shown
 
 TRUTH_FILE = "truth.json"
 HELD_OUT_FROM_DAY = 11
@@ -63,21 +62,18 @@ class RankingAccumulator:
         self._displays = 0
         self._sums = np.zeros(4 + len(FAMILIES))
 
-    def add(self, displays: Displays, clicked: NDArray[np.int64], chosen: NDArray[np.bool_]) -> None:
-        """Count the chosen ones of n displays, whose clicked ads stand at positions (n,)."""
-        utility, size, clicked = displays.utility[:, chosen], displays.size[chosen], clicked[chosen]
-        is_shown = displays.is_shown[chosen]
-        total = np.where(is_shown, utility.sum(axis=0), -np.inf)
-        weights = np.exp(total - total.max(axis=1, keepdims=True))
+    def add(self, displays: Records) -> None:
+        """Count n displays."""
+        utility, shown, size = displays["utility"], is_shown(displays), displays["size"]
+        without = [np.delete(utility, family, axis=1).sum(axis=1) for family in range(len(FAMILIES))]
+        scores = [np.where(shown, score, -np.inf) for score in (utility.sum(axis=1), utility[:, 0], *without)]
+        clicked = clicked_ads(displays)[:, None]
+        weights = np.where(shown, np.exp(scores[0]), 0.0)
         chances = weights / weights.sum(axis=1, keepdims=True)
-        positions = np.broadcast_to(np.arange(utility.shape[2]), total.shape)
-        expected = (chances * _precision(total, positions)).sum(axis=1)
-        random = _HARMONIC[size] / size
-        without = [np.delete(utility, family, axis=0).sum(axis=0) for family in range(len(FAMILIES))]
-        rankings = [np.where(is_shown, score, -np.inf) for score in (total, utility[0], *without)]
-        precisions = [_precision(ranking, clicked[:, None]) for ranking in rankings]
-        self._displays += len(size)
-        self._sums += [expected.sum(), random.sum(), *(p.sum() for p in precisions)]
+        positions = np.broadcast_to(np.arange(shown.shape[1]), shown.shape)
+        expected = (chances * _precision(scores[0], positions)).sum()
+        self._displays += len(displays)
+        self._sums += [expected, (_HARMONIC[size] / size).sum(), *(_precision(s, clicked).sum() for s in scores)]
 
     def result(self) -> RankingTruth | None:
         """Return the truth of the displays so far; None if there are none."""

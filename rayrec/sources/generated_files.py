@@ -1,0 +1,79 @@
+"""Writes the files of generators."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+
+_BATCH_ROWS = 16_384
+
+
+def rows_by_file(rows: int, days: int | None) -> list[int]:
+    """Return the rows of each day, as equal as they can be, or of the one file.
+
+    Raises UserError if a day would have none.
+    """
+    if days is None:
+        return [rows]
+    if not 1 <= days <= rows:
+        raise UserError(f"days: {days}; give 1 to {rows}, the number of rows")
+    return [rows * (day + 1) // days - rows * day // days for day in range(days)]
+
+
+@contextmanager
+def rows_file(
+    path: Path, *, separator: str = ",", has_header: bool = True, quotes: bool = False, codec: str = "snappy"
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Yield a function that appends rows to a new file: Parquet, JSON lines, or else delimited text, as `path` ends.
+
+    Text is packed by gzip if the path ends in `.gz`, Parquet's columns by `codec`. `quotes`: around texts that need
+    them.
+    """
+    name, writer = path.name.removesuffix(".gz"), None
+    with ExitStack() as stack:
+        sink: Any = stack.enter_context(path.open("wb"))
+        if path.suffix == ".gz":
+            # A fixed time keeps the same rows the same bytes; higher levels cost much time and save little.
+            sink = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=1, fileobj=sink, mtime=0))
+
+        def write(batch: pa.RecordBatch) -> None:
+            nonlocal writer
+            if name.endswith(".jsonl"):
+                sink.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
+                return
+            # The first rows say which columns there are.
+            if writer is None and name.endswith(".parquet"):
+                writer = stack.enter_context(pq.ParquetWriter(sink, batch.schema, compression=codec))
+            elif writer is None:
+                style = "needed" if quotes else "none"
+                options = csv.WriteOptions(
+                    include_header=has_header,
+                    delimiter=separator,
+                    quoting_style=style,
+                    quoting_header=style,
+                    batch_size=_BATCH_ROWS,
+                )
+                writer = stack.enter_context(csv.CSVWriter(sink, batch.schema, write_options=options))
+            writer.write_batch(batch)
+
+        yield write
+
+
+def to_hexadecimal(numbers: NDArray[np.unsignedinteger], missing: NDArray[np.bool_] | None = None) -> pa.StringArray:
+    """Return the strings of lowercase hexadecimal digits, two a byte of the numbers' type; null if missing."""
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    data = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8)
+    text = np.stack([digits[data >> 4], digits[data & 15]], axis=1)
+    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * 2 * numbers.itemsize
+    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(text), valid)
