@@ -225,15 +225,31 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _known_encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError:
+        raise ValueError(f"'{name}' is no encoding that is known; use one of Python's, such as latin-1") from None
+    return name
+
+
 class FileFormat(Config):
     """How files hold rows."""
 
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
-    """`auto` goes by the ending: .parquet, .parq, .pq, .jsonl, .ndjson, .json, else delimited text."""
-    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$", examples=[","])
-    """ASCII character between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
-    quote: bool = True
-    """Read double quotes around a field as quotes."""
+    """`auto` goes by Parquet's first bytes, or the ending: .jsonl, .ndjson or .json for JSON, else delimited text."""
+    encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
+    """Encoding of text, such as `latin-1`; `null`: UTF-8, or what the first bytes show, such as UTF-16."""
+    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]{1,4}$", examples=[","])
+    """ASCII characters between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
+    quote: bool | Literal["'"] = True
+    """Read double quotes, or single ones (`"'"`), around a field as quotes; not beside a separator of several
+    characters.
+    """
+    escape: str | None = Field(None, pattern=r"^[!-~]$", examples=["\\"])
+    """Character that makes a quote after it one of the field, as Spark's backslash does; two quotes always do."""
+    comment: str | None = Field(None, pattern=r"^[!-~]{1,2}$", examples=["#"])
+    """What lines of delimited text begin with that are no rows."""
     header: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
     """Names of the columns if delimited text has no header."""
     null_values: tuple[str, ...] = ("",)
@@ -241,9 +257,16 @@ class FileFormat(Config):
 
     @model_validator(mode="after")
     def _separator_separates(self) -> "FileFormat":
-        if self.separator in ("\n", "\r", '"'):
+        if self.separator is not None and not {"\n", "\r", '"'}.isdisjoint(self.separator):
             raise ValueError("separator: must not be a quote or a line break")
         return self
+
+    @property
+    def quote_mark(self) -> str | None:
+        """Return the character that encloses fields."""
+        if not self.quote or len(self.separator or "") > 1:
+            return None
+        return '"' if self.quote is True else self.quote
 
 
 class SideTableConfig(FileFormat):

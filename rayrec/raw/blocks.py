@@ -1,7 +1,7 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.raw.input_files import Chunk, read_lines
+from rayrec.raw.input_files import Chunk
 
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""
@@ -112,14 +112,10 @@ class RawBlock:
         return RawBlock(self.rows.slice(0, good), self.lines[:good], most, rejected)
 
 
-def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:
-    """Return the blocks of a chunk, from what a parser made of each.
-
-    `header_lines` are at the beginning of the first; the parser has not seen them, but they count as lines.
-    """
-    first_line = 1
+def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines]) -> Iterator[RawBlock]:
+    """Return the blocks of a chunk, from what a parser made of each."""
+    start = 1
     for lines in parsed:
-        start = first_line + header_lines
         cells = [lines.rejected_cells.get(line) for line in lines.rejected_positions.tolist()]
         rejected = pa.table(
             [
@@ -132,19 +128,8 @@ def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0
             ],
             schema=REJECTED_SCHEMA,
         )
-        yield RawBlock(lines.rows, lines.positions + start, header_lines + lines.num_lines, rejected)
-        first_line, header_lines = start + lines.num_lines, 0
-
-
-def text_blocks(chunk: Chunk, parse: Callable[[bytes], ParsedLines], *, has_header: bool = False) -> Iterator[RawBlock]:
-    """Yield the blocks of a text chunk, a few megabytes each; `parse` reads all lines but the header's."""
-    is_headed = has_header and chunk.start == 0
-
-    def parsed() -> Iterator[ParsedLines]:
-        for index, text in enumerate(read_lines(chunk)):
-            yield parse(text.partition(b"\n")[2] if is_headed and index == 0 else text)
-
-    return blocks_of(chunk, parsed(), header_lines=int(is_headed))
+        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, rejected)
+        start += lines.num_lines
 
 
 class RowReader(Protocol):

@@ -2,10 +2,14 @@
 
 import fnmatch
 import glob
+import json
+import lzma
+import os
 import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
@@ -14,28 +18,46 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.store.objects import RemoteFile, entries_in, open_unbuffered, status
+from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.store.objects import RemoteFile, entries_in, files_below, open_unbuffered, status
 from rayrec.store.paths import RemotePath, is_uri
 
 MAX_LINE_BYTES = 2**24
-_BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
-Packing = Literal["gzip", "zip", "zstd"]
+BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
+Packing = Literal["gzip", "zip", "zstd", "bz2", "xz", "lz4"]
 _MAGIC: dict[bytes, Packing] = {
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "zip",
     b"PK\x05\x06": "zip",  # without members
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\xfd7zXZ": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
 }
 """The first bytes of packed files."""
-READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+_NO_TEXT = {
+    b"\xd0\xcf\x11\xe0": "a spreadsheet; save it as CSV",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a rar archive; unpack it",
+    b"ORC": "an ORC file; write it as Parquet",
+    b"Obj\x01": "an Avro file; write it as Parquet",
+    b"ARROW1": "an Arrow file; write it as Parquet",
+    b"SQLite format 3": "a database of SQLite; write its table as CSV or Parquet",
+}
+"""What files are that hold no text, by their first bytes, and what to do."""
+_PARQUET = b"PAR1"
+_HEAD_BYTES = 2**16
+"""Bytes of a text that are looked at to tell what it is."""
+READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 """Errors that reading a damaged packed file raises."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_DESCRIPTIONS = {"json", "md"}
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark name a folder for rows whose value is missing."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One raw file, plain, gzip, zstd or a zip file of one member."""
+    """One raw file, plain or packed; a zip file has one member."""
 
     name: str
     """Name to show to the user: an absolute path or a URI."""
@@ -44,6 +66,10 @@ class InputFile:
     modified: float
     """Seconds since the epoch."""
     packing: Packing | None
+    is_parquet: bool = False
+    """Whether its first bytes are those of Parquet."""
+    partitions: tuple[tuple[str, str | None], ...] = ()
+    """Columns that the names of its folders tell, as `day=2024-05-01/` does, with the value of all its rows."""
 
     @property
     def base_name(self) -> str:
@@ -70,10 +96,12 @@ class InputFile:
         match self.packing:
             case None:
                 return file
-            case "gzip" | "zstd":
-                return pa.CompressedInputStream(file, self.packing)
             case "zip":
                 return pa.PythonFile(_only_member(self.name, file), "r")
+            case "xz":
+                return pa.PythonFile(lzma.open(file), "r")
+            case packing:
+                return pa.CompressedInputStream(file, packing)
 
 
 def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
@@ -81,7 +109,7 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
         archive = zipfile.ZipFile(file)
         # Archives made by macOS's Finder contain the attributes of a file as another file.
         members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
-        if "[Content_Types].xml" in archive.namelist():
+        if {"[Content_Types].xml", "content.xml"}.intersection(archive.namelist()):
             raise UserError(f"{name}: a spreadsheet; save it as CSV")
         if len(members) != 1:
             raise UserError(f"{name}: a zip file of {len(members)} files; give one file in each, or unpack it")
@@ -93,8 +121,9 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
 def list_inputs(paths: Iterable[str]) -> list[InputFile]:
     """Return the files that `paths` (each a file, a folder, a glob or a URI of one of these) stand for.
 
-    Files of one folder or glob are in natural order of their names (day_2 before day_10). Hidden
-    files of a folder, and files that describe data (.json, .md), are left out.
+    Files of one folder, with those of the folders in it, or of a glob are in natural order of their names (day_2 before
+    day_10). Left out of a folder are hidden files, whose names begin with a dot or an underscore, and files that
+    describe data (.md, and .json that is not a row in each line or one array, if there are other files).
     Raises UserError if a path gives no file or a file is given twice.
     """
     files = [file for path in paths for file in _list(str(path))]
@@ -108,59 +137,95 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
 
 def _list(given: str) -> list[InputFile]:
     """Return the files of one path, with the first bytes of each read, which tell how it is packed."""
-    found = {}
     try:
         if is_uri(given) and not given.startswith("file://"):
-            found = {path: (file.bytes, float(file.modified)) for path, file in _at_uri(RemotePath.of(given)).items()}
+            found, is_folder = _at_uri(RemotePath.of(given))
+            states = {path: (file.bytes, float(file.modified)) for path, file in found.items()}
+            outside = 2  # the root and the store
         else:
-            for path in _on_disk(Path(unquote(urlsplit(given).path)) if is_uri(given) else Path(given)):
-                state = path.stat()
-                # Microseconds, as every Python can say them.
-                found[path] = state.st_size, state.st_mtime_ns // 1000 / 10**6
-        if not found:
+            path = Path(unquote(urlsplit(given).path)) if is_uri(given) else Path(given).expanduser()
+            on_disk, is_folder = _on_disk(path.absolute())
+            stats = {path: path.stat() for path in on_disk}
+            # Microseconds, as every Python can say them.
+            states = {path: (state.st_size, state.st_mtime_ns // 1000 / 10**6) for path, state in stats.items()}
+            outside = 0 if path.is_absolute() else len(Path.cwd().parts)
+        files = [
+            _describe(path, *states[path], outside) for path in sorted(states, key=lambda path: _natural(str(path)))
+        ]
+        if is_folder:
+            files = [file for file in files if not _describes_data(file)] or [
+                file for file in files if file.path.suffix == ".json"
+            ]
+        if not files:
             raise UserError(f"{given}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
-        return [_describe(path, *found[path]) for path in sorted(found, key=lambda path: _natural(str(path)))]
+        return files
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{given}: cannot be read: {str(error).splitlines()[0]}; check the path") from None
 
 
-def _on_disk(given: Path) -> list[Path]:
-    path = given.expanduser().absolute()
+def _on_disk(path: Path) -> tuple[list[Path], bool]:
+    """Return the file at a path, the files in that folder and the folders in it, or those that match a glob.
+
+    Tell also whether it is a folder.
+    """
     if path.is_dir():
-        return [inside for inside in path.iterdir() if _is_data(inside) and inside.is_file()]
+        found, seen = [], {path.resolve()}
+        for folder, inner, names in os.walk(path, followlinks=True):
+            # Links may lead around in a circle.
+            targets = {name: (Path(folder) / name).resolve() for name in inner if name[0] not in "._"}
+            inner[:] = [name for name, target in targets.items() if target not in seen]
+            seen.update(targets.values())
+            found += [Path(folder) / name for name in names if name[0] not in "._"]
+        return [file for file in found if file.is_file()], True
     # A file whose name holds glob characters is that file.
     if path.exists() or not glob.has_magic(str(path)):
-        return [path] if path.is_file() else []
-    return [found for found in map(Path, glob.glob(str(path))) if found.is_file()]
+        return [path] if path.is_file() else [], False
+    return [found for found in map(Path, glob.glob(str(path))) if found.is_file()], False
 
 
-def _at_uri(path: RemotePath) -> dict[Path, RemoteFile]:
-    """Return the file at a URI, the data files in that folder, or the files that match its last part as a glob."""
+def _at_uri(path: RemotePath) -> tuple[dict[Path, RemoteFile], bool]:
+    """Return the files at a URI as `_on_disk` does; a glob may stand in the last part."""
     state = status(path)
-    if state is not None and not state.is_folder:
-        return {path: state}
-    if state is None and not (glob.has_magic(path.name) and path.parent.is_dir()):
-        return {}
-    folder = path if state is not None else path.parent
-    files = {folder / name: file for name, file in entries_in(folder).items() if not file.is_folder}
+    if state is not None and state.is_folder:
+        below = files_below(path)
+        return {path / name: f for name, f in below.items() if not re.search(r"(^|/)[._]", name)}, True
     if state is not None:
-        return {file: of for file, of in files.items() if _is_data(file)}
-    return {file: of for file, of in files.items() if fnmatch.fnmatchcase(file.name, path.name)}
+        return {path: state}, False
+    if not (glob.has_magic(path.name) and path.parent.is_dir()):
+        return {}, False
+    files = {path.parent / name: file for name, file in entries_in(path.parent).items() if not file.is_folder}
+    return {file: of for file, of in files.items() if fnmatch.fnmatchcase(file.name, path.name)}, False
 
 
-def _is_data(path: Path) -> bool:
-    return path.name[0] not in "._" and path.suffix[1:] not in _DESCRIPTIONS
-
-
-def _describe(path: Path, size: int, modified: float) -> InputFile:
-    described = InputFile(str(path), path, size, modified, None)
+def _describe(path: Path, size: int, modified: float, outside: int) -> InputFile:
+    """Return a file, of whose folders the first `outside` tell no columns."""
+    pairs = (part.partition("=") for part in path.parent.parts[outside:])
+    partitions = {
+        unquote(key): None if value == _NO_VALUE else unquote(value) for key, is_pair, value in pairs if key and is_pair
+    }
+    described = InputFile(str(path), path, size, modified, None, partitions=tuple(partitions.items()))
     with described.open_packed() as file:
         head = file.read(max(map(len, _MAGIC)))
-    return replace(
-        described, packing=next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), None)
-    )
+    packing = next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), None)
+    return replace(described, packing=packing, is_parquet=head.startswith(_PARQUET))
+
+
+def _describes_data(file: InputFile) -> bool:
+    if file.path.suffix == ".json":
+        with file.open_packed() as stream:
+            head = stream.read(_HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
+        first, _, second = head.partition(b"\n")
+        return not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
+    return file.path.suffix == ".md"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -191,26 +256,95 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
     return chunks
 
 
-def read_lines(chunk: Chunk) -> Iterator[bytes]:
-    """Yield the blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
+@contextmanager
+def _reading(file: InputFile) -> Iterator[None]:
+    """Raise what goes wrong while a packed file is read as UserError."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        if file.packing is None:
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{file.name}: damaged {file.packing} file ({reason}); fetch it again") from None
 
-    A byte order mark at the start of the file is left out.
+
+def read_head(
+    file: InputFile, encoding: str | None = None, num_bytes: int = _HEAD_BYTES, *, may_cut: bool = False
+) -> tuple[TextForm, bytes] | None:
+    """Tell how a file is text, and return whole lines that it begins with, as `read_lines` does; None if it is empty.
+
+    There is at least one, unless it is longer than the first bytes and `may_cut` says that it may be cut. The text is
+    in the `encoding` given, or else the one that the first bytes show. Raises UserError if the file is no text.
+    """
+    with _reading(file), file.open() as stream:
+        head = stream.read(num_bytes)
+        what = next((what for magic, what in _NO_TEXT.items() if head.startswith(magic)), None)
+        if what is not None:
+            raise UserError(f"{file.name}: {what}")
+        if not head:
+            return None
+        form = TextForm.of(head, encoding)
+        while True:
+            text = b"".join(form.decoded([head], is_cut=True)).removeprefix(BYTE_ORDER_MARK)
+            end = text.rfind(b"\n") + 1
+            more = stream.read(1 if end or may_cut else len(head))
+            if not more:
+                return form, text if text.endswith(b"\n") or not text else text + b"\n"
+            if end or may_cut:
+                return form, text[:end] or text
+            head += more
+            _check_length(file, head)
+
+
+def read_text(file: InputFile, form: TextForm = UTF8, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the whole text of a file in blocks, as UTF-8 without a byte order mark. Raises as `read_lines`."""
+    with _reading(file), file.open() as stream:
+        blocks = iter(lambda: stream.read(block_bytes), b"")
+        is_first = True
+        try:
+            for block in form.decoded(blocks):
+                yield block.removeprefix(BYTE_ORDER_MARK) if is_first else block
+                is_first = False
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file.name}: not {form.encoding} text ({error.reason}); set another 'encoding'") from None
+
+
+def read_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
+    """Yield the blocks of whole lines, each ended by a newline, which together are exactly the lines of the chunk.
+
+    They are UTF-8, with a byte that is not of the file's encoding as it is, and without a byte order mark at the start
+    of the file. A file that cannot be entered midway (`TextForm.is_whole`) is read with its first chunk.
 
     Raises UserError on a damaged packed file or an endless line.
     """
-    packing = chunk.file.packing
-    try:
-        yield from _read_lines(chunk)
-    except READ_ERRORS as error:
-        if packing is None:
-            raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{chunk.file.name}: damaged {packing} file ({reason}); fetch it again") from None
+    with _reading(chunk.file):
+        yield from _lines(chunk, form)
 
 
-def _read_lines(chunk: Chunk) -> Iterator[bytes]:
+def _lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
+    if form.is_whole:
+        carried = b""
+        for text in read_text(chunk.file, form) if chunk.start == 0 else ():
+            carried += text
+            cut = carried.rfind(b"\n") + 1
+            if cut:
+                yield carried[:cut]
+                carried = carried[cut:]
+            _check_length(chunk.file, carried)
+        if carried:
+            yield carried + b"\n"
+    else:
+        yield from map(form.as_utf8, _cut_lines(chunk, form))
+
+
+def _check_length(file: InputFile, line: bytes) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        raise UserError(f"{file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line")
+
+
+def _cut_lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
     # What is read past the end of a short chunk belongs to the next one.
-    block_bytes = _BLOCK_BYTES if chunk.stop is None else min(_BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
+    block_bytes = BLOCK_BYTES if chunk.stop is None else min(BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
     with chunk.file.open() as stream:
         offset = max(0, chunk.start - 1)
         if offset:
@@ -219,6 +353,8 @@ def _read_lines(chunk: Chunk) -> Iterator[bytes]:
         is_skipping = chunk.start > 0
         carried = b""
         while block := stream.read(block_bytes):
+            if form.has_returns:
+                block = block.replace(b"\r", b"\n")
             if is_skipping:
                 cut = block.find(b"\n") + 1
                 offset += cut or len(block)
@@ -242,18 +378,15 @@ def _read_lines(chunk: Chunk) -> Iterator[bytes]:
                 yield data[:cut]
             offset += cut
             carried = data[cut:]
-            if len(carried) > MAX_LINE_BYTES:
-                raise UserError(
-                    f"{chunk.file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line"
-                )
+            _check_length(chunk.file, carried)
         if carried:
             yield carried + b"\n"
 
 
-def read_data_lines(chunk: Chunk) -> Iterator[bytes]:
+def read_data_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
     """Yield the blocks of `read_lines`, without the blank lines at the end of the file."""
     blank = b""
-    for block in read_lines(chunk):
+    for block in read_lines(chunk, form):
         end = len(block)
         if block.endswith((b"\n\n", b"\n\r\n")) or block in (b"\n", b"\r\n"):
             content = len(block.rstrip(b"\r\n"))
@@ -262,7 +395,7 @@ def read_data_lines(chunk: Chunk) -> Iterator[bytes]:
             yield blank + block[:end] if blank else block[:end]
             blank = b""
         blank += block[end:]
-    if blank and not _is_blank_from(chunk):
+    if blank and not (form.is_whole or _is_blank_from(chunk)):
         yield blank
 
 

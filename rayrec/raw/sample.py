@@ -1,7 +1,7 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from rayrec.features.raw_values import Values
 from rayrec.raw.blocks import LEFT_OUT
 from rayrec.raw.formats.parquet_layout import ParquetLayout, RowGroup, open_parquet, row_groups
 from rayrec.raw.formats.row_types import RawCells, as_text
-from rayrec.raw.input_files import Chunk, InputFile, read_lines
-from rayrec.raw.table_reader import TableFiles, TableReader, open_table
+from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.table_reader import TableFiles, TableReader, open_table, read_cells
 
 _PLACES = 64
 """The number of places in large files that are read."""
@@ -38,6 +38,8 @@ class Sample:
     table: TableFiles
     places: Sequence["_Place"]
     """Where rows were read."""
+    unreadable: Mapping[str, int]
+    """The number of lines that are no row where rows were read, by reason."""
 
 
 @dataclass
@@ -95,8 +97,10 @@ class _Kept:
     columns: Sequence[str]
     parts: list[pa.Table] = field(default_factory=list)
     keys: list[NDArray[np.float64]] = field(default_factory=list)
+    unreadable: Counter[str] = field(default_factory=Counter)
 
     def add(self, cells: RawCells) -> None:
+        self.unreadable.update(cells.bad_lines.values())
         held = {name: _as_array(cells.columns.get(name), len(cells.positions)) for name in self.columns}
         self.parts.append(pa.table(held))
         self.keys.append(self.random.random(len(cells.positions)))
@@ -115,9 +119,9 @@ class _Kept:
 def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int, seed: int) -> Sample:
     """Return at most `rows` rows, drawn from all rows of small files, otherwise from places at equal distances.
 
-    Of a large packed file, which cannot be entered midway, only the beginning is read. Lines that are no rows are left
-    out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table_reader.open_table`, or if a file is
-    damaged.
+    Of a large packed file, or one in UTF-16, which cannot be entered midway, only the beginning is read. Lines that
+    are no rows are left out. Memory grows with `rows` alone. Raises UserError as
+    `rayrec.raw.table_reader.open_table`, or if a file is damaged.
     """
     table = open_table(files, table_format)
     random = np.random.default_rng(seed)
@@ -137,7 +141,7 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
         places[number] = replace(place, max_rows=lines)
     kept.prune()
     total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
-    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole, table, places)
+    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole, table, places, kept.unreadable)
 
 
 def read_again(sample: Sample, reader: TableReader) -> LeftOut:
@@ -163,8 +167,8 @@ def _bytes_per_row(table: TableFiles) -> int:
     """Return a rough number, from the first lines of the first text file; 0 if there is none."""
     for file, layout in zip(table.files, table.layouts, strict=True):
         if not isinstance(layout, ParquetLayout) and file.bytes:
-            block = next(read_lines(Chunk(file, 0, 0, None if file.packing else 1)), b"")
-            return len(block) // max(block.count(b"\n"), 1)
+            text, cells = next(layout.read(Chunk(file, 0, 0, 1), {}), (b"", None))
+            return len(text) // max(cells.num_lines if cells else 1, 1)
     return 0
 
 
@@ -187,7 +191,7 @@ def _places(table: TableFiles, budget: int, rows: int, random: np.random.Generat
                 group = groups[number]
                 chunk = Chunk(file, index, group.first_byte, group.first_byte + 1)
                 yield _Place(chunk, max_rows=-(-2 * rows // _PLACES) * int(count), group=group)
-        elif file.packing:
+        elif file.packing or layout.is_whole:
             yield _Place(Chunk(file, index, 0, None), max_bytes=budget * len(inside) / _PLACES)
         else:
             for start in inside.astype(np.int64).tolist():
@@ -200,12 +204,13 @@ def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int, int]
     counted = _CountedFile(**{name: getattr(file, name) for name in InputFile.__dataclass_fields__})
     chunk = replace(place.chunk, file=counted)
     texts = rows = lines = packed = 0
-    for text, cells in table.layouts[chunk.file_index].read(chunk, dict.fromkeys(table.columns.names)):
+    is_packed = file.packing is not None or table.layouts[chunk.file_index].is_whole
+    for text, cells in read_cells(table.layouts[chunk.file_index], chunk, dict.fromkeys(table.columns.names)):
         kept.add(cells)
         texts += len(text)
         rows += len(cells.positions)
         lines += cells.num_lines
-        packed = counted.opened[-1].tell() if file.packing else 0
+        packed = counted.opened[-1].tell() if is_packed else 0
         if texts >= place.max_bytes or rows >= place.max_rows:
             break
     if place.group is not None:

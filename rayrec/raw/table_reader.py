@@ -4,7 +4,7 @@ table = open_table(list_inputs(paths), FileFormat())
 reader = table.reader(columns, "click")
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -19,12 +19,12 @@ from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.formats import delimited, json_lines, parquet_layout
 from rayrec.raw.formats.row_types import RawCells, RowTypes
-from rayrec.raw.input_files import Chunk, InputFile, read_lines
+from rayrec.raw.input_files import Chunk, InputFile
 
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
 """The columns of a file, and how its chunks are read."""
 
-_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
+_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd", ".bz2", ".xz", ".lz4"}
 _FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
     ".parquet": "parquet",
     ".parq": "parquet",
@@ -43,16 +43,13 @@ class TableReader:
     layouts: tuple[Layout, ...]
     """The layout of each file."""
     types: RowTypes
+    file_columns: Sequence[str]
+    """Names of all columns of the files."""
 
     @property
     def label(self) -> str:
         """Name of the label's column; empty if the reader has none."""
         return self.types.label_column or ""
-
-    @property
-    def file_columns(self) -> Sequence[str]:
-        """Return the names of all columns of the files."""
-        return list(dict.fromkeys(name for layout in dict.fromkeys(self.layouts) for name in layout.columns.names))
 
     @property
     def schema(self) -> pa.Schema:
@@ -71,16 +68,31 @@ class TableReader:
         The rows of a file without the label's column have no label.
         """
         layout = self.layouts[chunk.file_index]
-        has_label = self.types.label_column in layout.columns.names
+        has_label = self.types.label_column in names_of(chunk.file, layout)
         types = self.types if has_label else replace(self.types, label=None)
-        parsed = (types.parse(cells) for _, cells in layout.read(chunk, types.wanted))
-        return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
+        return blocks_of(chunk, (types.parse(cells) for _, cells in read_cells(layout, chunk, types.wanted)))
 
     def count_lines(self, chunk: Chunk) -> int:
         """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
-        if isinstance(self.layouts[chunk.file_index], parquet_layout.ParquetLayout):
-            return parquet_layout.count_rows(chunk)
-        return sum(text.count(b"\n") for text in read_lines(chunk))
+        return self.layouts[chunk.file_index].count_lines(chunk)
+
+
+def read_cells(
+    layout: Layout, chunk: Chunk, wanted: Mapping[str, RawColumn | None]
+) -> Iterator[tuple[bytes, RawCells]]:
+    """Yield the text of each block with its rows, in which the columns that the names of folders tell are texts."""
+    told = {name: value for name, value in chunk.file.partitions if name in wanted and name not in layout.columns.names}
+    for text, cells in layout.read(chunk, wanted):
+        rows = np.zeros(len(cells.positions), np.int32)
+        same = {
+            name: pa.DictionaryArray.from_arrays(rows, pa.array([text], pa.string())) for name, text in told.items()
+        }
+        yield text, replace(cells, columns={**cells.columns, **same}) if told else cells
+
+
+def names_of(file: InputFile, layout: Layout) -> list[str]:
+    """Return the names of the columns of a file, last those that the names of its folders tell."""
+    return list(dict.fromkeys([*layout.columns.names, *(name for name, _ in file.partitions)]))
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,7 @@ class TableFiles:
                 types.parse(RawCells(empty, np.zeros(0, np.int64), 0, {}, lambda _: b""))
             except UserError as error:
                 raise UserError(f"{file.name}: {error}") from None
-        return TableReader(self.layouts, types)
+        return TableReader(self.layouts, types, self.columns.names)
 
 
 def open_table(
@@ -147,7 +159,7 @@ def open_table(
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
-    filled = {file.name: layout for file, layout in zip(files, found, strict=True) if layout is not None}
+    filled = {file: layout for file, layout in zip(files, found, strict=True) if layout is not None}
     if not filled:
         raise UserError(f"{files[0].name}: empty; there are no rows to read")
     # Layouts travel with every task, so equal ones are one object.
@@ -156,6 +168,8 @@ def open_table(
     layouts = tuple(first if layout is None else same[layout] for layout in found)
     _check_names(filled, frozenset(optional), needed)
     columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
+    told = dict.fromkeys(name for file in filled for name, _ in file.partitions if name not in columns.names)
+    columns = pa.schema([*columns, *((name, pa.string()) for name in told)])
     return TableFiles(tuple(files), layouts, columns, frozenset(optional))
 
 
@@ -166,26 +180,31 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[s
         case "parquet":
             return parquet_layout.read_layout(file)
         case "json_lines":
-            return json_lines.read_layout(file)
+            return json_lines.read_layout(file, table_format.encoding)
     return delimited.read_layout(file, table_format, optional)
 
 
 def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
-    """Return the format of a file by its name."""
+    """Return the format of a file by its first bytes, or else its name."""
+    if file.is_parquet:
+        return "parquet"
     path = PurePosixPath(file.base_name.lower())
     suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
     return _FORMATS.get(suffix, "delimited")
 
 
-def _check_names(layouts: dict[str, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:
+def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:
     first_file, first = next(iter(layouts.items()))
+    has_first = set(names_of(first_file, first))
     for file, layout in layouts.items():
-        if isinstance(layout, json_lines.JsonLinesLayout) or layout is first:
+        if isinstance(layout, json_lines.JsonLinesLayout) or (
+            layout is first and file.partitions == first_file.partitions
+        ):
             continue
-        differing = set(layout.columns.names) ^ set(first.columns.names)
+        differing = has_first.symmetric_difference(names_of(file, layout))
         for name in sorted(differing - optional if needed is None else differing.intersection(needed)):
-            lacks, has = (file, first_file) if name in first.columns.names else (first_file, file)
-            raise UserError(f"{lacks}: no column '{name}', which {has} has; give files of the same columns")
+            lacks, has = (file, first_file) if name in has_first else (first_file, file)
+            raise UserError(f"{lacks.name}: no column '{name}', which {has.name} has; give files of the same columns")
 
 
 def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:

@@ -1,15 +1,15 @@
-"""Lines of text, checked over their bytes before Arrow's CSV reader (C++) splits them.
+"""Lines of text, checked over their bytes before and after Arrow's CSV reader (C++) splits them.
 
-That reader stops at the first row with a wrong number of fields or, if columns have types, at the first bad value. So
-lines are checked before it reads them, and its columns, all strings, after.
+That reader tells which lines have a wrong number of fields, but stops at bytes that are not UTF-8 or, if columns have
+types, at the first bad value. So lines are checked before it reads them, and its columns, all strings, after.
 """
 
 import csv as python_csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
@@ -17,81 +17,163 @@ from rayrec.raw.blocks import ParsedLines, Reason
 from rayrec.raw.input_files import BYTE_ORDER_MARK
 
 NEWLINE, RETURN = 10, 13
-_INTEGER = r"^-?[0-9]+$"
-"""Arrow's own conversion would also read `0x1F`."""
-_SAFE_DIGITS = 18
-"""Integers of up to this many characters fit into int64."""
+LONGEST_ROW = 2**17
+"""Bytes of a row of several lines, at most; Python's reader of CSV takes no longer fields."""
 _CODES = tuple(Reason)
-_GOOD = -1
+_GOOD, _NO_ROW = -1, -2
 
 
 class TextLines:
-    """Whole lines, each ended by a newline (LF or CRLF), and what is wrong with each; the last reason given counts."""
+    """Whole lines, each ended by a newline (LF or CRLF), and what is wrong with each; the last reason given counts.
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+    A row is a line, or several that `join` found to be one: it begins in the first of them, and is known by its number.
+    `plain` writes lines in the dialect that is parsed; they are shown as they were.
+    """
+
+    def __init__(self, data: bytes, plain: Callable[[bytes], bytes] | None = None) -> None:
+        self.shown = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+        self.data = plain(self.shown) if plain else self.shown
         self.raw = np.frombuffer(self.data, np.uint8)
-        self.ends = np.flatnonzero(self.raw == NEWLINE)
-        self.starts = np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
-        self._reasons = np.full(len(self.ends), _GOOD, np.int8)
+        self._reasons = np.full(self.data.count(b"\n"), _GOOD, np.int8)
+        self._row_of: NDArray[np.int64] | None = None
+        """(n,) the line in which the row of each line begins; None if every line is a row."""
+        self.odd = np.zeros(0, np.int64)
+        """The lines with an odd number of quotes, ascending."""
+        self.open_row: int | None = None
+        """The last of these if it is no row so far, and may be one with lines that follow."""
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """(n,) the place of each line's newline."""
+        return np.flatnonzero(self.raw == NEWLINE)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """(n,) the place at which each line begins."""
+        return np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
+
+    @cached_property
+    def _borders(self) -> NDArray[np.int64]:
+        """(n + 1,) the places in `shown` at which lines begin, and the end."""
+        return np.append(0, np.flatnonzero(np.frombuffer(self.shown, np.uint8) == NEWLINE) + 1)
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._reasons)
+
+    def join(self, quote: str, comment: str | None, is_row: Callable[[bytes], bool]) -> None:
+        """Make rows of the lines between two with an odd number of quotes, where together they are a row.
+
+        So a quote that is never closed spoils one line, not all that follow. A line that begins with the `comment` may
+        end a row, but begins none.
+        """
+        self.odd = np.flatnonzero(self.count(ord(quote)) % 2)
+        row_of = np.arange(len(self))
+        comments = set(np.flatnonzero(self.beginning_with(comment)).tolist()) if comment else set()
+        waiting: int | None = None
+        for line in self.odd.tolist():
+            start, end = self.starts[line if waiting is None else waiting], self.ends[line]
+            if waiting is not None and end - start <= LONGEST_ROW and is_row(self.data[start:end]):
+                row_of[waiting : line + 1] = waiting
+                self._reasons[waiting : line + 1] = _NO_ROW
+                self._reasons[waiting] = _GOOD
+                waiting = None
+            elif line not in comments:
+                self.reject([line], Reason.QUOTE)
+                waiting = line
+        if waiting is not None and len(self.data) - self.starts[waiting] <= LONGEST_ROW:
+            self.open_row = waiting
+        if len(self.odd) > 1:
+            self._row_of = row_of
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether rows may have several lines."""
+        return self._row_of is not None
+
+    @property
+    def has_blank(self) -> bool:
+        """Whether there is an empty line."""
+        is_newline = self.raw == NEWLINE
+        return bool(is_newline[:1].any() or (is_newline[1:] & is_newline[:-1]).any())
 
     def reject(self, lines: NDArray[np.bool_] | NDArray[np.int64] | Sequence[int], reason: Reason) -> None:
         """Mark lines, given as a mask or as their numbers from 0."""
         self._reasons[lines] = _CODES.index(reason)
 
+    def leave_out(self, lines: NDArray[np.bool_] | slice) -> None:
+        """Mark lines that are no rows, though nothing is wrong with them."""
+        self._reasons[lines] = _NO_ROW
+
     def reject_undecodable(self) -> None:
-        """Mark lines with a carriage return inside or with bytes that are not UTF-8."""
+        """Mark rows with a carriage return inside or with bytes that are not UTF-8."""
         if b"\r" in self.data:
-            self.reject(np.searchsorted(self.ends, np.flatnonzero(self.raw == RETURN)), Reason.CARRIAGE_RETURN)
+            self.reject(self._rows_with(self.raw == RETURN), Reason.CARRIAGE_RETURN)
         if not _is_utf8(self.data):
-            suspects = np.unique(np.searchsorted(self.ends, np.flatnonzero(self.raw > 127)))
-            self.reject([i for i in suspects if not _is_utf8(self.line(i))], Reason.UTF8)
+            self.reject([i for i in self._rows_with(self.raw > 127) if not _is_utf8(self.line(i))], Reason.UTF8)
+
+    def _rows_with(self, bytes_: NDArray[np.bool_]) -> NDArray[np.int64]:
+        lines = np.searchsorted(self.ends, np.flatnonzero(bytes_))
+        rows = np.unique(lines if self._row_of is None else self._row_of[lines])
+        return rows[self._reasons[rows] != _NO_ROW]
 
     def count(self, byte: int) -> NDArray[np.int64]:
         """(n,) how often a byte occurs in each line."""
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
+    def beginning_with(self, mark: str) -> NDArray[np.bool_]:
+        """(n,) the lines that begin with a mark."""
+        found = np.ones(len(self), bool)
+        for place, byte in enumerate(mark.encode()):  # a shorter line has its newline there
+            found &= self.raw[np.minimum(self.starts + place, self.ends)] == byte
+        return found
+
     def equal_to(self, line: bytes) -> list[int]:
         """Return the numbers of the lines that are `line`, which is not empty."""
+        if line not in self.data:
+            return []
         found = np.flatnonzero(self.ends - self.starts == len(line))
         for place in {0, len(line) // 2, len(line) - 1}:  # a few bytes tell nearly all others apart
             found = found[self.raw[self.starts[found] + place] == line[place]]
-        return [number for number in found.tolist() if self.line(number) == line]
+        return [number for number in found.tolist() if self.data[self.starts[number] : self.ends[number]] == line]
 
-    def line(self, number: int | np.integer) -> bytes:
-        """Return a line without the newline."""
-        return self.data[self.starts[number] : self.ends[number]]
+    def last_lines(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the last line of each row, given by its first."""
+        return rows if self._row_of is None else np.searchsorted(self._row_of, rows, "right") - 1
+
+    def line(self, row: int | np.integer, *, is_shown: bool = False) -> bytes:
+        """Return a row, perhaps as the file shows it, without the newline at its end."""
+        (last,) = self.last_lines(np.array([row]))
+        return self.lines(range(int(row), last + 1))[:-1] if is_shown else self.data[self.starts[row] : self.ends[last]]
+
+    def lines(self, numbers: range) -> bytes:
+        """Return lines as the file shows them."""
+        return self.shown[self._borders[numbers.start] : self._borders[numbers.stop]]
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """(n,) the lines that nothing is wrong with so far."""
+        """(n,) the lines with which a row begins that nothing is wrong with so far."""
         return self._reasons == _GOOD
 
     @property
     def bad(self) -> dict[int, Reason]:
         """Lines that something is wrong with, and what it is."""
-        return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(~self.good)}
+        return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(self._reasons >= 0)}
 
-    def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
-        """Return the lines of a mask, each ended by a newline."""
+    def bytes_of(self, rows: NDArray[np.bool_]) -> bytes:
+        """Return the rows of a mask, each ended by a newline."""
+        mask = rows if self._row_of is None else rows[self._row_of]
         return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
 
-    def parsed(
-        self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
-    ) -> ParsedLines:
-        """Return good rows with their lines, and the bad lines, with their texts taken from `texts`."""
-        rejected = np.flatnonzero(~self.good)
-        shown = texts or self
+    def parsed(self, rows: pa.RecordBatch, positions: NDArray[np.int64]) -> ParsedLines:
+        """Return good rows with their lines, and the bad lines."""
+        bad = self.bad
         return ParsedLines(
             rows=rows,
             positions=positions,
             num_lines=len(self),
-            rejected_positions=rejected,
-            rejected_reasons=[_CODES[code] for code in self._reasons[rejected]],
-            rejected_texts=[shown.line(i) for i in rejected],
+            rejected_positions=np.array([*bad], np.int64),
+            rejected_reasons=[*bad.values()],
+            rejected_texts=[self.line(number, is_shown=True) for number in bad],
         )
 
 
@@ -102,14 +184,22 @@ def split_fields(
     null_values: Sequence[str] = ("",),
     *,
     wanted: Sequence[str] | None = None,
-    has_quotes: bool = False,
+    quote: str | None = None,
+    has_joined: bool = False,
+    skipped: list[int] | None = None,
 ) -> pa.RecordBatch:
     """Return the fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
 
-    All lines have the right number of fields. `has_quotes`: double quotes may enclose a field, two in it stand for one;
-    otherwise they mean nothing.
+    `quote` may enclose a field, two in it stand for one; without it, none means anything. `has_joined`: newlines may
+    stand in quotes. The numbers, from 0, of rows with another number of fields are added to `skipped`.
     """
     wanted = list(names if wanted is None else wanted)
+
+    def skip(row: csv.InvalidRow) -> str:
+        assert skipped is not None, "every row has the right number of fields"
+        skipped.append(row.number - 1)
+        return "skip"
+
     strings = pa.schema([(name, pa.string()) for name in wanted])
     if not data:
         return pa.RecordBatch.from_pylist([], schema=strings)
@@ -121,9 +211,11 @@ def split_fields(
         read_options=csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),
         parse_options=csv.ParseOptions(
             delimiter=separator,
-            quote_char='"' if has_quotes else False,
-            double_quote=has_quotes,
+            quote_char=quote or False,
+            double_quote=quote is not None,
             ignore_empty_lines=False,
+            newlines_in_values=has_joined,
+            invalid_row_handler=skip,
         ),
         convert_options=csv.ConvertOptions(
             column_types=strings,
@@ -133,30 +225,8 @@ def split_fields(
             check_utf8=False,
         ),
     )
-    (batch,) = table.combine_chunks().to_batches()
-    return batch
-
-
-def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
-    """Return the column as int64, null if it is empty or bad, and for each row whether it is empty or a good
-    integer.
-    """
-    is_good = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
-    if (pc.max(pc.binary_length(column)).as_py() or 0) > _SAFE_DIGITS:
-        is_good = pc.and_(is_good, _fits_int64(column))
-    if not pc.all(is_good).as_py():
-        column = pc.if_else(is_good, column, pa.scalar(None, pa.string()))
-    return column.cast(pa.int64()), is_good.to_numpy(zero_copy_only=False)
-
-
-def _fits_int64(column: pa.StringArray) -> pa.BooleanArray:
-    """Return False for the integers that do not fit into 64 bits."""
-    fits = np.ones(len(column), bool)
-    long = pc.fill_null(pc.greater(pc.binary_length(column), _SAFE_DIGITS), False).to_numpy(zero_copy_only=False)
-    for i in np.flatnonzero(long):
-        digits = column[i].as_py().removeprefix("-").lstrip("0")
-        fits[i] = len(digits) <= _SAFE_DIGITS + 1 and digits.isdecimal() and -(2**63) <= int(column[i].as_py()) < 2**63
-    return pa.array(fits)
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=strings)
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -169,9 +239,9 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def unquoted_fields(line: str, separator: str) -> list[str] | None:
-    """Return the fields of a line, without the double quotes that may enclose them; None if a quote is not closed."""
+def unquoted_fields(row: str, separator: str, quote: str = '"') -> list[str] | None:
+    """Return the fields of a row, without the quotes that may enclose them; None if a quote is not closed."""
     try:
-        return next(python_csv.reader([line], delimiter=separator, strict=True), [])
+        return next(python_csv.reader([row], delimiter=separator, quotechar=quote, strict=True), [])
     except python_csv.Error:
         return None

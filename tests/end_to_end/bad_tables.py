@@ -342,16 +342,17 @@ FILES = [
     ),
     _files("semicolons", "semicolons.csv", "semicolons.csv: no tab and no comma in its first line; add separator: ';'"),
     _files(
-        "UTF-16 text",
-        "windows.csv",
-        "windows.csv: its first line is not UTF-8 text; convert or unpack it, or set 'format'",
+        "Latin-1 text",
+        "western.csv",
+        "western.csv: its first line is not UTF-8 text; set 'encoding', such as latin-1, or unpack it, or set 'format'",
     ),
     _files("spreadsheet", "sheet.xlsx", "sheet.xlsx: a spreadsheet; save it as CSV"),
     _files("two files in a zip file", "two.zip", "two.zip: a zip file of 2 files; give one file in each, or unpack it"),
     _files(
-        "compressed by xz",
-        "clicks.csv.xz",
-        "clicks.csv.xz: its first line is not UTF-8 text; convert or unpack it, or set 'format'",
+        "damaged xz file",
+        "cut.csv.xz",
+        "cut.csv.xz: damaged xz file (Compressed file ended before the end-of-stream marker was reached); "
+        "fetch it again",
     ),
     _files(
         "damaged zstd file",
@@ -368,7 +369,11 @@ FILES = [
         "lists.parquet",
         "lists.parquet: column 'price': holds list<element: double>, needs a number",
     ),
-    _files("array of JSON", "array.json", "array.json: one array; write one object a line, or set 'format'"),
+    _files(
+        "array of JSON that breaks off",
+        "array.json",
+        f"array.json: breaks off after {ROWS - 1:,} objects; fetch it again, or mend its end",
+    ),
     _files(
         "text instead of JSON lines",
         "text.jsonl",
@@ -740,12 +745,12 @@ def prepare(folder: Path) -> None:
     write("twins.csv", [line.replace("u0", "1") for line in lines])
     write("other.csv", [header.replace("price", "cost"), *lines])
     write("semicolons.csv", [line.replace(",", ";") for line in (header, *lines)])
-    write("windows.csv", [header.replace("user", "usér"), *lines], "utf-16")
+    write("western.csv", [header.replace("user", "usér"), *lines], "latin-1")
     for name, members in (("sheet.xlsx", ["[Content_Types].xml", "xl/workbook.xml"]), ("two.zip", ["a.csv", "b.csv"])):
         with zipfile.ZipFile(folder / name, "w") as archive:
             for member in members:
                 archive.writestr(member, text)
-    (folder / "clicks.csv.xz").write_bytes(lzma.compress(text))
+    (folder / "cut.csv.xz").write_bytes(lzma.compress(text)[:-40])
     packed = pa.compress(text, "zstd", asbytes=True)
     (folder / "cut.csv.zst").write_bytes(packed[: len(packed) // 2])
     columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
@@ -753,7 +758,7 @@ def prepare(folder: Path) -> None:
     (folder / "cut.parquet").write_bytes((folder / "cut.parquet").read_bytes()[:-100])
     pq.write_table(pa.table({**columns, "price": [[1.0, 2.0]] * ROWS}), folder / "lists.parquet")
     objects = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    (folder / "array.json").write_text(json.dumps(objects))
+    (folder / "array.json").write_text(json.dumps(objects)[:-5])
     write("text.jsonl", lines)
     write("some.jsonl", [json.dumps(o if i % 20 else [*o.values()]) for i, o in enumerate(objects)])
     write("twice.csv", ["id,age", *(f"u{i % 7},{20 + i}" for i in range(10))])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason
 from rayrec.raw.formats.delimited import DelimitedLayout
 from rayrec.raw.formats.row_types import RawCells, RowTypes
-from rayrec.raw.input_files import list_inputs
+from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table
 
@@ -38,7 +39,7 @@ def row(label: str = "1", integers: dict[int, str] | None = None, categories: di
 
 
 def parse(data: bytes) -> ParsedLines:
-    layout = DelimitedLayout(NAMES, "\t", has_quotes=False, null_values=("",), header=None)
+    layout = DelimitedLayout(NAMES, "\t", quote=None, null_values=("",), header=None)
     return TYPES.parse(layout.split(data, TYPES.wanted))
 
 
@@ -208,24 +209,104 @@ def test_quoted_fields_as_python_writes_them(rows: list[list[str]], is_quoted: b
     if is_quoted:
         writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerows(rows)
-    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), header=None)
+    layout = DelimitedLayout(("x", "y"), ",", quote='"', null_values=(), header=None)
     cells = layout.split(text.getvalue().encode(), ["x", "y"])
     assert cells.bad_lines == {}
     assert list(map(list, texts_of(cells))) == rows
 
 
-@given(st.lists(st.text('a",', max_size=8), min_size=1))
-def test_lines_of_any_quotes_are_read_alone_as_among_others(lines: list[str]) -> None:
-    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), header=None)
+def expected_rows(lines: list[str], columns: int) -> dict[int, list[str] | None]:
+    """Return each row by its first line, None for a bad one: the rule of `DelimitedLayout`, line after line."""
 
-    def split(text: list[str]) -> list[Any]:
-        cells = layout.split("".join(f"{line}\n" for line in text).encode(), ["x", "y"])
-        found: dict[int, Any] = dict(cells.bad_lines)
-        found |= dict(zip(cells.positions.tolist(), texts_of(cells), strict=True))
-        assert [cells.text(number).decode() for number in range(len(text))] == text
-        return [found[number] for number in range(len(text))]
+    def fields(text: str) -> list[str] | None:
+        try:
+            found = next(csv.reader([text], strict=True), [""])
+        except csv.Error:
+            return None
+        return found if len(found) == columns else None
 
-    assert split(lines) == [split([line])[0] for line in lines]
+    rows: dict[int, list[str] | None] = {}
+    number = 0
+    while number < len(lines):
+        last = number
+        if lines[number].count('"') % 2:
+            rows[number] = None
+            closing = next((n for n in range(number + 1, len(lines)) if lines[n].count('"') % 2), None)
+            if closing is not None and (found := fields("\n".join(lines[number : closing + 1]))) is not None:
+                rows[number], last = found, closing
+        else:
+            rows[number] = fields(lines[number])
+        number = last + 1
+    return rows
+
+
+@given(st.lists(st.text('a",', max_size=8), min_size=1), st.booleans())
+def test_lines_of_any_quotes(lines: list[str], is_crlf: bool) -> None:
+    layout = DelimitedLayout(("x", "y"), ",", quote='"', null_values=(), header=None)
+    cells = layout.split("".join(f"{line}{is_crlf * chr(13)}\n" for line in lines).encode(), ["x", "y"])
+    found: dict[int, Any] = dict.fromkeys(cells.bad_lines)
+    found |= dict(zip(cells.positions.tolist(), map(list, texts_of(cells)), strict=True))
+    assert found == expected_rows(lines, 2)
+    assert all(cells.text(number).decode() == lines[number] for number in cells.bad_lines)
+    assert cells.num_lines == len(lines)
+
+
+LINES = st.one_of(
+    st.lists(st.text('a",', max_size=6), max_size=12),
+    st.lists(st.lists(st.text('a",\n', max_size=5), min_size=2, max_size=2), max_size=5).map(
+        lambda rows: written(rows).split("\n")[:-1]
+    ),
+)
+"""Lines of any quotes, and rows with newlines in quotes."""
+
+
+def written(rows: list[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("block_bytes", [5, 2**23])
+@given(LINES, st.integers(1, 30))
+def test_every_border_between_chunks_gives_the_rows_of_the_whole(
+    block_bytes: int, lines: list[str], chunk_bytes: int
+) -> None:
+    text = "".join(f"{line}\n" for line in lines) + "end,end\n"
+    layout = DelimitedLayout(("x", "y"), ",", quote='"', null_values=(), header=None)
+    found: dict[int, Any] = {}
+    before = 0
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayrec.raw.input_files.BLOCK_BYTES", block_bytes)
+        Path(file.name).write_text(text)
+        for chunk in plan_chunks(list_inputs([file.name]), chunk_bytes):
+            lines_read = 0
+            for _, cells in layout.read(chunk, ["x", "y"]):
+                rows = zip(cells.positions.tolist(), map(list, texts_of(cells)), strict=True)
+                new = {before + lines_read + n: row for n, row in [*rows, *dict.fromkeys(cells.bad_lines).items()]}
+                assert not new.keys() & found.keys()
+                found |= new
+                lines_read += cells.num_lines
+            assert lines_read == layout.count_lines(chunk)
+            before += lines_read
+    assert found == expected_rows([*lines, "end,end"], 2)
+
+
+def test_rows_of_several_lines_lie_in_the_chunk_where_they_begin(tmp_path: Path) -> None:
+    """Chunks of a large file, whose rows are read with a margin on either side."""
+    rng = np.random.default_rng(0)
+    notes = ["ok", 'say ""hi""', "two\nlines", "# three\n\nlines", "x" * 300]
+    rows = [[str(n), notes[kind]] for n, kind in enumerate(rng.integers(0, len(notes), 20_000))]
+    stray = '20000,"never closed\n'
+    text = "id,note\n" + "".join(f'{n},"{note}"\n' for n, note in rows[:10_000]) + stray
+    text += "".join(f'{n},"{note}"\n' for n, note in rows[10_000:])
+    (tmp_path / "a.csv").write_text(text)
+    expected = [{"id": n, "note": note.replace('""', '"')} for n, note in rows]
+    for chunk_bytes in (len(text) // 7, len(text) + 1):
+        found = read_table(tmp_path / "a.csv", raw_columns(id="text", note="text"), chunk_bytes=chunk_bytes)
+        assert found.rows == expected
+        line = text[: text.index(stray)].count("\n") + 1
+        assert found.reasons == [(line, str(Reason.QUOTE), None, None)]
+        assert found.places[-1][1] == text[: text.rindex(f"{rows[-1][0]},")].count("\n") + 1
 
 
 HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
@@ -254,6 +335,47 @@ HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
     "names given, and in the file in another order": (b"y,x\na,1\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
     "only a header": (b"x,y\n", {}, []),
     "quotes are characters": (b'x,"y"\n"1,a\n', {"quote": False}, [{"x": '"1', '"y"': "a"}]),
+    "a line that tells the separator": (b"\xef\xbb\xbfsep=;\r\nx;y\r\n1;a\r\n", {}, [{"x": "1", "y": "a"}]),
+    "such a line in quotes": (b'"sep=|"\nx|y\n1|a\n', {}, [{"x": "1", "y": "a"}]),
+    "such a line before rows": (b"sep=\t\n1\ta\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
+    "blank lines before the header": (b"\n \nx,y\n1,a\n", {}, [{"x": "1", "y": "a"}]),
+    "comments": (
+        b'# by "x\n#\nx,y\n1,a\n# it\'s, "\n2,"b\n# no comment"\n#end',
+        {"comment": "#"},
+        [{"x": "1", "y": "a"}, {"x": "2", "y": "b\n# no comment"}],
+    ),
+    "comments of two characters": (b"--\nx,y\n-1,a\n-- 2,b\n", {"comment": "--"}, [{"x": "-1", "y": "a"}]),
+    "rows end with a separator": (
+        b'x,y\n1,a,\n2,"b\nc",\n',
+        {},
+        [{"x": "1", "y": "a"}, {"x": "2", "y": "b\nc"}],
+    ),
+    "rows without a header end with one": (b"1|a|\n", {"separator": "|", "header": ("x", "y")}, [{"x": "1", "y": "a"}]),
+    "escaped quotes": (
+        b'x,y\n1,"{\\"a\\":\\"b\\\\\\"c\\\\\\\\\\"}"\n2,"C:\\tmp\\\\"\n3,"say ""hi"""\n4,"a\n\\"b"\n',
+        {"escape": "\\"},
+        [
+            {"x": "1", "y": '{"a":"b\\"c\\\\"}'},
+            {"x": "2", "y": "C:\\tmp\\"},
+            {"x": "3", "y": 'say "hi"'},
+            {"x": "4", "y": 'a\n"b'},
+        ],
+    ),
+    "a separator of two characters": (b'x::y\n1::"a:b\n', {"separator": "::"}, [{"x": "1", "y": '"a:b'}]),
+    "single quotes": (b"x,'y'\n1,'a,\n''b'\n", {"quote": "'"}, [{"x": "1", "y": "a,\n'b"}]),
+    "carriage returns alone": (b'x,y\r1,a\r2,"b\rc"\r', {}, [{"x": "1", "y": "a"}, {"x": "2", "y": "b\nc"}]),
+    "a header of two lines": (b'x,"y\nz"\n1,a\n', {}, [{"x": "1", "y\nz": "a"}]),
+    "latin-1": ("é,ÿ\n1,ü\n".encode("latin-1"), {"encoding": "latin-1"}, [{"é": "1", "ÿ": "ü"}]),
+    "shift_jis": ("名,ソ\n1,表\n".encode("shift_jis"), {"encoding": "shift_jis"}, [{"名": "1", "ソ": "表"}]),
+    "UTF-16": ("x,é\r\n1,Ċ\r\n".encode("utf-16"), {}, [{"x": "1", "é": "Ċ"}]),
+    "UTF-16 without a mark": ("x,y\n1,a\n".encode("utf-16-be"), {}, [{"x": "1", "y": "a"}]),
+    "UTF-32": ("x,y\n1,a\n".encode("utf-32"), {}, [{"x": "1", "y": "a"}]),
+    "EBCDIC": ("x,y\n1,a\n".encode("cp037"), {"encoding": "cp037"}, [{"x": "1", "y": "a"}]),
+    "a byte order mark counts more": (
+        "x,é\n1,a\n".encode("utf-8-sig"),
+        {"encoding": "latin-1"},
+        [{"x": "1", "é": "a"}],
+    ),
 }
 
 
@@ -275,8 +397,11 @@ def test_headers_and_formats(name: str, tmp_path: Path) -> None:
 ERRORS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     # files; format; message
     "repeated by blanks": ({"a": b"x,y, x\n"}, {}, "two columns 'x' in its first line"),
-    "blank lines": ({"a": b"\nx,y\n"}, {}, "first line is empty"),
-    "unclosed": ({"a": b'x,"y\nz"\n'}, {}, "first line has double quotes that are not closed"),
+    "unclosed": ({"a": b'x,"y\nz\n'}, {}, "first line has double quotes that are not closed"),
+    "latin-1": ({"a": "é,x\n1,2\n".encode("latin-1")}, {}, "first line is not UTF-8 text; set 'encoding'"),
+    "cut UTF-16": ({"a": "x,y\n1,2\n".encode("utf-16")[:-1]}, {}, "not utf-16-le text"),
+    "a spreadsheet of before": ({"a.xls": b"\xd0\xcf\x11\xe0\xa1"}, {}, "a spreadsheet; save it as CSV"),
+    "an Arrow file": ({"a.feather": b"ARROW1\0\0"}, {}, "an Arrow file; write it as Parquet"),
 }
 
 
@@ -286,11 +411,17 @@ def test_unclear_columns(name: str, tmp_path: Path) -> None:
     for file, text in files.items():
         (tmp_path / file).write_bytes(text)
     with pytest.raises(UserError, match=message) as error:
-        open_table(list_inputs([str(tmp_path)]), FileFormat(**given_format))
+        read_table(tmp_path, [], table_format=FileFormat(**given_format))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("separator", ["\n", '"', "é", ",,"])
+@pytest.mark.parametrize("encoding", ["no-such", "rot13", "base64"])
+def test_encodings_that_are_unknown(encoding: str) -> None:
+    with pytest.raises(ValueError, match="is no encoding that is known"):
+        FileFormat(encoding=encoding)
+
+
+@pytest.mark.parametrize("separator", ["\n", '"', "é", ':"', "", "     "])
 def test_separators_that_cannot_be(separator: str) -> None:
     with pytest.raises(ValueError, match="separator"):
         FileFormat(separator=separator)

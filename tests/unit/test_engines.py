@@ -2,23 +2,30 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
+from benchmarks.preprocess_kills import ROWS, write_raw
+from jobs.command import parse_command
 from rayrec.common.errors import UserError
 from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
-from rayrec.preprocessing.engines.spark import keys_of_partitions
+from rayrec.preprocessing.engines.spark import _messages, joined_messages, keys_of_partitions
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
 from rayrec.preprocessing.tasks import run_brief_tasks
+from rayrec.sources.registry import preprocessing
 
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
 
@@ -211,3 +218,53 @@ def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
         EmbeddedEngine(2).run(range(1_000), fail_or_wait)
     assert 1 in ended
     assert len(ended) < 999
+
+
+def test_messages_are_given_back_when_they_are_sent() -> None:
+    keys = keys_of_partitions(1)
+    before = pa.total_allocated_bytes()
+    for _ in range(10):
+        _messages(0, [(0, numbered(0, 10_000).serialize())], keys)
+    assert pa.total_allocated_bytes() - before < numbered(0, 10_000).nbytes
+
+
+def test_small_messages_are_joined_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.preprocessing.engines.spark._LEAST_MESSAGE", 3_000)
+    keys = keys_of_partitions(1)
+    sent = [(n % 2, numbered(n, n + (400 if n == 7 else 3))) for n in range(50)]
+    batches = [_messages(source, [(0, rows.serialize())], keys) for source, rows in sent]
+    got: list[list[pa.RecordBatch]] = [[], []]
+    for source, message in joined_messages(iter(batches), [NUMBERS, NUMBERS]):
+        got[source].append(pa.ipc.read_record_batch(message, NUMBERS))
+    assert sum(map(len, got)) < 20
+    for source, found in enumerate(got):
+        expected = [row for of, rows in sent if of == source for row in rows.to_pylist()]
+        assert sorted(pa.Table.from_batches(found).to_pylist(), key=str) == sorted(expected, key=str)
+
+
+class SentEngine(EmbeddedEngine):
+    """Sends its functions to tasks as Spark does, and is as little to be sent itself as a session is."""
+
+    def run(self, items: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+        return super().run(items, cloudpickle.loads(cloudpickle.dumps(function)))
+
+    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Callable[..., Any]) -> list[Any]:
+        sent = {
+            name: replace(source, produce=cloudpickle.loads(cloudpickle.dumps(source.produce)))
+            for name, source in sources.items()
+        }
+        # What threads of the embedded engine share is no part of what a job sends.
+        return EmbeddedEngine(2).shuffle(sent, partitions, cloudpickle.loads(cloudpickle.dumps(consume)))
+
+    def counter(self) -> Any:
+        return SimpleNamespace(value=0, add=print)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a task refers to the engine")
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_no_task_refers_to_the_engine(kind: str, tmp_path: Path) -> None:
+    _, request, _ = parse_command(["preprocess", *write_raw(tmp_path, kind, 2_000), "--output", str(tmp_path / "out")])
+    recipe = request.load_recipe()
+    preprocessing(recipe, request.inputs(recipe), tmp_path / "out").run(SentEngine(2))

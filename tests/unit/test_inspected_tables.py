@@ -247,8 +247,8 @@ def test_lines_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     assert [row["line"] for row in rejected["examples"]] == [4, 9, 14]
     assert result.details["next"] is None
     assert f"{path}, line 4: wrong column count" in describe(result) and "rayrec run" not in describe(result)
-    path.write_text('color,click\n"dark\nred",1\n"sky\nblue",0\n')
-    with pytest.raises(UserError, match=r"no row can be read: 4 of 4 .*line 2: unclosed double quote"):
+    path.write_text('color,click\n"dark" red,1\n"sky" blue,0\n')
+    with pytest.raises(UserError, match=r"no row can be read: 2 of 2 .*line 2: unclosed double quote"):
         inspect_table([str(path)], "click", "wide_deep", 100, "rayrec inspect")
 
 

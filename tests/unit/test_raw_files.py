@@ -46,7 +46,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compre
 def test_chunks_of_every_size_give_every_line_once(
     tmp_path: Path, text: bytes, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayrec.raw.input_files._BLOCK_BYTES", 4)
+    monkeypatch.setattr("rayrec.raw.input_files.BLOCK_BYTES", 4)
     path = tmp_path / "file"
     path.write_bytes(PACK[packing](text))
     (file,) = list_inputs([str(path)])

@@ -1,21 +1,29 @@
 """Recognize the form of raw files: what a recipe must say about them."""
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
-from rayrec.raw.formats.delimited import first_line
-from rayrec.raw.input_files import Chunk, InputFile, read_lines
+from rayrec.raw.formats.delimited import DelimitedLayout, separator_told
+from rayrec.raw.input_files import InputFile, read_head
 from rayrec.raw.table_reader import format_of
+from rayrec.raw.text_form import UTF8
 
 _SEPARATORS = "\t,;|"
+_RARE_SEPARATORS = "\x01^~ "
+"""Looked for where there is none of the others; Hive writes \\x01."""
+_COMMENTS = ("#", "//", "--", "%")
+_STEADY = 0.9
+WESTERN = "windows-1252"
+"""The encoding of texts that are not UTF-8, if they are of Western Europe."""
 _LINES = 200
 
 
@@ -42,56 +50,142 @@ class FileForm:
         return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
 
 
-def recognize(file: InputFile, label: str | None = None) -> FileForm:
+def recognize(file: InputFile, label: str | None = None, encoding: str | None = None) -> FileForm:
     """Return the form of a file, by its name and its first lines; a line with the name of the `label` is a header.
 
-    Raises UserError if the file has none.
+    The text is read in the `encoding` given, or else as its first lines show. Raises UserError if it is none.
     """
-    if format_of(file) != "delimited":
+    if format_of(file) == "parquet":
         return FileForm(FileFormat(), False, {})
-    lines = first_lines(file)
-    settings: dict[str, object] = {}
+    lines, found = _first_lines(file, encoding)
+    settings: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    separator = _separator(lines)
+    if found is not None:
+        settings["encoding"] = found
+        reasons["encoding"] = "its bytes are not UTF-8; if texts look wrong, name another"
+    if format_of(file) != "delimited":
+        return FileForm(FileFormat.model_validate(settings), False, reasons)
+    # Lines that are no rows.
+    told = separator_told(lines[0])
+    lines = lines[1:] if told else lines
+    comment = next((mark for mark in _COMMENTS if _are_comments(lines, mark)), None)
+    if comment is not None:
+        settings["comment"] = comment
+        reasons["comment"] = "lines that begin with it have not as many fields as all others"
+        lines = [line for line in lines if not line.startswith(comment)]
+    # The characters with which the reader makes rows of the lines.
+    separator = told or _separator(lines)
     if separator != ("\t" if "\t" in lines[0] else ","):
-        settings["separator"], reasons["separator"] = separator, "occurs equally often in every line"
-    if _has_loose_quotes(lines, separator):
+        settings["separator"] = separator
+        reasons["separator"] = "the first line says so" if told else "occurs equally often in every line"
+    if _has_single_quotes(lines, separator):
+        settings["quote"], reasons["quote"] = "'", "encloses fields"
+    elif _has_loose_quotes(lines, separator):
         settings["quote"], reasons["quote"] = False, "double quotes do not enclose fields here"
-    rows = [_fields(line, separator, quote="quote" not in settings) for line in lines]
-    if not _is_header(rows[0], rows[1:], label):
-        settings["header"] = tuple(f"c{number}" for number in range(1, len(rows[0]) + 1))
+    elif _parse(lines, separator, escape="\\").share > _parse(lines, separator).share:
+        settings["escape"], reasons["escape"] = "\\", "stands before quotes inside of fields"
+    parsed = _parse(lines, separator, settings.get("quote", True), settings.get("escape"))
+    if not _is_header(parsed.first, parsed.rows, label):
+        settings["header"] = tuple(f"c{number}" for number in range(1, len(parsed.first) + 1))
         reasons["header"] = "the first line looks like data, so columns are numbered; rename them"
     return FileForm(FileFormat.model_validate(settings), True, reasons)
 
 
 def first_lines(file: InputFile) -> list[str]:
     """Return the lines, up to 200, that a text file begins with, without empty ones. Raises UserError if none is."""
-    first_line(file)  # refuses what is no text
-    block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 2**20))), b"")
-    try:
-        lines = [line.decode().removesuffix("\r") for line in block.split(b"\n")[:_LINES]]
-    except UnicodeDecodeError:
-        raise UserError(f"{file.name}: not UTF-8 text; convert it to UTF-8") from None
-    lines = [line for line in lines if line]
+    return _first_lines(file, None)[0]
+
+
+def _first_lines(file: InputFile, encoding: str | None) -> tuple[list[str], str | None]:
+    """Return these lines, and their encoding if it must be said."""
+    form, head = read_head(file, encoding) or (UTF8, b"")
+    if form.encoding == "utf-8" and not _is_text(head, "utf-8"):
+        # Latin-1 has a character for every byte.
+        encoding = WESTERN if _is_text(head, WESTERN) else "latin-1"
+        head = replace(form, encoding=encoding).as_utf8(head)
+    lines = [line.removesuffix("\r") for line in head.decode("utf-8", "replace").split("\n")[:_LINES]]
+    lines = [line for line in lines if line.strip()]
     if not lines:
         raise UserError(f"{file.name}: empty; give files with rows")
-    return lines
+    if "\0" in lines[0]:
+        raise UserError(f"{file.name}: no text; give text or Parquet, or set 'encoding'")
+    return lines, encoding
+
+
+def _is_text(lines: bytes, encoding: str) -> bool:
+    try:
+        lines.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """Lines as the reader parses them."""
+
+    first: Sequence[str]
+    """The fields of the first row."""
+    rows: Sequence[Sequence[str]]
+    """The other rows that have as many fields."""
+    share: float
+    """The share of these rows among all others."""
+
+
+def _parse(lines: Sequence[str], separator: str, quote: bool | str = True, escape: str | None = None) -> _Parsed:
+    form = FileFormat.model_validate({"separator": separator, "quote": quote, "escape": escape})
+    layout = DelimitedLayout(("",), separator, form.quote_mark, (), header=None, escape=escape)
+    texts = [line.encode() for line in lines]
+    length, row = layout.first_row(texts)
+    first = layout.fields(row) or []
+    names = tuple(map(str, range(len(first))))
+    rest = b"".join(text + b"\n" for text in texts[length:])
+    cells = replace(layout, names=names).fitted(rest).split(rest, names)
+    rows = list(zip(*(pa.array(cells.columns[name]).to_pylist() for name in names), strict=True))
+    return _Parsed(first, rows, len(rows) / max(len(rows) + len(cells.bad_lines), 1) if rest else 1.0)
+
+
+def _are_comments(lines: Sequence[str], mark: str) -> bool:
+    """Tell whether no line that begins with a mark has as many fields as the others, all of which have as many."""
+    marked = [line for line in lines if line.startswith(mark)]
+    others = [line for line in lines if not line.startswith(mark)]
+    if not marked or not others:
+        return False
+    separator = _separator(others)
+    parsed = _parse(others, separator)
+    widths = {len(_parse([line], separator).first) for line in marked}
+    return len(parsed.first) > 1 and parsed.share > _STEADY and len(parsed.first) not in widths
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """Return the separator that stands most often, and about equally often in each line."""
-    counts = {mark: np.array([len(_fields(line, mark)) for line in lines]) - 1 for mark in _SEPARATORS}
-    steady = [mark for mark, found in counts.items() if found[0] and (found == found[0]).mean() > 0.9]
-    return max(steady, key=lambda mark: counts[mark][0], default=",")
-
-
-def _fields(line: str, separator: str, quote: bool = True) -> list[str]:
-    return next(csv.reader([line], delimiter=separator), []) if quote else line.split(separator)
+    """Return the separator that makes most fields, and about as many of each line."""
+    for marks in (_SEPARATORS, _RARE_SEPARATORS):
+        widths = {}
+        for mark in marks:
+            ways: list[dict[str, Any]] = [{}, {"escape": "\\"}, {"quote": False}, {"quote": "'"}]
+            found = [_parse(lines, mark, **way) for way in ways]
+            width = max((len(parsed.first) for parsed in found if parsed.share > _STEADY), default=0)
+            if width > 1:
+                widths[mark] = width
+        if widths:
+            return max(widths, key=widths.__getitem__)
+    return ","
 
 
 def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
     """Return whether double quotes are not paired in a line, though all lines have as many separators."""
     return any(line.count('"') % 2 for line in lines) and len({line.count(separator) for line in lines}) == 1
+
+
+def _has_single_quotes(lines: Sequence[str], separator: str) -> bool:
+    """Return whether single quotes enclose all fields of a column, or some fields and more lines are rows with them."""
+    single, double = _parse(lines, separator, quote="'"), _parse(lines, separator)
+    columns = zip(*double.rows, strict=True)
+    enclose_all = any(all(re.fullmatch(r"'.*'", field, re.DOTALL) for field in column) for column in columns)
+    mark = re.escape(separator)
+    enclosing = sum(bool(re.search(rf"(^|{mark})'[^']*'({mark}|$)", line)) for line in lines)
+    is_better = single.share > double.share + 1 - _STEADY and enclosing > (1 - _STEADY) * len(lines)
+    return single.share > _STEADY and (enclose_all or is_better)
 
 
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str | None) -> bool:
@@ -104,7 +198,7 @@ def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str
         return True
     names = votes = 0
     for i, name in enumerate(field.strip() for field in first):
-        below = [row[i].strip() for row in others if i < len(row) and row != first]
+        below = [row[i].strip() for row in others if list(row) != list(first)]
         below = [field for field in below if field and field not in NULL_WORDS]
         if not below or not name or name in NULL_WORDS:
             continue

@@ -1,10 +1,13 @@
 """Inspects a table: a sample of its files, what each column is, and a recipe for it."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
@@ -15,7 +18,7 @@ from rayrec.config.validation import parse_yaml
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
 from rayrec.inspection.table.decisions import Decision, decide, logistic_regression, table_warnings
-from rayrec.inspection.table.file_form import FileForm, recognize
+from rayrec.inspection.table.file_form import WESTERN, FileForm, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
@@ -95,6 +98,10 @@ def inspect_table(
     files = list_inputs(paths)
     form = recognize(files[0], label)
     sample = sample_rows(files, form.settings, rows, seed)
+    if form.settings.encoding is None and sample.unreadable[Reason.UTF8] > _non_ascii_rows(sample):
+        # Texts that are not UTF-8 begin after the first lines.
+        form = recognize(files[0], label, WESTERN)
+        sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
         lost = read_again(sample, sample.table.reader([]))
         why = f"no row can be read: {_bad_rows(lost)}" if lost.bad else "no rows; give files with rows"
@@ -160,6 +167,13 @@ def inspect_table(
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
     return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values)
+
+
+def _non_ascii_rows(sample: Sample) -> int:
+    """Return how many rows have a text with another character than ASCII's."""
+    texts = [column for column in sample.rows.columns if pa.types.is_string(column.type)]
+    is_other = [pc.fill_null(pc.invert(pc.string_is_ascii(column)), False) for column in texts]
+    return pc.sum(functools.reduce(pc.or_, is_other)).as_py() or 0 if is_other else 0
 
 
 def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:

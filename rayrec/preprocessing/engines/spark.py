@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MESSAGES_AT_ONCE = 16
 """Messages of shuffled rows that Spark hands to a task together."""
+_LEAST_MESSAGE = 2**18
+"""Bytes below which messages are joined where they arrive: each column of a message takes 450 bytes of memory there."""
 _QUERY_MEMORY = 3 * 2**27
 """Bytes: half of what a session sets aside for the Python process of a task."""
 _CANCEL_SECONDS = 20.0
@@ -87,9 +89,8 @@ class SparkEngine:
             # Messages of all sources come mixed, and a query may read one source before another, or twice.
             with ExitStack() as stack:
                 files = [stack.enter_context(RowFile(schema, cache_root())) for schema in schemas.values()]
-                for batch in batches:
-                    for source, message in zip(batch["source"].to_pylist(), batch["message"], strict=True):
-                        files[source].append(0, message.as_buffer())
+                for source, message in joined_messages(batches, list(schemas.values())):
+                    files[source].append(0, message)
                 rows = {name: file.table(0) for name, file in zip(schemas, files, strict=True)}
                 yield _result(context.partitionId(), consume(context.partitionId(), rows))
 
@@ -186,8 +187,30 @@ def _rotated(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
 
 def _messages(source: int, held: Sequence[tuple[int, pa.Buffer]], keys: NDArray[np.int32]) -> pa.RecordBatch:
     columns = [keys[[partition for partition, _ in held]], np.full(len(held), source, np.int32)]
-    arrays = [*map(pa.array, columns), pa.array([memoryview(message) for _, message in held], pa.binary())]
+    # Bytes: Arrow never gives back what a memoryview of its buffers refers to.
+    arrays = [*map(pa.array, columns), pa.array([message.to_pybytes() for _, message in held], pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, schema=_MESSAGES)
+
+
+def joined_messages(batches: Iterator[pa.RecordBatch], schemas: Sequence[pa.Schema]) -> Iterator[tuple[int, pa.Buffer]]:
+    """Yield the messages of each source, of which small ones are joined.
+
+    At billions of rows a task gets messages of a hundred rows from tens of thousands of others.
+    """
+    held: list[list[pa.RecordBatch]] = [[] for _ in schemas]
+    sizes = [0] * len(schemas)
+    for batch in batches:
+        for source, value in zip(batch["source"].to_pylist(), batch["message"], strict=True):
+            message = value.as_buffer()
+            if message.size >= _LEAST_MESSAGE:
+                yield source, message
+                continue
+            held[source].append(pa.ipc.read_record_batch(message, schemas[source]))
+            sizes[source] += message.size
+            if sizes[source] >= _LEAST_MESSAGE:
+                yield source, pa.concat_batches(held[source]).serialize()
+                held[source], sizes[source] = [], 0
+    yield from ((source, pa.concat_batches(rows).serialize()) for source, rows in enumerate(held) if rows)
 
 
 def _result(number: int, result: Any) -> pa.RecordBatch:

@@ -8,9 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.hashes import by_distinct_text, hash_texts
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.rows.column_plan import KeptColumn
-from rayrec.raw.text_lines import to_integers
 
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 
@@ -54,8 +55,8 @@ def integers_of(texts: pa.Array) -> NDArray[np.int64]:
 
     def numbers(values: pa.Array) -> NDArray[np.int64]:
         values = in_form(values.cast(pa.string()), "number")
-        integers, fits = to_integers(pc.if_else(pc.match_substring_regex(values, _INTEGER), values, ""))
-        fits &= integers.is_valid().to_numpy(zero_copy_only=False)
-        return np.where(fits, integers.fill_null(0).to_numpy(), hash_texts(values))
+        digits = pc.if_else(pc.match_substring_regex(values, _INTEGER), values, "")
+        integers, _ = read_column(digits, RawColumn(name="texts", type="integer"))
+        return np.where(integers.is_valid(), integers.fill_null(0).to_numpy(), hash_texts(values))
 
     return texts.to_numpy() if pa.types.is_integer(texts.type) else by_distinct_text(texts, numbers, 0)

@@ -83,7 +83,7 @@ def fit_vocabularies(
 def _list_values(
     workspace: Workspace, listings: Mapping[str, Listing], counts: CountFiles, parent: Dataset | None
 ) -> dict[str, Vocabulary]:
-    features, every = list(listings), list(listings.values())
+    features, every, folder = list(listings), list(listings.values()), workspace.folder
     least = np.array([1 if listing.values else listing.min_count for listing in every])
     before: dict[str, tuple[Path, int]] = {}
     if parent is not None:
@@ -103,7 +103,7 @@ def _list_values(
 
     def write(number: int, rows: Mapping[str, pa.Table]) -> Vocabulary:
         name = features[number]
-        return _write_vocabulary(workspace.folder, name, every[number], before.get(name), rows)
+        return _write_vocabulary(folder, name, every[number], before.get(name), rows)
 
     workspace.progress.stage("number values")
     sources = {

@@ -1,132 +1,260 @@
-"""Delimited text: a row in each line, fields between separators."""
+"""Delimited text: a row in each line, or in several where newlines stand in quotes, with fields between separators."""
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_lines
-from rayrec.raw.text_lines import NEWLINE, TextLines, split_fields, unquoted_fields
+from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head, read_lines
+from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
-_QUOTE = ord('"')
 _OTHER_SEPARATORS = ";|"
+_SEPARATOR_LINE = re.compile(r'"?sep=([\x00-\x7f])"?', re.IGNORECASE)
+_UNIT = "\x1f"
+"""ASCII's own separator, which stands for one of several characters while lines are parsed."""
+_BEYOND = ""
+"""The column after the last separator of rows that end with one."""
 
 
 @dataclass(frozen=True)
 class DelimitedLayout:
     """The columns of a file of delimited text, and how its lines are split.
 
-    A line is a row: a newline inside double quotes breaks the row in two bad ones. With `has_quotes`, double quotes may
-    enclose a field, and two of them inside stand for one; quotes inside a field that does not begin with one are
-    characters, if their number is even.
+    Quotes may enclose a field, and two of them inside stand for one; quotes inside a field that does not begin with one
+    are characters, if their number is even. A newline inside of quotes is one of the field: the lines from one with an
+    odd number of quotes to the next such line are a row, if they have its number of fields. Otherwise the first of
+    them is bad alone.
     """
 
     names: tuple[str, ...]
     separator: str
-    has_quotes: bool
+    quote: str | None
     null_values: tuple[str, ...]
     header: bytes | None
-    """The first line, without what ends it, where it names the columns; None if it is a row."""
+    """The line that names the columns, without what ends it; None if there is none."""
+    text: TextForm = UTF8
+    header_lines: int = 0
+    """Lines at the beginning of the file that are no rows."""
+    escape: str | None = None
+    """What makes the quote, or the escape, that follows it a character."""
+    comment: str | None = None
+    """What lines begin with that are no rows."""
+    has_last_separator: bool = False
+    """Whether a separator ends each row."""
 
     @property
     def columns(self) -> pa.Schema:
         return pa.schema([(name, pa.string()) for name in self.names])
 
     @property
-    def header_lines(self) -> int:
-        return int(self.header is not None)
+    def is_whole(self) -> bool:
+        """Whether a file is read from its beginning, with its first chunk."""
+        return self.text.is_whole
+
+    def count_lines(self, chunk: Chunk) -> int:
+        """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
+        return sum(text.count(b"\n") for text in read_lines(chunk, self.text))
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, RawCells]]:
-        """Yield the text of each block with its rows, without the header; every column is text."""
-        is_headed = self.header is not None and chunk.start == 0
-        for text in read_data_lines(chunk):
-            yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
-            is_headed = False
+        """Yield the text of each block with its rows, whose lines count from the chunk's first; every column is text.
+
+        A row belongs to the chunk in which its first line begins.
+        """
+        # The border of chunks that are smaller than those of any job may cut the head of a file.
+        skipped = self.header_lines if chunk.start < LONGEST_ROW else 0
+        if skipped and chunk.start:
+            skipped -= min(skipped, self.count_lines(replace(chunk, start=0, stop=chunk.start)))
+        for lines, own in self._blocks(chunk):
+            head = own[:skipped]
+            skipped -= len(head)
+            lines.leave_out(slice(head.start, head.stop))
+            yield lines.shown if len(own) == len(lines) else lines.lines(own), self._split(lines, own, wanted)
 
     def split(self, data: bytes, wanted: Collection[str]) -> RawCells:
-        """Split whole lines, each ended by a newline (LF or CRLF)."""
-        original = TextLines(data)
-        has_quotes = self.has_quotes and b'"' in data
-        lines, unclosed = _with_regular_quotes(original, self.separator) if has_quotes else (original, None)
-        count = _count_outside_quotes(lines, self.separator) if has_quotes else lines.count(ord(self.separator))
+        """Split whole lines, each ended by a newline (LF or CRLF), that are rows."""
+        lines = self._lines(data)
+        return self._split(lines, range(len(lines)), wanted)
+
+    def first_row(self, lines: Sequence[bytes]) -> tuple[int, bytes]:
+        """Return how many lines the first row has, as quotes may be closed in a later one, and the row."""
+        plain = [self._plain(line) for line in lines]
+        for length in range(1, len(plain) + 1):
+            row = b"\n".join(plain[:length])
+            if self.quote is None or row.count(self.quote.encode()) % 2 == 0:
+                return length, row
+        return 1, plain[0]
+
+    def fitted(self, rows: bytes) -> "DelimitedLayout":
+        """Return the layout of files with such rows: some programs end rows, but not the header, with a separator."""
+        other = replace(self, has_last_separator=True)
+        return other if not len(self.split(rows, ()).positions) and len(other.split(rows, ()).positions) else self
+
+    def _blocks(self, chunk: Chunk) -> Iterator[tuple[TextLines, range]]:
+        """Yield blocks of lines, with the range of the lines whose rows the block has.
+
+        Whether a line begins a row shows in the lines before it, back to the row's beginning. So a chunk that may begin
+        inside of a row is read with lines before it, and one that ends inside of a row with lines after it.
+        """
+        carried, foreign = b"", 0  # the lines of a row that is not closed yet; some of them are of the chunk before
+        is_small = chunk.stop is not None and chunk.stop - chunk.start < LONGEST_ROW
+        for number, block in enumerate(read_data_lines(chunk, self.text)):
+            lines = self._lines(carried + block)
+            if self.quote and number == 0 and chunk.start:
+                is_odd_soon = len(lines.odd) > 0 and lines.starts[lines.odd[0]] < LONGEST_ROW
+                if is_odd_soon or is_small:
+                    start = max(chunk.start - LONGEST_ROW, 0)
+                    before = b"".join(read_lines(replace(chunk, start=start, stop=chunk.start), self.text))
+                    lines, foreign = self._lines(before + block), before.count(b"\n")
+            if lines.open_row is None:
+                yield lines, range(foreign, len(lines))
+                carried, foreign = b"", 0
+            elif lines.open_row >= foreign:
+                yield lines, range(foreign, lines.open_row)
+                carried, foreign = lines.lines(range(lines.open_row, len(lines))), 0
+            else:
+                carried = lines.shown
+        if carried:
+            after = b""
+            if chunk.stop is not None and chunk.stop < chunk.file.bytes:
+                stop = min(chunk.stop + LONGEST_ROW, chunk.file.bytes)
+                after = b"".join(read_lines(replace(chunk, start=chunk.stop, stop=stop), self.text))
+            yield self._lines(carried + after), range(foreign, carried.count(b"\n"))
+
+    def _lines(self, data: bytes) -> TextLines:
+        """Return lines in the dialect that Arrow reads, those joined that are one row."""
+        has_dialect = self.escape is not None or len(self.separator) > 1
+        lines = TextLines(data, self._plain if has_dialect else None)
+        if self.quote is not None and self.quote.encode() in lines.data:
+            lines.join(self.quote, self.comment, self._has_fields)
+        return lines
+
+    def _plain(self, data: bytes) -> bytes:
+        """Write an escaped quote as two, and a separator of several characters as one."""
+        if len(self.separator) > 1:
+            data = data.replace(self.separator.encode(), _UNIT.encode())
+        if self.escape is None or self.quote is None:
+            return data
+        escape, quote = self.escape.encode(), self.quote.encode()
+        if escape * 2 not in data:
+            return data.replace(escape + quote, quote * 2)
+        pattern = b"%b([%b])" % (re.escape(escape), re.escape(escape + quote))
+        return re.sub(pattern, lambda found: quote * 2 if found[1] == quote else escape, data)
+
+    @property
+    def _mark(self) -> str:
+        """The separator in lines that are parsed."""
+        return self.separator if len(self.separator) == 1 else _UNIT
+
+    @property
+    def _num_fields(self) -> int:
+        return len(self.names) + self.has_last_separator
+
+    def fields(self, row: bytes) -> list[str] | None:
+        """Return the fields of a row, any bytes of which that are not UTF-8 stay; None if a quote is not closed."""
+        text = row.decode("utf-8", "surrogateescape")
+        return text.split(self._mark) if self.quote is None else unquoted_fields(text, self._mark, self.quote)
+
+    def _has_fields(self, row: bytes) -> bool:
+        return len(self.fields(row.replace(b"\r", b" ")) or ()) == self._num_fields
+
+    def _split(self, lines: TextLines, own: range, wanted: Collection[str]) -> RawCells:
+        """Return the rows that begin in the lines `own`, except for those left out already."""
+        # What is no row, and what cannot be parsed.
+        lines.leave_out(slice(0, own.start))
+        lines.leave_out(slice(own.stop, None))
+        if self.comment:
+            lines.leave_out(lines.beginning_with(self.comment))
+        if self.header:  # as where files were joined to one
+            lines.reject([number for number in lines.equal_to(self.header) if lines.good[number]], Reason.HEADER)
         lines.reject_undecodable()
-        lines.reject(count + 1 != len(self.names), Reason.COLUMNS)
-        if unclosed is not None:
-            lines.reject(unclosed, Reason.QUOTE)
-        if self.header:
-            lines.reject(original.equal_to(self.header), Reason.HEADER)  # as where files were joined to one
+        for number, reason in lines.bad.items():
+            if reason in (Reason.UTF8, Reason.CARRIAGE_RETURN) and not self._has_fields(lines.line(number)):
+                lines.reject([number], Reason.COLUMNS)
+        if self._num_fields > 1 and lines.has_blank:  # a row without values, for Arrow's reader
+            lines.reject(lines.good & (lines.starts == lines.ends), Reason.COLUMNS)
+        # Arrow's reader tells rows with another number of fields.
+        data = lines.bytes_of(lines.good)
+        if self.quote is not None and self.quote.encode() in data:
+            data = self._with_regular_quotes(lines, data)
+        positions = np.flatnonzero(lines.good)
         names = [name for name in self.names if name in wanted]
+        beyond = [_BEYOND] if self.has_last_separator else []
+        skipped: list[int] = []
         fields = split_fields(
-            lines.bytes_of(lines.good),
-            self.names,
-            self.separator,
+            data,
+            [*self.names, *beyond],
+            self._mark,
             self.null_values,
-            wanted=names,
-            has_quotes=has_quotes,
+            wanted=[*names, *beyond],
+            quote=self.quote,
+            has_joined=lines.has_joined,
+            skipped=skipped,
         )
+        lines.reject(positions[skipped], Reason.COLUMNS)
+        positions = np.delete(positions, skipped)
+        if beyond:
+            is_empty = pc.equal(pc.fill_null(fields.column(_BEYOND), ""), "")
+            lines.reject(positions[~is_empty.to_numpy(zero_copy_only=False)], Reason.COLUMNS)
+            fields, positions = fields.filter(is_empty), np.flatnonzero(lines.good)
         return RawCells(
             columns={name: fields.column(name) for name in names},
-            positions=np.flatnonzero(lines.good),
-            num_lines=len(lines),
-            bad_lines=lines.bad,
-            text=original.line,
+            positions=positions - own.start,
+            num_lines=len(own),
+            bad_lines={number - own.start: reason for number, reason in lines.bad.items()},
+            text=lambda number: lines.line(number + own.start, is_shown=True),
         )
 
+    def _with_regular_quotes(self, lines: TextLines, data: bytes) -> bytes:
+        """Return the good rows, which are `data`, with quotes that all enclose whole fields or stand for one.
 
-def _inside_quotes(lines: TextLines) -> NDArray[np.bool_]:
-    """Return, for each byte, whether an odd number of quotes of its line are before it or are itself."""
-    inside = np.logical_xor.accumulate(lines.raw == _QUOTE)
-    is_begun_inside = np.concatenate(([False], inside[lines.ends[:-1]]))
-    if is_begun_inside.any():
-        inside ^= np.repeat(is_begun_inside, lines.ends - lines.starts + 1)
-    return inside
+        Rows of other quotes are few; they are read one by one and written anew, or rejected.
+        """
+        assert self.quote is not None
+        # The number of quotes of every row is even, so every other one opens a field. The byte before the first quote
+        # of all is the newline at the end of all.
+        raw = np.frombuffer(data, np.uint8)
+        quotes = np.flatnonzero(raw == ord(self.quote))
+        around = np.stack([raw[quotes[::2] - 1], raw[quotes[1::2] + 1]])
+        is_regular = (around == ord(self._mark)) | (around == NEWLINE) | (around == ord(self.quote))
+        if is_regular.all():
+            return data
+        positions = np.flatnonzero(lines.good)
+        ends = np.cumsum(lines.ends[lines.last_lines(positions)] + 1 - lines.starts[positions])
+        irregular = np.unique(np.searchsorted(ends, quotes.reshape(-1, 2).T[~is_regular], "right"))
+        parts, done = [], 0
+        for place in irregular.tolist():
+            number = int(positions[place])
+            row = lines.line(number)
+            # An escaped quote outside of quotes would become two.
+            fields = (
+                None if self.escape and self.escape.encode() in lines.line(number, is_shown=True) else self.fields(row)
+            )
+            end = int(ends[place])
+            parts.append(data[done : end - len(row) - 1])
+            done = end
+            if fields is None:
+                lines.reject([number], Reason.QUOTE)
+            else:
+                parts.append(self._quoted(fields))
+        return b"".join([*parts, data[done:]])
 
-
-def _count_outside_quotes(lines: TextLines, separator: str) -> NDArray[np.int64]:
-    """(n,) how many separators of each line are outside of regular quotes."""
-    places = np.flatnonzero((lines.raw == ord(separator)) & ~_inside_quotes(lines))
-    return np.diff(np.searchsorted(places, lines.ends), prepend=0)
-
-
-def _with_regular_quotes(lines: TextLines, separator: str) -> tuple[TextLines, NDArray[np.bool_]]:
-    """Return the lines whose quotes all enclose whole fields or stand for one, and (n,) those with unclosed ones.
-
-    Lines of other quotes are few; they are read one by one and written anew.
-    """
-    quotes = np.flatnonzero(lines.raw == _QUOTE)
-    inside = _inside_quotes(lines)
-    # The byte before an opening quote, and the byte after a closing one; each line ends with a newline.
-    neighbours = lines.raw[np.where(inside[quotes], quotes - 1, quotes + 1)]
-    if quotes[0] == 0:
-        neighbours[0] = NEWLINE
-    is_regular = (neighbours == ord(separator)) | (neighbours == NEWLINE) | (neighbours == _QUOTE)
-    unclosed = inside[lines.ends]
-    irregular = np.zeros(len(lines), bool)
-    irregular[np.searchsorted(lines.ends, quotes[~is_regular])] = True
-    parts, done = [], 0
-    for number in np.flatnonzero(irregular & ~unclosed).tolist():
-        # Latin-1 keeps every byte, whether it is UTF-8 or not.
-        fields = unquoted_fields(lines.line(number).decode("latin-1"), separator)
-        if fields is None:
-            unclosed[number] = True
-            continue
-        parts += [lines.data[done : lines.starts[number]], _quoted(fields, separator)]
-        done = int(lines.ends[number]) + 1
-    return TextLines(b"".join([*parts, lines.data[done:]])) if parts else lines, unclosed
-
-
-def _quoted(fields: list[str], separator: str) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, delimiter=separator, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(fields)
-    return text.getvalue().encode("latin-1")
+    def _quoted(self, fields: list[str]) -> bytes:
+        text = io.StringIO()
+        writer = csv.writer(
+            text, delimiter=self._mark, quotechar=self.quote, quoting=csv.QUOTE_ALL, lineterminator="\n"
+        )
+        writer.writerow(fields)
+        return text.getvalue().encode("utf-8", "surrogateescape")
 
 
 def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str]) -> DelimitedLayout | None:
@@ -134,44 +262,78 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
 
     A file without a header may lack the first of the columns `optional`, or all of them. Raises UserError.
     """
-    line = first_line(file)
-    if line is None:
+    form, head = read_head(file, text_format.encoding) or (UTF8, b"")
+    lines = head.replace(b"\r\n", b"\n").split(b"\n")[:-1]
+    # Lines before the header: one that tells the separator, comments, blank ones.
+    told = separator_told(lines[0].decode("latin-1")) if lines else None
+    before = int(told is not None)
+    separator = told or text_format.separator
+    while before < len(lines) and _is_before_header(lines[before], text_format):
+        before += 1
+    if before == len(lines):
         return None
-    separator = text_format.separator or ("\t" if "\t" in line else ",")
-    fields = unquoted_fields(line, separator) if text_format.quote else line.split(separator)
+    layout = DelimitedLayout(
+        names=("",),
+        separator=separator or ("\t" if b"\t" in lines[before] else ","),
+        quote=text_format.quote_mark,
+        null_values=text_format.null_values,
+        header=None,
+        text=form,
+        header_lines=before,
+        escape=text_format.escape,
+        comment=text_format.comment,
+    )
+    length, first = layout.first_row(lines[before:])
+    _decoded(file, first)
+    fields = layout.fields(first)
     given = text_format.header
     if given is None:
-        names = _names(file, fields, text_format)
-        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, line.encode())
-    shorter, shortest = (tuple(name for name in given if name not in some) for some in (optional[:1], optional))
-    fields = fields or []
-    is_headed = set(shortest) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
-    fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
-    names = tuple(fields) if is_headed else next(fitting, given)
-    header = line.encode() if is_headed else None
-    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, header)
+        names, is_headed = _names(file, fields, text_format, layout.separator), True
+    else:
+        shorter, shortest = (tuple(name for name in given if name not in some) for some in (optional[:1], optional))
+        fields = fields or []
+        is_headed = set(shortest) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
+        fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
+        names = tuple(fields) if is_headed else next(fitting, given)
+    if is_headed:
+        layout = replace(layout, header=first if length == 1 else None, header_lines=before + length)
+    rows = b"".join(line + b"\n" for line in lines[layout.header_lines :] if line)
+    return replace(layout, names=names).fitted(rows)
 
 
 def first_line(file: InputFile) -> str | None:
     """Return the first line of a file, without what ends it; None if the file is empty. Raises UserError."""
-    block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
-    line = block.partition(b"\n")[0].removesuffix(b"\r")
-    if b"\r" in line:
-        raise UserError(f"{file.name}: its lines end with carriage returns only; convert them to newlines")
+    head = read_head(file)
+    return None if head is None else _decoded(file, head[1].partition(b"\n")[0].removesuffix(b"\r"))
+
+
+def _decoded(file: InputFile, line: bytes) -> str:
     try:
-        return line.decode() if block else None
+        return line.decode()
     except UnicodeDecodeError:
         raise UserError(
-            f"{file.name}: its first line is not UTF-8 text; convert or unpack it, or set 'format'"
+            f"{file.name}: its first line is not UTF-8 text; set 'encoding', such as latin-1, or unpack it, or set "
+            "'format'"
         ) from None
 
 
-def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat) -> tuple[str, ...]:
+def separator_told(line: str) -> str | None:
+    """Return the separator that the first line of a file tells, as Excel writes and reads it; None for other lines."""
+    told = _SEPARATOR_LINE.fullmatch(line)
+    return told and told[1]
+
+
+def _is_before_header(line: bytes, text_format: FileFormat) -> bool:
+    is_comment = text_format.comment is not None and line.startswith(text_format.comment.encode())
+    return is_comment or (text_format.header is None and not line.strip())
+
+
+def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat, separator: str) -> tuple[str, ...]:
     if not fields:
         wrong = "is empty" if fields is not None else "has double quotes that are not closed"
         raise UserError(f"{file.name}: its first line {wrong}; it must name the columns, or give 'header'")
     names = tuple(field.strip() or f"column_{number}" for number, field in enumerate(fields, 1))
-    if len(names) == 1 and text_format.separator is None:
+    if len(names) == 1 and text_format.separator is None and separator == ",":
         other = next((mark for mark in _OTHER_SEPARATORS if mark in names[0]), None)
         if other is not None:
             raise UserError(f"{file.name}: no tab and no comma in its first line; add separator: '{other}'")

@@ -1,9 +1,9 @@
-"""JSON lines: a row in each line, an object of columns and values."""
+"""JSON: a row in each line, an object of columns and values; or such objects in one array, or over several lines."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,33 +15,65 @@ from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import Values, read_column
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_lines
-from rayrec.raw.text_lines import TextLines
+from rayrec.raw.input_files import (
+    BLOCK_BYTES,
+    MAX_LINE_BYTES,
+    Chunk,
+    InputFile,
+    read_data_lines,
+    read_head,
+    read_lines,
+    read_text,
+)
+from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.raw.text_lines import NEWLINE, RETURN, TextLines
 
-_HEAD_BYTES, _HEAD_LINES = 2**20, 1_000
+_HEAD_BYTES, _HEAD_ROWS = 2**20, 1_000
 """The part of a file that its columns and their types are told from."""
 _FEW_LINES = 256
 _OPEN, _CLOSE = b"{}"
+_QUOTE, _BLANK = b'" '
+_BETWEEN = b"[],\t\r\n "
+"""What may stand between objects."""
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
 
 
 @dataclass(frozen=True)
 class JsonLinesLayout:
-    """The columns of a file of JSON lines."""
+    """The columns of a file of JSON."""
 
     columns: pa.Schema
     """Names in order of appearance in the first lines, with the types that their values have there."""
     mixed: frozenset[str] = frozenset()
     """Columns whose values have several types there; they count as text."""
 
+    text: TextForm = UTF8
+    is_document: bool = False
+    """Whether objects are found by their braces, not by lines; they count as lines."""
+
+    header_lines = 0
+
     @property
-    def header_lines(self) -> int:
-        return 0
+    def is_whole(self) -> bool:
+        """Whether a file is read from its beginning, with its first chunk."""
+        return self.is_document or self.text.is_whole
+
+    def count_lines(self, chunk: Chunk) -> int:
+        """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
+        return sum(text.count(b"\n") for text in self._blocks(chunk))
 
     def read(self, chunk: Chunk, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, RawCells]]:
         """Yield the text of each block with its rows. A name that an object has twice counts with its last value."""
-        for text in read_data_lines(chunk):
+        blocks = read_data_lines(chunk, self.text) if not self.is_document else self._blocks(chunk)
+        for text in blocks:
             yield from self.parse(text, wanted)
+
+    def _blocks(self, chunk: Chunk) -> Iterator[bytes]:
+        if not self.is_document:
+            yield from read_lines(chunk, self.text)
+        elif chunk.start == 0:
+            yield from read_objects(chunk.file, self.text)
 
     def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, RawCells]]:
         """Parse whole lines, each ended by a newline; in one part or several."""
@@ -142,24 +174,86 @@ def _integer(digits: str) -> int | str:
     return number if number is not None and -(2**63) <= number < 2**63 else digits
 
 
-def read_layout(file: InputFile) -> JsonLinesLayout | None:
-    """Look at the first lines of a file; None if the file is empty. Raises UserError."""
-    chunk = Chunk(file, 0, 0, None if file.packing else min(file.bytes, _HEAD_BYTES))
-    head = next(read_lines(chunk), b"")
+def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout | None:
+    """Look at the first rows of a file; None if the file is empty. Raises UserError."""
+    form, head = read_head(file, encoding, _HEAD_BYTES, may_cut=True) or (UTF8, b"")
     if not head.strip():
         return None
-    rows = [_parse_line(line) for line in islice(head.splitlines(), _HEAD_LINES)]
-    objects = [row for row in rows if isinstance(row, dict)]
-    if not objects:
-        hint = "one array" if head.lstrip().startswith(b"[") else "no JSON object in its first lines"
-        raise UserError(f"{file.name}: {hint}; write one object a line, or set 'format'")
+    lines = head.splitlines()[:_HEAD_ROWS]
+    rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
+    are_objects_cut = 2 * len(rows) < len(lines) and head.lstrip().startswith(b"{")
+    is_document = _is_array(head.lstrip()) or are_objects_cut
+    if is_document:
+        lines = next(read_objects(file, form, _HEAD_BYTES), b"").splitlines()[:_HEAD_ROWS]
+        if not lines:  # an array of nothing
+            return None
+        rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
+    if not rows:
+        raise UserError(f"{file.name}: no JSON object in its first lines; write one object a line, or set 'format'")
     values: dict[str, list[Any]] = {}
-    for row in objects:
+    for row in rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
     types = {name: _common_type(found) for name, found in values.items()}
     columns = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
-    return JsonLinesLayout(columns, frozenset(name for name, kind in types.items() if kind is None))
+    mixed = frozenset(name for name, kind in types.items() if kind is None)
+    return JsonLinesLayout(columns, mixed, form, is_document)
+
+
+def _is_array(head: bytes) -> bool:
+    """Tell an array of rows from lines of which the first is a list of something else."""
+    try:
+        first = json.loads(head.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return head.startswith(b"[")
+    return isinstance(first, list) and (not first or any(isinstance(item, dict) for item in first))
+
+
+def read_objects(file: InputFile, form: TextForm, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the objects of a JSON array, or objects that take several lines, each as a line, in blocks.
+
+    Text between objects that is no comma, and no bracket of an array, is a line, too. Memory does not grow with the
+    array. Raises UserError if the array or an object breaks off, or on a damaged packed file.
+    """
+    carried, found, arrays = b"", 0, 0
+    for block in read_text(file, form, block_bytes):
+        data = carried + block
+        lines, done, brackets = _as_lines(data)
+        if len(data) - done > MAX_LINE_BYTES or done < 0:
+            raise UserError(f"{file.name}: no JSON after {found:,} objects; a quote or a brace is missing or too many")
+        carried, arrays = data[done:], arrays + brackets
+        found += lines.count(b"\n")
+        if lines:
+            yield lines
+    # Commas and brackets after the last object are still there.
+    rest = carried.translate(None, _BETWEEN)
+    if rest or arrays + carried.count(b"[") != carried.count(b"]"):
+        raise UserError(f"{file.name}: breaks off after {found:,} objects; fetch it again, or mend its end")
+
+
+def _as_lines(data: bytes) -> tuple[bytes, int, int]:
+    """Return the whole objects of a text as lines, where the rest begins, and how many more arrays are open there.
+
+    The rest begins at -1 if a brace closes what none opens.
+    """
+    # Braces in strings mean nothing, and neither does what follows a backslash.
+    text = np.frombuffer(data, np.uint8)
+    plain = np.frombuffer(_ESCAPED.sub(b"..", data), np.uint8) if b"\\" in data else text
+    is_outside = ~np.logical_xor.accumulate(plain == _QUOTE)
+    step = (is_outside & (plain == _OPEN)).astype(np.int8) - (is_outside & (plain == _CLOSE)).astype(np.int8)
+    depth = np.cumsum(step, dtype=np.int32)
+    if len(depth) and depth.min() < 0:
+        return b"", -1, 0
+    is_end = (step < 0) & (depth == 0)
+    done = int(np.flatnonzero(is_end)[-1]) + 1 if is_end.any() else 0
+    text, is_end, is_object = text[:done], is_end[:done], ((depth > 0) | (step < 0))[:done]
+    is_stray = ~is_object & ~(is_outside[:done] & np.isin(text, np.frombuffer(_BETWEEN, np.uint8)))
+    is_end |= is_stray & ~np.append(is_stray[1:], False)
+    brackets = text[~is_object]
+    is_kept = is_object | is_stray
+    rows = np.where((text == NEWLINE) | (text == RETURN), _BLANK, text)[is_kept]
+    lines = np.insert(rows, np.cumsum(is_kept)[is_end], NEWLINE).tobytes()
+    return lines, done, int((brackets == ord("[")).sum()) - int((brackets == ord("]")).sum())
 
 
 def _common_type(values: list[Any]) -> pa.DataType | None:

@@ -23,9 +23,13 @@ class ParquetLayout:
 
     columns: pa.Schema
 
-    @property
-    def header_lines(self) -> int:
-        return 0
+    is_whole = False
+    header_lines = 0
+
+    def count_lines(self, chunk: Chunk) -> int:
+        """Return the number of rows of the chunk. Raises UserError on a damaged file."""
+        with open_parquet(chunk.file) as file:
+            return sum(group.rows for group in row_groups(file.metadata) if _begins_in(chunk, group))
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, RawCells]]:
         """Yield the rows of the row groups that begin in the chunk, with no text; rows count as lines."""
@@ -80,12 +84,6 @@ def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
         first_byte = min(offset for offset in offsets if offset is not None)
         found.append(RowGroup(first_byte, group.num_rows, sum(column.total_compressed_size for column in columns)))
     return found
-
-
-def count_rows(chunk: Chunk) -> int:
-    """Return the number of rows of the chunk. Raises UserError on a damaged file."""
-    with open_parquet(chunk.file) as file:
-        return sum(group.rows for group in row_groups(file.metadata) if _begins_in(chunk, group))
 
 
 def _begins_in(chunk: Chunk, group: RowGroup) -> bool:

@@ -101,7 +101,7 @@ class Ratings:
         meets, noise = first == age[here, None], -np.log(-np.log(place - first))
         utility = np.where(meets, self._popularity + _PREFERENCE * affinity + noise, -np.inf)
         best = np.argsort(-utility, axis=1)
-        of, item = np.nonzero(np.arange(self.items) < counts[:, None])
+        of, item = np.nonzero(np.arange(counts.max(initial=0)) < counts[:, None])
         item = best[of, item]
         item = item[np.lexsort((item, of))]
 

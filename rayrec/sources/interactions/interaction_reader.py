@@ -4,8 +4,8 @@ The first line of a file, or its columns, say where it has user, item and time.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
@@ -18,7 +18,7 @@ from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import Values, read_values
 from rayrec.raw.blocks import Cell, ParsedLines, RawBlock, Reason, blocks_of
-from rayrec.raw.formats.delimited import DelimitedLayout, first_line
+from rayrec.raw.formats.delimited import first_line
 from rayrec.raw.formats.row_types import RawCells, read_labels, shown
 from rayrec.raw.input_files import READ_ERRORS, Chunk, InputFile, read_data_lines
 from rayrec.raw.table_reader import Layout, format_of, open_table
@@ -97,15 +97,7 @@ class InteractionReader:
             return blocks_of(chunk, map(_parse_lists, read_data_lines(chunk)))
         columns = [layout.user, layout.item, layout.timestamp, layout.choices.column if layout.choices else None]
         wanted = {name: None for name in columns if name is not None}
-        parsed = (_parse(cells, layout) for _, cells in layout.table.read(chunk, wanted))
-        return blocks_of(chunk, parsed, layout.table.header_lines if chunk.start == 0 else 0)
-
-
-class _DoubleColonLayout(DelimitedLayout):
-    """Rows with `::` between fields. None has a tab: with one it has a column too many."""
-
-    def split(self, data: bytes, wanted: Collection[str]) -> RawCells:
-        return replace(super().split(data.replace(b"::", b"\t"), wanted), text=TextLines(data).line)
+        return blocks_of(chunk, (_parse(cells, layout) for _, cells in layout.table.read(chunk, wanted)))
 
 
 def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_time: bool = True) -> InteractionLayout:
@@ -131,14 +123,9 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_tim
     has_header = is_csv or any(config.given_names.values()) or None not in _columns_among(config, names)[:2]
     if not has_header:
         names = [f"c{number}" for number in range(1, len(fields) + 1)]
-    make = _DoubleColonLayout if kind == "double_colon" else DelimitedLayout
-    table = make(
-        tuple(names),
-        separator if len(separator) == 1 else "\t",
-        has_quotes=is_csv,
-        null_values=("",),
-        header=line.encode() if has_header else None,
-    )
+    header = None if has_header else tuple(names)
+    table_format = FileFormat(format="delimited", separator=separator, quote=is_csv, header=header)
+    table = open_table([file], table_format).layouts[0]
     if has_header:
         return _with_columns(config, file, table, names, needs_time)
     if len(names) not in (2, 4):

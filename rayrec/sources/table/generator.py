@@ -225,7 +225,7 @@ def generate(
             folder / name,
             separator=source.separator or ",",
             has_header=source.header is None,
-            quotes=source.quote,
+            quotes=source.quote is True,
             codec="gzip" if compress else "snappy",
         ) as write:
             for chunk in table.rows.chunks(rows):

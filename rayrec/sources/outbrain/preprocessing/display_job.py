@@ -46,7 +46,6 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_document_rows,
     write_documents,
 )
-from rayrec.sources.outbrain.preprocessing.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.rate_tables import RateJob, write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
@@ -56,7 +55,7 @@ from rayrec.sources.outbrain.preprocessing.raw_features import (
     write_features,
 )
 from rayrec.sources.outbrain.preprocessing.row_files import ParsedTables, RowFiles, SplitRows
-from rayrec.sources.outbrain.preprocessing.users import ViewReader, write_users
+from rayrec.sources.outbrain.preprocessing.users import ProfileJob, ViewReader, write_profiles, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
 
 _PAGE_VIEWS = OutbrainTable.PAGE_VIEWS
