@@ -136,7 +136,7 @@ def write_piece(path: KeptPath, schema: pa.Schema, batches: Iterable[pa.RecordBa
     with ExitStack() as stack:
         for batch in batches:
             if batch.num_rows and not rows:
-                file = stack.enter_context(new_parquet(path, schema, compression="lz4", write_statistics=False))
+                file = stack.enter_context(new_rows(path, schema, schema.names))
             if batch.num_rows:
                 file.write_batch(batch.cast(schema))
                 rows += batch.num_rows

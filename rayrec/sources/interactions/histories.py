@@ -74,14 +74,11 @@ class HistoryCounts:
     """When the interactions happened; None if the files do not say it."""
 
 
-# Within a user, rows come in the order of their kind, first TRAIN; then by time, and of equal times by position in the
-# input, which counts alone where there are no times. Of a repeated pair the first row stays. What is known from before,
-# or is no choice, repeats no other row: it may come again today.
 _CUT = f"""
-with placed as (
+with placed as ( -- equal times are ordered by position in the input, which counts alone where there are no times
     select *, row_number() over (order by "user", kind, "timestamp" nulls first, position) as place
     from gathered
-), firsts as (
+), firsts as ( -- what is known from before, or is no choice, repeats no other row: it may come again today
     select min(place) as place from placed group by "user", item, kind >= {EARLIER}
 ), judged as (
     select placed.*, firsts.place is null as is_repeated from placed left join firsts using (place)
