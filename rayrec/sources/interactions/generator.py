@@ -34,6 +34,7 @@ _LATENT_DIM = 4
 _PREFERENCE = 2.0
 """Standard deviation of a user's preferences, in nats: exp(2) between an item one deviation up and an average one."""
 BLOCK_USERS = 64
+"""Users that are drawn at once."""
 _FIRST_TIME, _TIME_SPAN, _SESSION_SPAN = 800_000_000, 700_000_000, 30 * 86_400
 
 DAYS_OF_A_USER = 7
@@ -54,6 +55,8 @@ class Ratings:
 
     def __init__(self, seed: int = 0, *, day: int = 0, drift: float = 0.0, days: bool = False) -> None:
         self._world, self._days = World(seed, day, drift), DAYS_OF_A_USER if days else 1
+        # A day's blocks are smaller, so that also a short file has users of all days.
+        self._users = BLOCK_USERS // self._days
         # The items in the order of their first day, each as popular in the beginning as one of the first.
         new = round(_NEW_ITEMS * drift)
         items = np.arange(NUM_ITEMS + new * day)
@@ -85,11 +88,11 @@ class Ratings:
         """Return the ratings of a block of those users whom no day before `cohort` had."""
         # What is the same on all days of a user. Those of day 0 may have begun on a day before.
         rng = np.random.default_rng([self._world.seed, cohort, number])
-        activity = np.floor(_ACTIVITY_SCALE * rng.pareto(_ACTIVITY_EXPONENT, BLOCK_USERS))
-        tastes = rng.standard_normal((BLOCK_USERS, _LATENT_DIM))
-        age = self._world.day - cohort + rng.integers(self._days if cohort == 0 else 1, size=BLOCK_USERS)
+        activity = np.floor(_ACTIVITY_SCALE * rng.pareto(_ACTIVITY_EXPONENT, self._users))
+        tastes = rng.standard_normal((self._users, _LATENT_DIM))
+        age = self._world.day - cohort + rng.integers(self._days if cohort == 0 else 1, size=self._users)
         here = np.flatnonzero(age < self._days)
-        user = cohort * USERS_OF_A_DAY + 1 + number * BLOCK_USERS + here
+        user = cohort * USERS_OF_A_DAY + 1 + number * self._users + here
         counts = LEAST_INTERACTIONS + np.minimum(activity[here], _MOST_INTERACTIONS) // self._days
 
         # Without BLAS, whose order of summation depends on the machine's threads.
