@@ -407,7 +407,7 @@ BAD_ROWS = [
             "source.tables.users={path: twice.csv, key: id, on: user}",
             _rules("{columns: users_age, kind: numeric}", "{columns: '*', kind: categorical}"),
         ),
-        "side table 'users' (twice.csv): key id has the value u2 twice; keep one row for each key",
+        "side table 'users' (twice.csv): key id has the value u0 twice; keep one row for each key",
         1,
     ),
     _recipe(
@@ -562,9 +562,9 @@ INSPECT = [
         1,
     ),
     _inspect(
-        "array of JSON",
+        "array of JSON that breaks off",
         "array.json --label click",
-        "array.json: one array; write one object a line, or set 'format'",
+        f"array.json: breaks off after {ROWS - 1:,} objects; fetch it again, or mend its end",
         1,
     ),
     _inspect(
