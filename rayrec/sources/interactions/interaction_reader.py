@@ -127,7 +127,7 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_tim
     table_format = FileFormat(format="delimited", separator=separator, quote=is_csv, header=header)
     table = open_table([file], table_format).layouts[0]
     if has_header:
-        return _with_columns(config, file, table, names, needs_time)
+        return _with_columns(config, file, table, table.columns.names, needs_time)
     if len(names) not in (2, 4):
         raise UserError(
             f"{file.name}: {len(names)} columns without a header; needs user, item, or user, item, rating, timestamp, "
