@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.store.objects import RemoteFile, entries_in, files_below, open_unbuffered, status
 from rayrec.store.paths import RemotePath, is_uri
 
@@ -270,7 +270,7 @@ def _reading(file: InputFile) -> Iterator[None]:
 
 def read_head(
     file: InputFile, encoding: str | None = None, num_bytes: int = _HEAD_BYTES, *, may_cut: bool = False
-) -> tuple[TextForm, bytes] | None:
+) -> tuple[TextEncoding, bytes] | None:
     """Tell how a file is text, and return whole lines that it begins with, as `read_lines` does; None if it is empty.
 
     There is at least one, unless it is longer than the first bytes and `may_cut` says that it may be cut. The text is
@@ -283,7 +283,7 @@ def read_head(
             raise UserError(f"{file.name}: {what}")
         if not head:
             return None
-        form = TextForm.of(head, encoding)
+        form = TextEncoding.of(head, encoding)
         while True:
             text = b"".join(form.decoded([head], is_cut=True)).removeprefix(BYTE_ORDER_MARK)
             end = text.rfind(b"\n") + 1
@@ -296,7 +296,7 @@ def read_head(
             _check_length(file, head)
 
 
-def read_text(file: InputFile, form: TextForm = UTF8, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def read_text(file: InputFile, form: TextEncoding = UTF8, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield the whole text of a file in blocks, as UTF-8 without a byte order mark. Raises as `read_lines`."""
     with _reading(file), file.open() as stream:
         blocks = iter(lambda: stream.read(block_bytes), b"")
@@ -309,11 +309,11 @@ def read_text(file: InputFile, form: TextForm = UTF8, block_bytes: int = BLOCK_B
             raise UserError(f"{file.name}: not {form.encoding} text ({error.reason}); set another 'encoding'") from None
 
 
-def read_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
+def read_lines(chunk: Chunk, form: TextEncoding = UTF8) -> Iterator[bytes]:
     """Yield the blocks of whole lines, each ended by a newline, which together are exactly the lines of the chunk.
 
     They are UTF-8, with a byte that is not of the file's encoding as it is, and without a byte order mark at the start
-    of the file. A file that cannot be entered midway (`TextForm.is_whole`) is read with its first chunk.
+    of the file. A file that cannot be entered midway (`TextEncoding.is_whole`) is read with its first chunk.
 
     Raises UserError on a damaged packed file or an endless line.
     """
@@ -321,7 +321,7 @@ def read_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
         yield from _lines(chunk, form)
 
 
-def _lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
+def _lines(chunk: Chunk, form: TextEncoding) -> Iterator[bytes]:
     if form.is_whole:
         carried = b""
         for text in read_text(chunk.file, form) if chunk.start == 0 else ():
@@ -342,7 +342,7 @@ def _check_length(file: InputFile, line: bytes) -> None:
         raise UserError(f"{file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line")
 
 
-def _cut_lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
+def _cut_lines(chunk: Chunk, form: TextEncoding) -> Iterator[bytes]:
     # What is read past the end of a short chunk belongs to the next one.
     block_bytes = BLOCK_BYTES if chunk.stop is None else min(BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
     with chunk.file.open() as stream:
@@ -383,7 +383,7 @@ def _cut_lines(chunk: Chunk, form: TextForm) -> Iterator[bytes]:
             yield carried + b"\n"
 
 
-def read_data_lines(chunk: Chunk, form: TextForm = UTF8) -> Iterator[bytes]:
+def read_data_lines(chunk: Chunk, form: TextEncoding = UTF8) -> Iterator[bytes]:
     """Yield the blocks of `read_lines`, without the blank lines at the end of the file."""
     blank = b""
     for block in read_lines(chunk, form):

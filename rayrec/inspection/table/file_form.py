@@ -15,7 +15,7 @@ from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.formats.delimited import DelimitedLayout, separator_told
 from rayrec.raw.input_files import InputFile, read_head
 from rayrec.raw.table_reader import format_of
-from rayrec.raw.text_form import UTF8
+from rayrec.raw.text_encoding import UTF8
 
 _SEPARATORS = "\t,;|"
 _RARE_SEPARATORS = "\x01^~ "

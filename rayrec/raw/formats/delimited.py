@@ -15,7 +15,7 @@ from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
 from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head, read_lines
-from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
 _OTHER_SEPARATORS = ";|"
@@ -42,7 +42,7 @@ class DelimitedLayout:
     null_values: tuple[str, ...]
     header: bytes | None
     """The line that names the columns, without what ends it; None if there is none."""
-    text: TextForm = UTF8
+    text: TextEncoding = UTF8
     header_lines: int = 0
     """Lines at the beginning of the file that are no rows."""
     escape: str | None = None

@@ -25,7 +25,7 @@ from rayrec.raw.input_files import (
     read_lines,
     read_text,
 )
-from rayrec.raw.text_form import UTF8, TextForm
+from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.raw.text_lines import NEWLINE, RETURN, TextLines
 
 _HEAD_BYTES, _HEAD_ROWS = 2**20, 1_000
@@ -48,7 +48,7 @@ class JsonLinesLayout:
     mixed: frozenset[str] = frozenset()
     """Columns whose values have several types there; they count as text."""
 
-    text: TextForm = UTF8
+    text: TextEncoding = UTF8
     is_document: bool = False
     """Whether objects are found by their braces, not by lines; they count as lines."""
 
@@ -209,7 +209,7 @@ def _is_array(head: bytes) -> bool:
     return isinstance(first, list) and (not first or any(isinstance(item, dict) for item in first))
 
 
-def read_objects(file: InputFile, form: TextForm, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def read_objects(file: InputFile, form: TextEncoding, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield the objects of a JSON array, or objects that take several lines, each as a line, in blocks.
 
     Text between objects that is no comma, and no bracket of an array, is a line, too. Memory does not grow with the

@@ -18,7 +18,7 @@ _MANY, _FEW = 0.3, 0.02
 
 
 @dataclass(frozen=True)
-class TextForm:
+class TextEncoding:
     """How the bytes of a file are text."""
 
     encoding: str = "utf-8"
@@ -26,7 +26,7 @@ class TextForm:
     """Whether a carriage return alone ends a line."""
 
     @classmethod
-    def of(cls, head: bytes, encoding: str | None) -> "TextForm":
+    def of(cls, head: bytes, encoding: str | None) -> "TextEncoding":
         """Tell the form from the first bytes; a byte order mark counts more than the encoding that is given."""
         marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
         found = marked or (codecs.lookup(encoding).name if encoding else _without_mark(head))
@@ -60,7 +60,7 @@ class TextForm:
             decoder.decode(b"", final=True)
 
 
-UTF8 = TextForm()
+UTF8 = TextEncoding()
 
 
 def _without_mark(head: bytes) -> str:
