@@ -18,8 +18,7 @@ from rayrec.features.text_forms import TextFacts, TextForm, form_of
 from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.engines.engine import Counter
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
-from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows, run_brief_tasks, user_errors
 from rayrec.raw.blocks import (
     LEFT_OUT,
     REJECTED_SCHEMA,

@@ -17,8 +17,7 @@ from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset, DatasetManifest, SourceFile
 from rayrec.preprocessing.engines.engine import Engine
 from rayrec.preprocessing.extension import facts_of, source_file
-from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.workspace import Workspace, WrittenDataset, no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file

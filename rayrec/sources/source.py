@@ -13,7 +13,7 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.pipeline import PreprocessingJob
-from rayrec.preprocessing.rows.rows_job import RowsJob
+from rayrec.preprocessing.rows_job import RowsJob
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import open_table

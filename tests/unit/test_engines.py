@@ -24,7 +24,7 @@ from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.spark import _messages, joined_messages, keys_of_partitions
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
-from rayrec.preprocessing.tasks import run_brief_tasks
+from rayrec.preprocessing.workspace import run_brief_tasks
 from rayrec.sources.registry import preprocessing
 
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])

@@ -22,7 +22,7 @@ from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.evidence import Evidence
 from rayrec.inspection.table.file_form import recognize
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
-from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 

@@ -12,7 +12,7 @@ from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, 
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
-from rayrec.preprocessing.rows.column_plan import can_name_a_table
+from rayrec.preprocessing.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 

@@ -22,7 +22,7 @@ from rayrec.inspection.table.file_form import WESTERN, FileForm, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
-from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows

@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.internals.spark import frame_of_batches, has_running_tasks
+from rayrec.preprocessing.engines.embedded import RowFile
 from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, Source, messages_by_partition
-from rayrec.preprocessing.engines.row_file import RowFile
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
 from rayrec.store.paths import cache_root
 

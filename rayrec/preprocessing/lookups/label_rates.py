@@ -16,8 +16,7 @@ from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.sorted_rows import range_count, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name
 

@@ -18,8 +18,7 @@ from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
 from rayrec.preprocessing.sorted_rows import range_count, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import TableFiles, TableReader

@@ -17,8 +17,7 @@ from rayrec.ingest.dataset import DROPPED_FOLDER, Times
 from rayrec.preprocessing.engines.engine import Partition, Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece, write_piece
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import (
     ITEM,
     TIMESTAMP,

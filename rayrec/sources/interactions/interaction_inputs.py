@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.preprocessing.rows.row_inputs import check_files
+from rayrec.preprocessing.rows_job import check_files
 from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.sources.interactions.config import (
     InteractionFilesSplitConfig,

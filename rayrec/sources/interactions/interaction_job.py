@@ -19,6 +19,7 @@ from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped,
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, extract, pieces_of
+from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
@@ -28,10 +29,8 @@ from rayrec.preprocessing.segments import (
     rows_of,
     segments_by_split,
 )
-from rayrec.preprocessing.vocabularies.value_counts import Listing
-from rayrec.preprocessing.vocabularies.vocabulary_fitting import fit_vocabularies
+from rayrec.preprocessing.vocabularies import Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,

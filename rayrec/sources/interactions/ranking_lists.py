@@ -13,10 +13,9 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.preprocessing.engines.engine import Partition, Source
 from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.parts import RowEncoder
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, read_piece, rows_of, write_piece
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
-from rayrec.preprocessing.write.encode import RowEncoder
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import EARLIER, LISTED, SPLIT, TEST, TRAIN, VALIDATION, partitions_for

@@ -21,11 +21,10 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups.label_rates import write_totals
-from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
+from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
+from rayrec.preprocessing.parts import RandomGroups, RowEncoder, write_shuffled
 from rayrec.preprocessing.segments import read_segment
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import RowEncoder
-from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

@@ -17,8 +17,7 @@ from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
 from rayrec.preprocessing.sorted_rows import range_count, rows_by_value, whole_groups, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.preprocessing.row_files import (
     ParsedTables,

@@ -12,8 +12,7 @@ import pyarrow as pa
 from rayrec.config import Config
 from rayrec.preprocessing.engines.engine import Consume, Partition, Source
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, new_rows
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 
 ResultT = TypeVar("ResultT")

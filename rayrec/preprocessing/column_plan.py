@@ -1,6 +1,7 @@
 """Decides what a job reads of a table's columns and which features it makes of them, from the config and their names.
 
 Everything that is wrong with the columns is found here, before Spark starts.
+
 """
 
 import re
