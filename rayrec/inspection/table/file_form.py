@@ -17,8 +17,8 @@ from rayrec.raw.input_files import InputFile, read_head
 from rayrec.raw.table_reader import format_of
 from rayrec.raw.text_encoding import UTF8
 
-_SEPARATORS = ("\t", ",", ";", "|", "::")
-_RARE_SEPARATORS = ("\x01", "^", "~", " ")
+_SEPARATORS = "\t,;|"
+_RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9

@@ -144,7 +144,7 @@ class InteractionJob:
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
                 splits[split] = write(split, of_lists, segments[split])
-            elif drawn.get(split):
+            elif split in drawn:
                 splits[split] = write(split, read_rows, make_segments(drawn[split]))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
