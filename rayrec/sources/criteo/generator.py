@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.generated_files import Generation, rows_file, to_hexadecimal
-from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
+from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder
@@ -56,19 +56,12 @@ class FileTruth(RowsTruth):
     """Share of the categorical values, missing ones aside, that the click model had on no earlier day."""
 
 
-class CriteoTruth(RowsTruth):
-    """The content of `truth.json`, of generated data: for all rows, and for those of each file."""
+class CriteoTruth(GeneratedTruth):
+    """The content of `truth.json`, for all rows and for those of each file."""
 
-    source: str
-    seed: int
     drift: float
     """How much values and preferences change from day to day; 0 if the rows of all files are alike."""
     files: tuple[FileTruth, ...]
-    method: str = (
-        "Labels are drawn from a known click model; on average no model ranks the rows better than the true "
-        "probabilities do. AUC: of the true probabilities of all rows, from a histogram of "
-        f"{BINS} equal bins, pairs within a bin counted half. Log loss: exact."
-    )
 
 
 @dataclass(frozen=True)

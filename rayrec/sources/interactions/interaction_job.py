@@ -5,7 +5,6 @@ is a stage, after the last finished one of which a job that was killed goes on.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -40,15 +39,10 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import (
-    SPLIT,
-    HistoryCounts,
-    held_out_codes,
-    write_histories,
-)
+from rayrec.sources.interactions.histories import HistoryCounts, held_out_codes, write_histories
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import LABEL, InteractionReader, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, encode_lists, row_schema, write_rows
+from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, id_column
+from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
 
 _FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
@@ -105,7 +99,7 @@ class InteractionJob:
         schema = _schema(vocabularies)
 
         # With ids come the order of rows, and the items that negatives are drawn from.
-        encoder = RowEncoder(schema, workspace.folder, (pa.field(SPLIT, pa.int8(), False),))
+        encoder = RowEncoder(schema, workspace.folder, (ROW_SCHEMA.field(LABEL),))
         samplers = self._samplers(vocabularies[ITEM].size)
         drawn, short_lists = stages.run(
             "ordered",
@@ -128,10 +122,10 @@ class InteractionJob:
                 )
 
         # Rows in their order become parts.
-        def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
-            return iter(rows_of([segment.piece], row_schema(schema)))
+        def write(split: str, read: Encode, of_split: Sequence[Segment]) -> SplitInfo:
+            def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
+                return with_group(read(segment))
 
-        def write(split: str, encode: Encode, of_split: Sequence[Segment]) -> SplitInfo:
             return stages.run(
                 f"write-{split}",
                 SplitInfo,
@@ -139,13 +133,13 @@ class InteractionJob:
                 workspace.folder / split,
             )
 
-        of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
+        read_drawn = partial(read_segment, columns=encoder.encoded_schema.names)
         splits: dict[str, SplitInfo] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                splits[split] = write(split, of_lists, segments[split])
+                splits[split] = write(split, encoder.encode, segments[split])
             elif split in drawn:
-                splits[split] = write(split, read_rows, make_segments(drawn[split]))
+                splits[split] = write(split, read_drawn, make_segments(drawn[split]))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0

@@ -30,7 +30,7 @@ from rayrec.config.table import (
 )
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import Generation, rows_file
-from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
+from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, LabelledRows, World
 from rayrec.sources.table.generated_columns import (
     MISSING,
@@ -52,21 +52,14 @@ _FIRST_SECOND, _SECONDS = 1_704_067_200, 30 * 86_400
 _GROUP_ROWS = 8
 
 
-class TableTruth(RowsTruth):
+class TableTruth(GeneratedTruth):
     """The content of `truth.json`."""
 
-    source: str
     recipe: str
-    seed: int
     path: str
     """The file of the rows, beside this one."""
     cardinality: dict[str, int]
     """Distinct values that a column can have."""
-    method: str = (
-        "Labels are drawn from a logistic model of hidden weights of values, numbers and parts of times; on average no "
-        f"model ranks the rows better than its probabilities do. AUC: from a histogram of {BINS} equal bins, pairs "
-        "within a bin counted half. Log loss: exact. Weights of rows are not counted."
-    )
 
 
 class GeneratedTable:
