@@ -135,7 +135,7 @@ class InteractionJob:
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
                 in_order[split] = of_lists, segments[split]
-            elif drawn.get(split):
+            elif split in drawn:
                 in_order[split] = read_rows, make_segments(drawn[split])
         written = stages.run(
             "write",
