@@ -18,7 +18,7 @@ from rayrec.raw.table_reader import format_of
 from rayrec.raw.text_encoding import UTF8
 
 _SEPARATORS = "\t,;|"
-_RARE_SEPARATORS = "\x01^~ "
+_RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9

@@ -18,7 +18,7 @@ from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head,
 from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
-_OTHER_SEPARATORS = ";|"
+_OTHER_SEPARATORS = ("::", ";", "|")
 _SEPARATOR_LINE = re.compile(r'"?sep=([\x00-\x7f])"?', re.IGNORECASE)
 _UNIT = "\x1f"
 """ASCII's own separator, which stands for one of several characters while lines are parsed."""
