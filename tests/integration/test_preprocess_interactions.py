@@ -263,8 +263,8 @@ def test_few_items_and_few_interactions(run: Run, tmp_path: Path, messages: Mess
     )
     assert dataset.manifest.rejected == {
         "wrong column count": 1,
-        "no user or no item": 1,
-        "not an integer": 1,
+        "no value in a required column": 1,
+        "not a time": 1,
         "invalid UTF-8": 1,
     }
     rejected = pq.read_table(dataset.folder / "rejected").to_pylist()
