@@ -243,7 +243,9 @@ class FileFormat(Config):
     encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
     """Encoding of text, such as `latin-1`; `null`: UTF-8, or what the first bytes show, such as UTF-16."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]{1,4}$", examples=[","])
-    """ASCII characters between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
+    """ASCII characters between fields of delimited text; `null`: a tab, a comma or `::`, the first of these that the
+    first line has.
+    """
     quote: bool | Literal["'"] = True
     """Read double quotes, or single ones (`"'"`), around a field as quotes; not beside a separator of several
     characters.

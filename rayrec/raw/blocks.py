@@ -54,7 +54,6 @@ class Reason(StrEnum):
     QUOTE = "unclosed double quote"
     JSON = "not a JSON object"
     CARRIAGE_RETURN = "carriage return inside the row"
-    EMPTY = "no user or no item"
     KEY = "no value in a required column"
     LIST = "not (user,item) and its negatives"
     SCORE = "values so large that the score is not a number"

@@ -71,7 +71,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             ["source.kind=criteo", "preprocess.split={kind: files, negatives: 5}"],
             "unknown key 'preprocess.split.negatives'; known keys: kind",
         ),
-        (["source.layout=tsv"], "source.layout: must be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
+        (["source.format=tsv"], "source.format: must be 'auto', 'delimited', 'json_lines' or 'parquet' (got 'tsv')"),
     ],
 )
 def test_refused(recipe: Path, overrides: list[str], message: str) -> None:

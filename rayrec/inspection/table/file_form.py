@@ -12,13 +12,13 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
-from rayrec.raw.formats.delimited import DelimitedLayout, separator_told
+from rayrec.raw.formats.delimited import DelimitedLayout, separator_of, separator_told
 from rayrec.raw.input_files import InputFile, read_head
 from rayrec.raw.table_reader import format_of
 from rayrec.raw.text_encoding import UTF8
 
 _SEPARATORS = "\t,;|"
-_RARE_SEPARATORS = "\x01^~ "
+_RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9
@@ -76,7 +76,7 @@ def recognize(file: InputFile, label: str | None = None, encoding: str | None = 
         lines = [line for line in lines if not line.startswith(comment)]
     # The characters with which the reader makes rows of the lines.
     separator = told or _separator(lines)
-    if separator != ("\t" if "\t" in lines[0] else ","):
+    if separator != separator_of(lines[0]):
         settings["separator"] = separator
         reasons["separator"] = "the first line says so" if told else "occurs equally often in every line"
     if _has_single_quotes(lines, separator):

@@ -18,7 +18,7 @@ from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new
-from rayrec.preprocessing.extract import Extracted, extract, pieces_of
+from rayrec.preprocessing.extract import ExtractedChunk, extract_tables, pieces_of
 from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
 from rayrec.preprocessing.segments import (
     Piece,
@@ -31,6 +31,7 @@ from rayrec.preprocessing.segments import (
 )
 from rayrec.preprocessing.vocabularies import Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
+from rayrec.raw.blocks import Reason
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,
@@ -46,9 +47,10 @@ from rayrec.sources.interactions.histories import (
     write_histories,
 )
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import LABEL, id_column
+from rayrec.sources.interactions.interaction_reader import LABEL, InteractionReader, id_column
 from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, encode_lists, row_schema, write_rows
 
+_FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
 
 
@@ -68,23 +70,22 @@ class InteractionJob:
             config = config.model_copy(update={"split": config.split.model_copy(update={"min_interactions": 0})})
         self._config, self._parent = config, parent
         self._inputs = resolve_interactions(source, config.split, inputs)
-        self.files = self._inputs.files
+        self.files = (*self._inputs.files, *(file for files in self._inputs.lists.values() for file in files))
         require_new(self.files, parent)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress, most = self._config, workspace.progress, self._config.max_rejected_fraction
         stages = Stages(workspace.scratch, progress)
+        tables = {"": (self._inputs.reader, self._inputs.files)}
+        tables |= {split: (InteractionReader(), files) for split, files in self._inputs.lists.items()}
         extracted, rejected = stages.run(
-            "parse", Extracted, lambda files: extract(workspace.within(files), self._inputs.reader, self.files, most)
+            "parse",
+            tuple[dict[str, list[ExtractedChunk]], dict[str, int]],
+            lambda files: extract_tables(workspace.within(files), tables, files, most, fixes=_FIXES),
         )
-        # Files are interactions of `train`, or lists of a held-out split.
-        pieces = {
-            split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.file_index] == split)
-            for split in ("train", *HELD_OUT)
-        }
-        given = {split: of_split for split, of_split in pieces.items() if split != "train" and of_split}
-        own = make_segments(pieces["train"])
+        given = {split: pieces_of(chunks) for split, chunks in extracted.items() if split}
+        own = make_segments(pieces_of(extracted[""]))
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
 
         # Users with few rows are dropped, and the histories of the others are cut into splits.
@@ -130,21 +131,20 @@ class InteractionJob:
         def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
             return iter(rows_of([segment.piece], row_schema(schema)))
 
-        def write(split: str, encode: Encode, of_split: Sequence[Segment]) -> SplitInfo:
-            return stages.run(
-                f"write-{split}",
-                SplitInfo,
-                lambda _: write_in_order(workspace, encode, LABEL, split, of_split, config.layout),
-                workspace.folder / split,
-            )
-
         of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
-        splits: dict[str, SplitInfo] = {}
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                splits[split] = write(split, of_lists, segments[split])
-            elif drawn.get(split):
-                splits[split] = write(split, read_rows, make_segments(drawn[split]))
+                in_order[split] = of_lists, segments[split]
+            elif split in drawn:
+                in_order[split] = read_rows, make_segments(drawn[split])
+        written = stages.run(
+            "write",
+            list[SplitInfo],
+            lambda _: write_in_order(workspace, in_order, LABEL, config.layout),
+            *(workspace.folder / split for split in in_order),
+        )
+        splits = dict(zip(in_order, written, strict=True))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0

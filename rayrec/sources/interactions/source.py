@@ -15,7 +15,7 @@ from rayrec.recipes import Recipe
 from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.interaction_job import InteractionJob
-from rayrec.sources.interactions.interaction_reader import InteractionReader
+from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
 from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 
@@ -36,9 +36,9 @@ class InteractionSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, InteractionSourceConfig)
-        # A pair that is scored has no time, and is no choice yet.
-        config = config.model_copy(update={"choices": None})
-        return InteractionReader.detect(config, files, needs_time=False)
+        if has_lists(config, files[0]):
+            return InteractionReader()
+        return InteractionReader.of_tables(config, files, is_scored=True)
 
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
