@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import KeptPath
 
-SEGMENT_ROWS = 262_144
+SEGMENT_ROWS = 524_288
 """Most rows of a segment: limits what a task holds in memory."""
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 65_536, 2**23
 """Most rows of small row groups that are read together, and most bytes of their columns, encoded as they are."""

@@ -131,21 +131,20 @@ class InteractionJob:
         def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
             return iter(rows_of([segment.piece], row_schema(schema)))
 
-        def write(split: str, encode: Encode, of_split: Sequence[Segment]) -> SplitInfo:
-            return stages.run(
-                f"write-{split}",
-                SplitInfo,
-                lambda _: write_in_order(workspace, encode, LABEL, split, of_split, config.layout),
-                workspace.folder / split,
-            )
-
         of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
-        splits: dict[str, SplitInfo] = {}
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                splits[split] = write(split, of_lists, segments[split])
+                in_order[split] = of_lists, segments[split]
             elif split in drawn:
-                splits[split] = write(split, read_rows, make_segments(drawn[split]))
+                in_order[split] = read_rows, make_segments(drawn[split])
+        written = stages.run(
+            "write",
+            list[SplitInfo],
+            lambda _: write_in_order(workspace, in_order, LABEL, config.layout),
+            *(workspace.folder / split for split in in_order),
+        )
+        splits = dict(zip(in_order, written, strict=True))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0
