@@ -34,7 +34,7 @@ from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
 from rayrec.store.paths import KeptPath
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
-_ROWS_PER_FILE = 8 * SEGMENT_ROWS
+_ROWS_PER_FILE = 4 * SEGMENT_ROWS
 """A packed file is one chunk, however long: one Parquet file of it would have a footer that takes a second to parse."""
 _ROWS_PER_REJECTED_PART = 1_000_000
 

@@ -121,24 +121,36 @@ class RowEncoder:
 
 
 def write_in_order(
-    workspace: Workspace, encode: Encode, label: str, split: str, segments: Sequence[Segment], layout: ShardLayoutConfig
-) -> SplitInfo:
-    """Write the rows of a split in the order of its segments. A task writes a part; nothing is shuffled."""
-    rows, dataset = count_rows(segments), workspace.folder
-    size = rows_of_a_part(rows, layout)
-    with counted_rows(workspace.engine, workspace.progress, f"encode {split}", rows) as counter:
+    workspace: Workspace,
+    splits: Mapping[str, tuple[Encode, Sequence[Segment]]],
+    label: str,
+    layout: ShardLayoutConfig,
+) -> list[SplitInfo]:
+    """Write the rows of splits, each in the order of its segments. A task writes a part; nothing is shuffled.
 
-        def run(item: tuple[int, list[Segment]]) -> WrittenPart:
-            index, of_part = item
+    All are written at once, as most held-out splits have fewer parts than there are CPUs.
+    """
+    rows, dataset = {name: count_rows(segments) for name, (_, segments) in splits.items()}, workspace.folder
+    items: list[tuple[str, int, list[Segment]]] = []
+    for name, (_, segments) in splits.items():
+        parts = segments_by_part(segments, rows_of_a_part(rows[name], layout))
+        items += ((name, index, of_part) for index, of_part in enumerate(parts))
+    encoders = {name: encode for name, (encode, _) in splits.items()}  # what a task is sent must not grow with the rows
+    stage = f"encode {' and '.join(splits)}"
+    with counted_rows(workspace.engine, workspace.progress, stage, sum(rows.values())) as counter:
+
+        def run(item: tuple[str, int, list[Segment]]) -> tuple[str, WrittenPart]:
+            name, index, of_part = item
 
             def batches() -> Iterator[pa.RecordBatch]:
                 for segment in of_part:
-                    yield from encode(segment)
+                    yield from encoders[name](segment)
                     counter.add(segment.piece.rows)
 
-            return write_part(dataset, split, index, label, layout, batches())
+            return name, write_part(dataset, name, index, label, layout, batches())
 
-        return split_info(workspace.engine.run(list(enumerate(segments_by_part(segments, size))), run))
+        written = workspace.engine.run(items, run)
+    return [split_info([part for of, part in written if of == name]) for name in splits]
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

@@ -33,7 +33,7 @@ from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
 from rayrec.preprocessing.numbers import Number, summarize
-from rayrec.preprocessing.parts import NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
+from rayrec.preprocessing.parts import Encode, NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.row_splits import (
     MICROSECONDS,
     KeptColumns,
@@ -234,12 +234,24 @@ class RowsJob:
         schema = Schema.model_validate({**dict(others.schema), "features": features})
 
         splits: dict[str, SplitInfo] = {}
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split, of_split in segments.items():
             rows = train if split == "train" else others
             encoder = RowEncoder(schema, workspace.folder, kept.fields, rows.read)
             order = self._order(split, pieces[split], extracted)
-            write = partial(self._write_split, workspace, encoder, split, of_split, order)
+            if order is None:
+                in_order[split] = encoder.encode, of_split
+                continue
+            write = partial(self._write_shuffled, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+        if in_order:
+            written = stages.run(
+                "write-in-order",
+                list[SplitInfo],
+                lambda _: write_in_order(workspace, in_order, schema.label, config.layout),
+                *(workspace.folder / split for split in in_order),
+            )
+            splits |= zip(in_order, written, strict=True)
         held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
@@ -255,19 +267,16 @@ class RowsJob:
         forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
         return {**text_forms(extracted), **forms}
 
-    def _write_split(
+    def _write_shuffled(
         self,
         workspace: Workspace,
         encoder: RowEncoder,
         split: str,
         segments: Sequence[Segment],
-        order: NewPositions | RandomGroups | None,
+        order: NewPositions | RandomGroups,
         _: Path,
     ) -> SplitInfo:
-        layout, label = self._config.layout, encoder.schema.label
-        if order is None:
-            return write_in_order(workspace, encoder.encode, label, split, segments, layout)
-        return write_shuffled(workspace, encoder, split, segments, order, layout)
+        return write_shuffled(workspace, encoder, split, segments, order, self._config.layout)
 
     def _kept_columns(self) -> KeptColumns:
         plan = self._plan

@@ -73,28 +73,30 @@ class Stages:
         self._folder = folder
         self._progress = progress
 
-    def run(self, name: str, kind: type[Result], work: Callable[[Path], Result], folder: Path | None = None) -> Result:
+    def run(self, name: str, kind: type[Result], work: Callable[[Path], Result], *folders: Path) -> Result:
         """Return the result of `work(folder)`, or of the stage if it is already done.
 
-        JSON can hold the result; paths in it have the type `rayrec.store.paths.KeptPath`, which knows URIs. `folder`:
-        where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
+        JSON can hold the result; paths in it have the type `rayrec.store.paths.KeptPath`, which knows URIs. `folders`:
+        where the stage's files lie, by default NAME, next to the mark. They are empty when `work` begins, which
+        is given the first.
         """
         mark = self._folder / f"{name}.json"
         if mark.exists():
             self._progress.message(f"{name}: already done")
             result: Result = TypeAdapter(kind).validate_json(mark.read_bytes())
             return result
-        files = folder or self._folder / name
-        remove(files)
-        files.mkdir(parents=True, exist_ok=True)
-        result = work(files)
+        folders = folders or (self._folder / name,)
+        for folder in folders:
+            remove(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        result = work(folders[0])
         sync_folders(self._folder.parent)
         write_json(mark, TypeAdapter(kind).dump_python(result, mode="json"))
         return result
 
-    def leave(self, name: str, work: Callable[[Path], None], folder: Path | None = None) -> None:
+    def leave(self, name: str, work: Callable[[Path], None], *folders: Path) -> None:
         """Run a stage that has no result but its files."""
-        self.run(name, NoneType, work, folder)
+        self.run(name, NoneType, work, *folders)
 
     def release(self, *names: str) -> None:
         """Remove the files of stages that no later stage reads; they stay done."""

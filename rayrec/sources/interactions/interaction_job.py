@@ -4,7 +4,7 @@ Known positives are the rows of `train`; a held-out interaction is a list of row
 is a stage, after the last finished one of which a job that was killed goes on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -122,24 +122,20 @@ class InteractionJob:
                 )
 
         # Rows in their order become parts.
-        def write(split: str, read: Encode, of_split: Sequence[Segment]) -> SplitInfo:
-            def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
-                return with_group(read(segment))
-
-            return stages.run(
-                f"write-{split}",
-                SplitInfo,
-                lambda _: write_in_order(workspace, encode, LABEL, split, of_split, config.layout),
-                workspace.folder / split,
-            )
-
         read_drawn = partial(read_segment, columns=encoder.encoded_schema.names)
-        splits: dict[str, SplitInfo] = {}
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                splits[split] = write(split, encoder.encode, segments[split])
+                in_order[split] = partial(with_group, encoder.encode), segments[split]
             elif split in drawn:
-                splits[split] = write(split, read_drawn, make_segments(drawn[split]))
+                in_order[split] = partial(with_group, read_drawn), make_segments(drawn[split])
+        written = stages.run(
+            "write",
+            list[SplitInfo],
+            lambda _: write_in_order(workspace, in_order, LABEL, config.layout),
+            *(workspace.folder / split for split in in_order),
+        )
+        splits = dict(zip(in_order, written, strict=True))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0

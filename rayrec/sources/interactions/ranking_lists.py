@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.preprocessing.engines.engine import Partition, Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.parts import RowEncoder
+from rayrec.preprocessing.parts import Encode, RowEncoder
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, read_piece, rows_of, write_piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import ITEM, USER
@@ -162,7 +162,7 @@ def draw_lists(held_out: pa.Table, known: pa.Table, sampler: NegativeSampler) ->
         yield pa.RecordBatch.from_pydict(drawn), int((lengths < sampler.negatives).sum())
 
 
-def with_group(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def with_group(read: Encode, segment: Segment) -> Iterator[pa.RecordBatch]:
     """Yield encoded rows with the column `GROUP` (int64), the id of the user."""
-    for batch in rows:
+    for batch in read(segment):
         yield batch.append_column(pa.field(GROUP, pa.int64(), False), batch[USER].cast(pa.int64()))
