@@ -18,7 +18,7 @@ from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.formats import delimited, json_lines, parquet_layout
-from rayrec.raw.formats.row_types import RawCells, RowTypes
+from rayrec.raw.formats.row_types import LABEL_READS, RawCells, RowTypes
 from rayrec.raw.input_files import Chunk, InputFile
 
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
@@ -104,6 +104,8 @@ class TableFiles:
     """The layout of each file."""
     columns: pa.Schema
     """All columns in the order of the first file; text if the format has no types."""
+    format: FileFormat
+    """How the recipe says that the files hold rows."""
     optional: frozenset[str] = frozenset()
     """Columns that files may lack."""
 
@@ -116,19 +118,20 @@ class TableFiles:
         weight: str | None = None,
         required: Collection[str] = (),
         list_lengths: Sequence[ListLength] = (),
-        null_values: tuple[str, ...] = (),
     ) -> TableReader:
         """Return a reader of raw columns, and of the label if there is one.
 
         A row is bad if a value cannot be read, if the label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of
         the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has not
-        the length that `list_lengths` says, or no weight from 0 on for each value. A row without a label, or with one
-        of `null_values`, is left out. Without `needs_label` the label of all these rows is null. The label's column is
-        not one of `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds what it
-        cannot be read from.
+        the length that `list_lengths` says, or no weight from 0 on for each value. A row without a label is left out.
+        Without `needs_label` the label of all these rows is null. The label's column is not one of `columns`. Raises
+        UserError if a column is not there, unless it is optional, or if it holds what it cannot be read from.
         """
+        of_label = LABEL_READS.model_copy(
+            update={"null_values": self.format.null_values, "number_format": self.format.number_format}
+        )
         lengths = tuple(list_lengths)
-        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, null_values, needs_label)
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, of_label, needs_label)
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 hint = did_you_mean(name, self.columns.names, "it has")
@@ -170,7 +173,7 @@ def open_table(
     columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
     told = dict.fromkeys(name for file in filled for name, _ in file.partitions if name not in columns.names)
     columns = pa.schema([*columns, *((name, pa.string()) for name in told)])
-    return TableFiles(tuple(files), layouts, columns, frozenset(optional))
+    return TableFiles(tuple(files), layouts, columns, table_format, frozenset(optional))
 
 
 def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[str]) -> Layout | None:

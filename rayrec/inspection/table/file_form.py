@@ -42,12 +42,13 @@ class FileForm:
         """Return whether the files name their columns; otherwise they are numbered here."""
         return self.settings.header is None
 
-    def with_null_values(self, words: Sequence[str]) -> "FileForm":
-        """Return the same form of files in which `words` stand for missing values."""
-        if not words:
+    def having(self, key: str, value: Any, reason: str) -> "FileForm":
+        """Return the same form with one more setting, unless `value` says nothing."""
+        if value == FileFormat.model_fields[key].default:
             return self
-        reasons = {**self.reasons, "null_values": "found among numbers, times or labels"}
-        return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
+        return replace(
+            self, settings=self.settings.model_copy(update={key: value}), reasons={**self.reasons, key: reason}
+        )
 
 
 def recognize(file: InputFile, label: str | None = None, encoding: str | None = None) -> FileForm:

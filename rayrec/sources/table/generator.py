@@ -83,6 +83,8 @@ class GeneratedTable:
                 f"source.tables: side tables are not generated ('{next(iter(source.tables))}'); give a recipe "
                 "without them"
             )
+        if "1.234,5" in {source.number_format, *(getattr(rule, "number_format", None) for rule in source.features)}:
+            raise ConfigError("source.number_format: generated numbers have no decimal comma; give a recipe without")
         self.format = self._format()
         self._rules: dict[str, Rule] = {}
         for rule in source.features:
