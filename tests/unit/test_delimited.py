@@ -276,7 +276,7 @@ def test_every_border_between_chunks_gives_the_rows_of_the_whole(
     found: dict[int, Any] = {}
     before = 0
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.raw.input_files.BLOCK_BYTES", block_bytes)
+        patch.setattr("rayrec.raw.text_files.BLOCK_BYTES", block_bytes)
         Path(file.name).write_text(text)
         for chunk in plan_chunks(list_inputs([file.name]), chunk_bytes):
             lines_read = 0
