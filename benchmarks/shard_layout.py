@@ -26,7 +26,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.ingest.packed_rows import RowPacker
-from rayrec.preprocessing.vocabularies.vocabulary_fitting import vocabulary_file
+from rayrec.preprocessing.vocabularies import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import criteo_rows
 from rayrec.store.files import write_json

@@ -20,7 +20,7 @@ from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
-from rayrec.preprocessing.write import shards
+from rayrec.preprocessing import parts as shards
 from rayrec.recipes import Recipe
 from rayrec.sources.criteo.config import CriteoSourceConfig
 

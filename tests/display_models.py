@@ -8,7 +8,7 @@ from rayrec.config.transforms import Hash
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.inference.ranker import Ranker
-from rayrec.preprocessing.numbers.summary import Fit
+from rayrec.preprocessing.numbers import Fit
 from rayrec.sources.outbrain.features.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants
 from rayrec.sources.registry import load_ranker

@@ -1,6 +1,6 @@
 """The base of every config, and types of values that several of them have."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
@@ -42,3 +42,5 @@ Zone = Annotated[str, AfterValidator(_known_zone)]
 """An IANA time zone, such as Europe/Vienna."""
 TimeFormat = Annotated[str, AfterValidator(_known_format)]
 """`iso` (ISO 8601), `s`, `ms` or `us` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
+NumberFormat = Literal["plain", "1,234.5", "1.234,5"]
+"""How texts are numbers: `plain`, as programs write them, or as people do (`rayrec.features.number_formats`)."""

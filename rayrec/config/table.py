@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from rayrec.config.base import Config, TimeFormat, Zone
+from rayrec.config.base import Config, NumberFormat, TimeFormat, Zone
 from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
 from rayrec.config.transforms import Clip, Log, Log2
 
@@ -56,6 +56,8 @@ class _Rule(Config):
     """Names of columns, or patterns with `*` and `?`."""
     name: str | None = None
     """Name of the feature, for a single column. Other rules may still match that column."""
+    number_format: NumberFormat | None = None
+    """How numbers are written; `null`: as `source.number_format`, and categories are texts, not numbers."""
 
 
 class NumericRule(_Rule):
@@ -241,7 +243,9 @@ class FileFormat(Config):
     encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
     """Encoding of text, such as `latin-1`; `null`: UTF-8, or what the first bytes show, such as UTF-16."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]{1,4}$", examples=[","])
-    """ASCII characters between fields of delimited text; `null`: a tab if the first line has one, else a comma."""
+    """ASCII characters between fields of delimited text; `null`: a tab, a comma or `::`, the first of these that the
+    first line has.
+    """
     quote: bool | Literal["'"] = True
     """Read double quotes, or single ones (`"'"`), around a field as quotes; not beside a separator of several
     characters.
@@ -254,6 +258,10 @@ class FileFormat(Config):
     """Names of the columns if delimited text has no header."""
     null_values: tuple[str, ...] = ("",)
     """Texts that mean "missing" in delimited files."""
+    number_format: NumberFormat = "plain"
+    """How texts are numbers: by an example of people's, also with blanks or apostrophes between thousands, a currency
+    or percent sign (`$5`, `20 %`), or a minus as `(5)` or `5-`; signs are left out.
+    """
 
     @model_validator(mode="after")
     def _separator_separates(self) -> "FileFormat":

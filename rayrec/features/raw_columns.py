@@ -7,7 +7,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayrec.config import Config
-from rayrec.config.base import TimeFormat, Zone
+from rayrec.config.base import NumberFormat, TimeFormat, Zone
 from rayrec.features.text_forms import TextForm
 
 STATISTICS_FOLDER = "statistics"
@@ -33,6 +33,10 @@ class RawColumn(Config):
     """How texts are spelled (`rayrec.features.text_forms`)."""
     null_values: tuple[str, ...] = ()
     """Texts that stand for a missing value, as the empty text does."""
+    number_format: NumberFormat = Field("plain", exclude_if=lambda given: given == "plain")
+    """How texts are numbers; of a column of texts, those that are numbers so are spelled as plain ones. Left out of
+    files where `plain`, as before there were others.
+    """
 
     @property
     def arrow(self) -> pa.DataType:

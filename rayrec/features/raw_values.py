@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.text_forms import few_in_form, few_without_blanks, in_form, without_blanks
 
@@ -40,10 +41,10 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
 
     `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, lists, or a dictionary of
     them. Blanks around texts say nothing; empty texts and those of `raw.null_values` are missing. Numbers are read from
-    text as Arrow reads float64, integers as decimal digits, also of whole floats; booleans are 1 and 0. Texts are
-    spelled in the column's form (`rayrec.features.text_forms`). A local time that the clocks skip is the moment of
-    their change; of one that they repeat, the first counts. Raises UserError naming the column if no value of this type
-    of column can be read.
+    text as Arrow reads float64, integers as decimal digits, also of whole floats, after people's way to write them if
+    the column has one (`rayrec.features.number_formats`); booleans are 1 and 0. Texts are spelled in the column's form
+    (`rayrec.features.text_forms`). A local time that the clocks skip is the moment of their change; of one that they
+    repeat, the first counts. Raises UserError naming the column if no value of this type of column can be read.
     """
     kind = column.type
     if pa.types.is_null(kind):
@@ -59,14 +60,26 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
         return values.take(indices), is_wrong.to_numpy(zero_copy_only=False)
     if kind == raw.arrow and raw.type in _PLAIN_TYPES:
         return column, _none_of(column)
-    undecodable = None
+    wrong = None
     if _is_binary(kind):
-        column, undecodable = _cast(column.cast(pa.binary()), pa.string())
+        column, wrong = _cast(column.cast(pa.binary()), pa.string())
     if _is_text(column.type):
         column = _present(column.cast(pa.string()), raw.null_values)
+        if raw.number_format != "plain":
+            column, no_number = _plainly(column, raw)
+            wrong = no_number if wrong is None else wrong | no_number
     read = {"number": _numbers, "integer": _integers, "text": _texts, "time": _times}.get(raw.type, _lists)
     values, unreadable = read(column, raw)
-    return values, unreadable if undecodable is None else unreadable | undecodable
+    return values, unreadable if wrong is None else unreadable | wrong
+
+
+def _plainly(texts: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
+    """Write numbers of the column's format as plain ones; what is none is unreadable, unless the column holds texts."""
+    plain = plain_numbers(texts, raw.number_format)
+    if raw.type in ("number", "integer") or (raw.type == "time" and raw.time_format in _EPOCHS):
+        return plain, _lost(texts, plain)
+    # The elements of a list are read when it was split.
+    return pc.coalesce(plain, texts) if raw.type == "text" else texts, _none_of(texts)
 
 
 def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
@@ -87,6 +100,8 @@ def read_few_texts(texts: list[str | None], raw: RawColumn) -> list[str | None]:
     texts = few_without_blanks(texts)
     if raw.null_values:
         texts = [None if text in raw.null_values else text for text in texts]
+    if raw.number_format != "plain":
+        texts = _plainly(pa.array(texts, pa.string()), raw)[0].to_pylist()
     return few_in_form(texts, raw.form)
 
 
@@ -145,7 +160,10 @@ def needs(raw: RawColumn) -> str:
         forms = {"iso": "as ISO 8601 writes it", **{unit: f"in {unit} since 1970" for unit in _EPOCHS}}
         return f"a time {forms.get(raw.time_format, f'as {raw.time_format}')}"
     if raw.type in one:
-        return one[raw.type]
+        written = (
+            "" if raw.type == "text" or raw.number_format == "plain" else f" (or a text such as {raw.number_format})"
+        )
+        return f"{one[raw.type]}{written}"
     between = "" if raw.separator is None else f" (or a text of them with '{raw.separator}' between)"
     return f"a list of {raw.type}{between}"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset, SourceFile, Times
-from rayrec.preprocessing.vocabularies.value_counts import GrowthRules
+from rayrec.preprocessing.vocabularies import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import Parent

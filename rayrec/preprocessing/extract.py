@@ -18,8 +18,7 @@ from rayrec.features.text_forms import TextFacts, TextForm, form_of
 from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.engines.engine import Counter
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
-from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Workspace, counted_rows, run_brief_tasks, user_errors
 from rayrec.raw.blocks import (
     LEFT_OUT,
     REJECTED_SCHEMA,
@@ -35,7 +34,7 @@ from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
 from rayrec.store.paths import KeptPath
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
-_ROWS_PER_FILE = 8 * SEGMENT_ROWS
+_ROWS_PER_FILE = 4 * SEGMENT_ROWS
 """A packed file is one chunk, however long: one Parquet file of it would have a footer that takes a second to parse."""
 _ROWS_PER_REJECTED_PART = 1_000_000
 

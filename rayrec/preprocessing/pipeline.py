@@ -17,8 +17,7 @@ from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset, DatasetManifest, SourceFile
 from rayrec.preprocessing.engines.engine import Engine
 from rayrec.preprocessing.extension import facts_of, source_file
-from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.workspace import Workspace, WrittenDataset, no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file
@@ -35,7 +34,7 @@ time again for the same rows, and 10 s to start: with 16 CPUs, both take 20 s fo
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 5
+_STAGES_VERSION = 6
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 

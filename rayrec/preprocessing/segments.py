@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import KeptPath
 
-SEGMENT_ROWS = 262_144
+SEGMENT_ROWS = 524_288
 """Most rows of a segment: limits what a task holds in memory."""
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 65_536, 2**23
 """Most rows of small row groups that are read together, and most bytes of their columns, encoded as they are."""
@@ -97,7 +99,7 @@ def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segmen
     return parts
 
 
-def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a piece, a few batches; columns of text named in `dictionaries` come dictionary encoded."""
     with open_parquet(piece.path, dictionaries) as file:
         offset = 0
@@ -108,6 +110,14 @@ def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]
                 (batch,) = table.combine_chunks().to_batches()
                 yield batch.slice(low - offset, high - low)
             offset += rows
+
+
+def numbered(segment: Segment, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """Yield the rows of a segment, as read or encoded, each batch with the positions (n,) of its rows in the split."""
+    first = segment.first
+    for batch in batches:
+        yield np.arange(first, first + batch.num_rows), batch
+        first += batch.num_rows
 
 
 def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
@@ -130,17 +140,37 @@ def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]
         yield groups, rows
 
 
+def write_pieces(
+    files: Mapping[str, tuple[KeptPath, pa.Schema]], batches: Iterable[tuple[str, pa.RecordBatch]]
+) -> dict[str, list[Piece]]:
+    """Write rows to the file of the name that each batch comes with, cast to its schema.
+
+    Return the piece by name, or none where there are no rows.
+    """
+    rows = dict.fromkeys(files, 0)
+    writers: dict[str, pq.ParquetWriter] = {}
+    with ExitStack() as stack:
+        for name, batch in batches:
+            if not batch.num_rows:
+                continue
+            path, schema = files[name]
+            if name not in writers:
+                # Values of all but floats repeat.
+                repeated = [field.name for field in schema if not pa.types.is_floating(field.type)]
+                writers[name] = stack.enter_context(new_rows(path, schema, repeated))
+            writers[name].write_batch(batch.cast(schema))
+            rows[name] += batch.num_rows
+    return {name: [Piece(path, 0, rows[name])] if rows[name] else [] for name, (path, _) in files.items()}
+
+
 def write_piece(path: KeptPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Piece]:
     """Write rows, cast to a schema, to a file; return its piece, or none where there are no rows."""
-    rows = 0
-    with ExitStack() as stack:
-        for batch in batches:
-            if batch.num_rows and not rows:
-                file = stack.enter_context(new_rows(path, schema, schema.names))
-            if batch.num_rows:
-                file.write_batch(batch.cast(schema))
-                rows += batch.num_rows
-    return [Piece(path, 0, rows)] if rows else []
+    return write_pieces({"": (path, schema)}, (("", batch) for batch in batches))[""]
+
+
+def joined(written: Sequence[Mapping[str, Sequence[Piece]]]) -> dict[str, list[Piece]]:
+    """Return the pieces of each name, from those of each partition in order."""
+    return {name: [piece for pieces in written for piece in pieces[name]] for name in written[0]}
 
 
 def pieces_of_files(paths: Iterable[Path]) -> list[Piece]:

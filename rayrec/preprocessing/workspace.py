@@ -1,23 +1,31 @@
-"""Holds what a preprocessing job works with and returns, and runs the stages of a long job.
+"""Holds what a preprocessing job works with and returns, and runs its stages and their tasks.
 
 The files of each stage stay until no other needs them, so a job that died can continue.
 """
 
-from collections.abc import Callable
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import TypeAdapter
 
+from rayrec.common import errors
+from rayrec.common.disk_errors import disk_error, temporary_folders
+from rayrec.common.errors import UserError
+from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, SplitInfo, Times
-from rayrec.preprocessing.engines.engine import Engine
+from rayrec.preprocessing.engines.engine import Counter, Engine, Item, Result
 from rayrec.store.files import remove, sync_folders, write_json
 
-ResultT = TypeVar("ResultT")
+_POLL_SECONDS = 0.5
+_USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,32 +73,92 @@ class Stages:
         self._folder = folder
         self._progress = progress
 
-    def run(
-        self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
-    ) -> ResultT:
+    def run(self, name: str, kind: type[Result], work: Callable[[Path], Result], *folders: Path) -> Result:
         """Return the result of `work(folder)`, or of the stage if it is already done.
 
-        JSON can hold the result; paths in it have the type `rayrec.store.paths.KeptPath`, which knows URIs. `folder`:
-        where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
+        JSON can hold the result; paths in it have the type `rayrec.store.paths.KeptPath`, which knows URIs. `folders`:
+        where the stage's files lie, by default NAME, next to the mark. They are empty when `work` begins, which
+        is given the first.
         """
         mark = self._folder / f"{name}.json"
         if mark.exists():
             self._progress.message(f"{name}: already done")
-            result: ResultT = TypeAdapter(kind).validate_json(mark.read_bytes())
+            result: Result = TypeAdapter(kind).validate_json(mark.read_bytes())
             return result
-        files = folder or self._folder / name
-        remove(files)
-        files.mkdir(parents=True, exist_ok=True)
-        result = work(files)
+        folders = folders or (self._folder / name,)
+        for folder in folders:
+            remove(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        result = work(folders[0])
         sync_folders(self._folder.parent)
         write_json(mark, TypeAdapter(kind).dump_python(result, mode="json"))
         return result
 
-    def leave(self, name: str, work: Callable[[Path], None], folder: Path | None = None) -> None:
+    def leave(self, name: str, work: Callable[[Path], None], *folders: Path) -> None:
         """Run a stage that has no result but its files."""
-        self.run(name, NoneType, work, folder)
+        self.run(name, NoneType, work, *folders)
 
     def release(self, *names: str) -> None:
         """Remove the files of stages that no later stage reads; they stay done."""
         for name in names:
             remove(self._folder / name)
+
+
+@contextmanager
+def counted_rows(engine: Engine, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+    """Yield a stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
+
+    An exception that a task raised for the user leaves the block as that UserError.
+    """
+    progress.stage(stage, total)
+    counter = engine.counter()
+
+    def watch(ended: threading.Event) -> None:
+        shown = 0
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_POLL_SECONDS)
+            rows = counter.value
+            # Tasks that ran again after a failure count twice.
+            grown = (rows if total is None else min(rows, total)) - shown
+            if grown > 0:
+                progress.advance(grown)
+                shown += grown
+
+    with in_background(watch, f"progress-{stage}"), user_errors():
+        yield counter
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise UserError for a failure, here or in a Spark task, that the user can fix; other errors pass unchanged."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if found := _USER_ERROR.search(str(error)):
+            raise getattr(errors, found[1])(found[2]) from error
+        if (of_disk := disk_error(error, temporary_folders())) is not None:
+            raise of_disk from error
+        raise
+
+
+@contextmanager
+def no_tasks_left_behind(engine: Engine) -> Iterator[None]:
+    """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
+    try:
+        yield
+    except BaseException:
+        engine.cancel()
+        raise
+
+
+def run_brief_tasks(engine: Engine, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """Run tasks as `engine.run`, for items that mostly take a moment: each task, which takes longer to start,
+    does several.
+    """
+    count = min(len(items), 4 * engine.parallelism)
+    groups = [items[first::count] for first in range(count)]
+    found = engine.run(groups, lambda group: [function(item) for item in group])
+    return [found[place % count][place // count] for place in range(len(items))]

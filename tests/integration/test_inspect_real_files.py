@@ -12,7 +12,7 @@ from jobs.inspect import COMMAND
 from rayrec.config.table import TableSourceConfig
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
-from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.recipes import Recipe, load_recipe
 from tests.builders import make_schema
 

@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.engines.spark import SparkEngine
-from rayrec.preprocessing.tasks import user_errors
+from rayrec.preprocessing.workspace import user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
 from rayrec.store.parquet import new_parquet

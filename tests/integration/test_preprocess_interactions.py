@@ -263,8 +263,8 @@ def test_few_items_and_few_interactions(run: Run, tmp_path: Path, messages: Mess
     )
     assert dataset.manifest.rejected == {
         "wrong column count": 1,
-        "no user or no item": 1,
-        "not an integer": 1,
+        "no value in a required column": 1,
+        "not a time": 1,
         "invalid UTF-8": 1,
     }
     rejected = pq.read_table(dataset.folder / "rejected").to_pylist()
@@ -295,6 +295,17 @@ def test_nobody_is_active_enough(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         run({None: [path]})
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_a_split_without_rows_is_there_as_nothing(run: Run, tmp_path: Path) -> None:
+    """So that it can be warned about: no user has two interactions, as in short days."""
+    path = write(tmp_path, "rows.csv", "user,item\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
+    dataset = run({None: [path]}, split={"kind": "leave_one_out", "min_interactions": 0, "validation": True})
+    assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {
+        "train": 30,
+        "validation": 0,
+        "test": 0,
+    }
 
 
 def test_a_header_alone(run: Run, tmp_path: Path) -> None:

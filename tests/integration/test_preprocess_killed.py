@@ -19,7 +19,7 @@ GOES_ON = "continuing unfinished work of an earlier run"
 STAGES = {
     "criteo": ("parse", "write-train"),
     "table": ("rates", "write-train"),
-    "interactions": ("histories", "write-validation"),
+    "interactions": ("histories", "write"),
     "displays": ("values", "features"),
 }
 """The stages of each kind in which Spark's command is killed: half-way through the first, at the end of the second."""

@@ -10,7 +10,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import SplitConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.features.raw_columns import RawColumn
-from rayrec.preprocessing.rows.column_plan import _MODULE_ATTRIBUTES, ColumnPlan, KeptColumn, plan_columns
+from rayrec.preprocessing.column_plan import _MODULE_ATTRIBUTES, ColumnPlan, KeptColumn, plan_columns
 
 COLUMNS = ("click", "user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts", "weight", "debug_1")
 TABLES = {"users": ("user_id", "age", "zip")}

@@ -69,6 +69,7 @@ DIALECTS: dict[str, tuple[Sequence[str], Callable[[Sequence[Row]], str | bytes]]
     "bars": (NOTES, delimited("|")),
     "Hive": (PLAIN, delimited("\x01")),
     "carets": (PLAIN, delimited("^")),
+    "double colons": (PLAIN, lambda rows: lines_of([COLUMNS, *rows], "::")),
     "blanks": (PLAIN[:3], delimited(" ")),
     "all in quotes": (NOTES, delimited(quoting=csv.QUOTE_ALL)),
     "CRLF": ([note for note in NOTES if "\n" not in note], delimited(end="\r\n")),

@@ -24,7 +24,7 @@ from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.spark import joined_messages, sent_message
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
-from rayrec.preprocessing.tasks import run_brief_tasks
+from rayrec.preprocessing.workspace import run_brief_tasks
 from rayrec.sources.registry import preprocessing
 
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
@@ -109,6 +109,13 @@ def test_what_has_no_room_in_memory_is_sorted_on_the_disk(tmp_path: Path) -> Non
         assert batch["n"].to_numpy().tolist() == list(range(first, last + 1))
         assert batch["c14"].equals(batch["n"])
     assert last == 1_999_999
+
+
+def test_values_too_long_for_the_memory_are_told(tmp_path: Path) -> None:
+    set_share(SqlShare(1, 2**27, tmp_path))
+    table = pa.table({"text": [f"{'x' * 2**25}{number}" for number in range(8)]})
+    with pytest.raises(UserError, match=r"values too long .* 128.0 MiB of memory; give more"):
+        query("from texts order by text", texts=table).read_all()
 
 
 @pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])

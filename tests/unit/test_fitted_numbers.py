@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from rayrec.config.table import FitFill, FitMinMax, FitQuantile, FitStandardize
 from rayrec.config.transforms import Elapsed, Fill, Log, Log2, MinMax, Quantile, Standardize
-from rayrec.preprocessing.numbers import summary
-from rayrec.preprocessing.numbers.number_fitting import Number, look, merged
-from rayrec.preprocessing.numbers.summary import Summary, fitted
+from rayrec.preprocessing import numbers as summary
+from rayrec.preprocessing.numbers import Number, Summary, fitted, look, merged
 
 NAN = np.nan
 COLUMNS = {

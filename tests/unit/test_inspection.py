@@ -1,6 +1,7 @@
 """What `rayrec inspect` makes of columns, on generated tables whose truth is known."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.evidence import Evidence
 from rayrec.inspection.table.file_form import recognize
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
-from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 
@@ -332,21 +333,71 @@ def test_one_odd_value_takes_no_role_away(inspect: Inspect) -> None:
     assert yaml.safe_load(found.recipe)["preprocess"]["split"]["kind"] == "time"
 
 
+ENGLISH, GERMAN = "1,234.5", "1.234,5"
+
+
+@pytest.mark.parametrize(
+    ("values", "number_format", "first"),
+    [
+        ([f"{v % 900 * 9:,}" for v in range(1, ROWS + 1)], ENGLISH, 9),
+        ([f"{v % 900 * 9:,}".replace(",", ".") for v in range(1, ROWS + 1)], GERMAN, 9),
+        ([f"{v % 90},{v % 7}" for v in range(ROWS)], GERMAN, 0),
+        ([f"{v % 90} EUR" for v in range(ROWS)], ENGLISH, 0),
+        ([f"-US${v % 90}.50" for v in range(ROWS)], ENGLISH, -0.5),
+        ([f"\u20ac {v % 900 * 9:,}".replace(",", ".") for v in range(ROWS)], GERMAN, 0),
+        ([f"{v % 90 + 1}\u202f{v % 900 + 100}" for v in range(ROWS)], ENGLISH, 1100),
+        ([f"{v % 90}%" for v in range(ROWS)], ENGLISH, 0),
+        ([f"({v % 90}.25)" if v % 2 else f"{v % 90}.25" for v in range(ROWS)], ENGLISH, 0.25),
+        (["n. a." if v % 9 == 1 else f"{v % 90},5" for v in range(ROWS)], GERMAN, 0.5),
+        (["?" if v == 77 else f"${v % 90}.5" for v in range(ROWS)], ENGLISH, 0.5),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(
+    inspect: Inspect, values: list[str], number_format: str, first: float
+) -> None:
+    found = inspect({"price": pa.array(values), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    price = decision(found, "price")
+    assert price.kind == "numeric" and price.column.row_numbers[0] == first and "written as" in price.reason
+    assert yaml.safe_load(found.recipe)["source"]["number_format"] == number_format
+    assert not found.warnings and found.can_run
+
+
 @pytest.mark.parametrize(
     ("values", "warning"),
     [
-        ([f"{v * 37:,}" for v in range(1, ROWS + 1)], "numbers with a mark between thousands, such as '1,0"),
-        ([f"{v % 90},{v % 7}" for v in range(ROWS)], "numbers with a decimal comma"),
-        ([f"{v % 90} EUR" for v in range(ROWS)], "numbers with a currency sign"),
-        ([f"-US${v % 90}.50" for v in range(ROWS)], "numbers with a currency sign"),
-        ([f"{v % 90}\u202f{v % 900 + 100}" for v in range(ROWS)], "numbers with a mark between thousands"),
-        ([f"{v % 90}%" for v in range(ROWS)], "numbers with a percent sign"),
+        (
+            [f"{v % 90 + 1},{v % 900 + 100}" for v in range(ROWS)],
+            r"'1,100' is 1100 by number_format: \"1,234.5\" and 1.1",
+        ),
+        ([f"{'$' if v % 2 else 'EUR '}{v % 90}.5" for v in range(ROWS)], r"of several units \('EUR', '\$'\)"),
+        ([f"{v % 90} %" if v % 2 else f"0.{v % 90}" for v in range(ROWS)], r"of several units \('%', none\)"),
+        ([f"{v % 90}.5 kg" for v in range(ROWS)], r"with a unit, such as '0.5 kg'; write plain numbers"),
+        ([f"{v % 900 + 100},{v * 7 % 900 + 100}" for v in range(ROWS)], "perhaps lists"),
+        ([f"${v}.5" if v % 30 else f"$ {v} or so" for v in range(ROWS)], "3.3% of the values are none"),
     ],
 )
-def test_numbers_in_other_dress_are_warned_of(inspect: Inspect, values: list[str], warning: str) -> None:
+def test_numbers_that_could_be_others_are_warned_of(inspect: Inspect, values: list[str], warning: str) -> None:
     found = inspect({"x": pa.array(values), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
     (said,) = found.warnings
-    assert said.startswith(f"x: {warning}")
+    assert re.match(f"x: numbers, but .*{warning}", said)
+    assert decision(found, "x").kind in ("categorical", "ignored")
+
+
+def test_each_column_has_its_own_number_format_where_one_does_not_suit_all(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    found = inspect({
+        "price": pa.array([f"{v:.2f}".replace(".", ",") for v in rng.exponential(20, ROWS)]),
+        "fee": pa.array([f"{v:.2f}".replace(".", ",") for v in rng.exponential(2, ROWS)]),
+        "latitude": pa.array([f"{v:.4f}" for v in rng.uniform(46, 49, ROWS)]),
+        "age": pa.array([f"{v}" for v in rng.integers(18, 90, ROWS)]),
+        "user_id": pa.array([f"{v},0" for v in rng.integers(100, 150, ROWS)]),
+        "weight": pa.array([f"{v:.1f}".replace(".", ",") for v in rng.uniform(1, 2, ROWS)]),
+    }, parquet=True)  # fmt: skip
+    recipe = yaml.safe_load(found.recipe)["source"]
+    assert recipe["number_format"] == GERMAN and recipe["weight"] == "weight"
+    own = {rule["columns"]: rule.get("number_format") for rule in recipe["features"]}
+    assert own == {"price": None, "fee": None, "latitude": "plain", "age": None, "user_id": GERMAN}
+    assert found.can_run and not found.left_out.bad
 
 
 def test_a_lost_time_is_said(inspect: Inspect) -> None:

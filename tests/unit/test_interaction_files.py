@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.table import LabelCondition
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions.config import (
@@ -19,7 +20,7 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import InteractionReader
+from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
 from rayrec.sources.registry import preprocessing
 
 Row = tuple[float, str, str, int | None]
@@ -28,7 +29,9 @@ Row = tuple[float, str, str, int | None]
 def read(path: Path, chunk_bytes: int = 2**20, **config: Any) -> tuple[list[Row], list[tuple[int, str, str]]]:
     """Return rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
-    reader = InteractionReader.detect(InteractionSourceConfig(**config), files)
+    source = InteractionSourceConfig(**config)
+    is_lists = has_lists(source, files[0])
+    reader = InteractionReader() if is_lists else InteractionReader.of_tables(source, files)
     rows: list[Row] = []
     rejected: list[tuple[int, str, str]] = []
     before = 0
@@ -95,23 +98,23 @@ def test_rows(case: str, tmp_path: Path) -> None:
 BAD: dict[str, tuple[bytes, int, list[tuple[int, str, str]]]] = {
     # content; good rows; rejected
     "tab": (
-        b"1\t2\t3\t4\n1\t2\t3\n\n\t2\t3\t4\n1\t\t3\t4\n1\t2\t3\tx\n1\t2\t3\t\n1\t2\t3\t4.5\n\xff\t2\t3\t4\n5\t6\t7\t8\n",
+        b"1\t2\t3\t4\n1\t2\t3\n\n\t2\t3\t4\n1\t\t3\t4\n1\t2\t3\tx\n1\t2\t3\t\n1\t2\t3\t4,5\n\xff\t2\t3\t4\n5\t6\t7\t8\n",
         2,
         [
             (2, "wrong column count", "1\t2\t3"),
             (3, "wrong column count", ""),
-            (4, "no user or no item", "\t2\t3\t4"),
-            (5, "no user or no item", "1\t\t3\t4"),
-            (6, "not an integer", "1\t2\t3\tx"),
-            (7, "not an integer", "1\t2\t3\t"),
-            (8, "not an integer", "1\t2\t3\t4.5"),
+            (4, "no value in a required column", "\t2\t3\t4"),
+            (5, "no value in a required column", "1\t\t3\t4"),
+            (6, "not a time", "1\t2\t3\tx"),
+            (7, "no value in a required column", "1\t2\t3\t"),
+            (8, "not a time", "1\t2\t3\t4,5"),
             (9, "invalid UTF-8", "\\xff\t2\t3\t4"),
         ],
     ),
     "double colon": (
         b"1::2::3::4\n1::2::3\n::2::3::4\n",
         1,
-        [(2, "wrong column count", "1::2::3"), (3, "no user or no item", "::2::3::4")],
+        [(2, "wrong column count", "1::2::3"), (3, "no value in a required column", "::2::3::4")],
     ),
     "csv": (
         b'user,item\n1,2\n"1,2\n"1",2,3\n"","4"\n3\r4,5\n6,"7"\n',
@@ -119,7 +122,7 @@ BAD: dict[str, tuple[bytes, int, list[tuple[int, str, str]]]] = {
         [
             (3, "unclosed double quote", '"1,2'),
             (4, "wrong column count", '"1",2,3'),
-            (5, "no user or no item", '"","4"'),
+            (5, "no value in a required column", '"","4"'),
             (6, "carriage return inside the row", "3\r4,5"),
         ],
     ),
@@ -129,7 +132,7 @@ BAD: dict[str, tuple[bytes, int, list[tuple[int, str, str]]]] = {
         [
             (2, "not (user,item) and its negatives", "(1,2)"),
             (3, "not (user,item) and its negatives", "1,2\t3"),
-            (4, "no user or no item", "(1,2)\t3\t\t4"),
+            (4, "not (user,item) and its negatives", "(1,2)\t3\t\t4"),
             (5, "invalid UTF-8", "(\\xff,2)\t3"),
         ],
     ),
@@ -160,8 +163,8 @@ def test_parquet(tmp_path: Path) -> None:
     for chunk_bytes in (2**20, 50):
         rows, rejected = read(tmp_path / "r.parquet", chunk_bytes)
         assert rows == expected
-        reasons = ["not an integer", *["no user or no item"] * 3]
-        assert [(line, reason) for line, reason, _ in rejected] == list(zip(range(2, 6), reasons, strict=True))
+        assert [line for line, *_ in rejected] == [2, 3, 4, 5]
+        assert {reason for _, reason, _ in rejected} == {"no value in a required column"}
     assert "'movie_id': 'b'" in rejected[0][2]
 
 
@@ -183,9 +186,19 @@ def test_times_of_all_files_are_seconds_and_exact(tmp_path: Path) -> None:
 def test_rejected_rows_name_the_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("movieId,userId,timestamp\n1,2,3\n1, ,3\n1,2,soon\n")
     files = list_inputs([str(tmp_path / "a.csv")])
-    (block,) = InteractionReader.detect(InteractionSourceConfig(), files).read(plan_chunks(files, 2**20)[0])
+    (block,) = InteractionReader.of_tables(InteractionSourceConfig(), files).read(plan_chunks(files, 2**20)[0])
     cells = [(row["line"], row["column"], row["value"]) for row in block.rejected.to_pylist()]
     assert cells == [(3, "userId", " "), (4, "timestamp", "soon")]
+
+
+def test_pairs_to_score_need_no_time_and_no_rating(tmp_path: Path) -> None:
+    config = InteractionSourceConfig(timestamp="when", choices=LabelCondition(column="stars", at_least=4))
+    (tmp_path / "pairs.csv").write_text("item,user\n1,2\n3,4\n")
+    files = list_inputs([str(tmp_path / "pairs.csv")])
+    with pytest.raises(UserError, match="no column 'when'"):
+        InteractionReader.of_tables(config, files)
+    (block,) = InteractionReader.of_tables(config, files, is_scored=True).read(plan_chunks(files, 2**20)[0])
+    assert [tuple(row.values()) for row in block.rows.to_pylist()] == [(1, "2", "1", None), (1, "4", "3", None)]
 
 
 LOO = {"kind": "leave_one_out"}
@@ -193,16 +206,18 @@ FILES = {"kind": "files"}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str | None, list[str]], type[UserError], str]] = {
     # source; split; inputs; error; what it says
     "empty gzip": ({}, LOO, {None: ["empty.gz"]}, UserError, "empty.gz: empty; there are no rows"),
-    "damaged gzip": ({}, LOO, {None: ["cut.gz"]}, UserError, "cut.gz: damaged or unreadable"),
+    "damaged gzip": ({}, LOO, {None: ["cut.gz"]}, UserError, "cut.gz: damaged gzip file"),
     "given twice": ({}, LOO, {None: ["a.tab", "a.tab"]}, UserError, "given for two splits; give every file once"),
-    "no separator": ({}, LOO, {None: ["words"]}, UserError, "the first line has no tab"),
+    "no separator": ({}, LOO, {None: ["words"]}, UserError, "no column of the user among 'hello'; set source.user"),
     "no header": ({}, LOO, {None: ["no_header.csv"]}, UserError, "no column of the user among '1', '2'; set"),
     "no such column": ({"item": "film"}, LOO, {None: ["r.csv"]}, UserError, "no column 'film' among 'userId'"),
     "no such time": ({"timestamp": "t"}, LOO, {None: ["r.csv"]}, UserError, "no column 't' .* set source.timestamp"),
-    "three columns": ({}, LOO, {None: ["three.tab"]}, UserError, "3 columns without a header"),
-    "no Parquet": ({"layout": "parquet"}, LOO, {None: ["a.tab"]}, UserError, "no Parquet file"),
+    "three columns": ({}, LOO, {None: ["three.tab"]}, UserError, "among '1', '2', '3'; .*, or source.header"),
+    "no Parquet": ({"format": "parquet"}, LOO, {None: ["a.tab"]}, UserError, "a.tab: damaged Parquet file"),
+    "two columns of a name": ({}, LOO, {None: ["twice.csv"]}, UserError, "two columns 'x' in its first line"),
+    "semicolons": ({}, LOO, {None: ["semicolons.csv"]}, UserError, "no tab and no comma in its first line; add separ"),
     "Parquet of lists": ({}, LOO, {None: ["f.parquet"]}, UserError, "'user': holds list.*, needs a text"),
-    "mixed times": ({}, LOO, {None: ["a.tab", "r.csv"]}, UserError, "a.tab: has no timestamp, unlike .*r.csv"),
+    "mixed times": ({}, LOO, {None: ["n.csv", "r.csv"]}, UserError, "n.csv: no column 'timestamp', which .*r.csv has"),
     "lists as ratings": ({}, LOO, {None: ["x.test.negative"]}, UserError, "lists of negatives, no interactions"),
     "named splits": ({}, LOO, {"train": ["a.tab"]}, ConfigError, "--input train=...: .*kind is 'leave_one_out'"),
     "other split": ({}, FILES, {"train": ["a.tab"], "dev": ["a.tab"]}, ConfigError, "--input dev=...: no split"),
@@ -226,6 +241,9 @@ def folder(tmp_path: Path) -> Path:
     files = {
         "a.tab": b"1\t2\n",
         "r.csv": b"userId,movieId,rating,timestamp\n1,2,3,4\n",
+        "n.csv": b"userId,movieId\n1,2\n",
+        "twice.csv": b"userId,movieId,x,x\n1,2,3,4\n",
+        "semicolons.csv": b"userId;movieId\n1;2\n",
         "no_header.csv": b"1,2\n",
         "three.tab": b"1\t2\t3\n",
         "words": b"hello\n",
@@ -266,7 +284,8 @@ def test_refused(case: str, folder: Path) -> None:
 def names_of(folder: Path, paths: dict[str | None, list[str]], split: Any) -> list[str]:
     """Return the files that a job reads, in order."""
     given = {name: [str(folder / path) for path in of_split] for name, of_split in paths.items()}
-    return [file.base_name for file in resolve_interactions(InteractionSourceConfig(), split, given).files]
+    inputs = resolve_interactions(InteractionSourceConfig(), split, given)
+    return [file.base_name for of_split in (inputs.files, *inputs.lists.values()) for file in of_split]
 
 
 def test_a_folder_of_movielens_stands_for_its_ratings(folder: Path) -> None:

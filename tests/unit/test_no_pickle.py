@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torch_checkpoint import save
-from rayrec.preprocessing.numbers import number_fitting
-from rayrec.preprocessing.numbers.summary import Summary
+from rayrec.preprocessing import numbers as number_fitting
+from rayrec.preprocessing.numbers import Summary
 from rayrec.store.tensors import StoredTensors
 from rayrec.training.run.folder import RunFolder
 from tests.builders import make_dataset

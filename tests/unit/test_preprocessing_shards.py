@@ -10,8 +10,8 @@ import pytest
 
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.preprocessing import segments
+from rayrec.preprocessing.parts import rows_of_a_part, write_part
 from rayrec.preprocessing.segments import Piece, cut_pieces, make_segments, read_piece, segments_by_part
-from rayrec.preprocessing.write.shards import rows_of_a_part, write_part
 
 SCHEMA = pa.schema(
     [pa.field("label", pa.float32(), False), pa.field("x", pa.int64(), False), pa.field("c", pa.int32(), False)]

@@ -23,11 +23,10 @@ from rayrec.features.hashes import hash_string
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract
+from rayrec.preprocessing.column_plan import KeptColumn
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extract import pieces_of
-from rayrec.preprocessing.rows.column_plan import KeptColumn
-from rayrec.preprocessing.rows.kept_columns import KeptColumns, integers_of
-from rayrec.preprocessing.rows.row_splits import RowDivision, keys_of_files
+from rayrec.preprocessing.row_splits import KeptColumns, RowDivision, integers_of, keys_of_files
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import open_table

@@ -98,17 +98,20 @@ def test_a_mark_is_written_when_all_is_on_the_disk(tmp_path: Path, monkeypatch: 
 
 
 def test_an_unfinished_stage_begins_from_nothing(tmp_path: Path) -> None:
-    def dies(folder: Path) -> None:
-        (folder / "half").write_text("1")
-        raise RuntimeError
-
     stages = Stages(tmp_path, SilentProgress())
-    elsewhere = tmp_path / "data" / "statistics"
-    for folder in (None, elsewhere):
+    statistics, test = tmp_path / "data" / "statistics", tmp_path / "data" / "test"
+    for folders in ((), (statistics,), (statistics, test)):
+        filled = folders or (tmp_path / "rates",)
+
+        def dies(_: Path, filled: tuple[Path, ...] = filled) -> None:
+            for folder in filled:
+                (folder / "half").write_text("1")
+            raise RuntimeError
+
         with pytest.raises(RuntimeError):
-            stages.leave("rates", dies, folder)
-        stages.leave("rates", lambda files: (files / "whole").touch(), folder)
-        assert [p.name for p in (folder or tmp_path / "rates").iterdir()] == ["whole"]
+            stages.leave("rates", dies, *folders)
+        stages.leave("rates", lambda files: (files / "whole").touch(), *folders)
+        assert [[path.name for path in folder.iterdir()] for folder in filled] == [["whole"], []][: len(filled)]
         (tmp_path / "rates.json").unlink()
 
 

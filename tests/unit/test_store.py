@@ -29,7 +29,6 @@ from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages
 from rayrec.sources.outbrain.preprocessing.documents import DocumentRows
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
 from rayrec.store import folders, growing_files, objects, stores
 from rayrec.store.artifact import read_manifest
 from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in
@@ -472,9 +471,9 @@ def test_stages_go_on_on_another_machine(bucket: Path, tmp_path: Path, monkeypat
     def work(folder: Path) -> DocumentRows:
         with new_file(folder / "rows") as temporary:
             temporary.write_text("1")
-        rows = RowFiles(pieces=(Piece(folder / "rows", 0, 1),))
+        rows = [Piece(folder / "rows", 0, 1)]
         return DocumentRows(
-            folder=folder, rows=rows, documents=1, values={}, largest_publisher=0, sources_without_publisher=()
+            folder=folder, rows=rows, documents=1, values={}, largest_publisher=0, sources_without_publisher=[]
         )
 
     def unreachable(_: Path) -> DocumentRows:
@@ -487,7 +486,7 @@ def test_stages_go_on_on_another_machine(bucket: Path, tmp_path: Path, monkeypat
     with new_folder(to_path(URI), "a", shared=True) as folder:
         found = Stages(folder / ".scratch", SilentProgress()).run("values", DocumentRows, unreachable)
         assert found.folder == folder / ".scratch" / "values"
-        assert found.rows.pieces[0].path.read_bytes() == b"1"
+        assert found.rows[0].path.read_bytes() == b"1"
         write_manifest(folder, "{}")
 
 

@@ -10,6 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.config.base import NumberFormat
+from rayrec.features.number_formats import NUMBER_FORMATS
+
 Form = Literal["integer", "number", "text", "time", "list", "vector", "nested"]
 """How the values of a column are written: `nested` values can be no feature."""
 NULL_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "none", "\\N", "?", "-")
@@ -53,6 +56,8 @@ class ColumnProfile:
     """Distinct items of lists."""
     notes: tuple[str, ...] = ()
     """What is remarkable about the way in which the values are written."""
+    number_formats: tuple[NumberFormat, ...] = NUMBER_FORMATS
+    """The formats in which texts are these numbers, or times counted from 1970; the first one reads all of them."""
     null_words: tuple[str, ...] = ()
     """Texts that seem to stand for a missing value; their rows count as missing."""
 

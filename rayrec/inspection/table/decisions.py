@@ -7,12 +7,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.table.column_forms import DRESSED
+from rayrec.config.base import NumberFormat
+from rayrec.features.number_formats import NUMBER_FORMATS
+from rayrec.inspection.table.column_forms import UNCLEAR
 from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
-from rayrec.preprocessing.rows.column_plan import can_name_a_table
+from rayrec.preprocessing.column_plan import can_name_a_table
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
@@ -80,7 +82,8 @@ def decide(
             decision = _texts(column, evidence)
         else:
             found = number_rules(column, evidence)
-            decision = Decision(column, "feature", found.reason, found.rules, found.further, found.readings)
+            reason = "; ".join([found.reason, *column.notes])
+            decision = Decision(column, "feature", reason, found.rules, found.further, found.readings)
         # A column that seems to know the label is left out, whatever it is.
         if decision.role == "feature" and (why := _leak(decision, label, row_time)):
             reason = f"may leak the label: it {why}; delete this line if it is known before the label"
@@ -259,6 +262,30 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
     return found
 
 
+def with_number_formats(decisions: Sequence[Decision]) -> tuple[list[Decision], NumberFormat]:
+    """Return the format of the source's numbers, and the decisions, in which rules of other columns have their own.
+
+    It is that of the label and the weight, which have no rule, else of most columns.
+    """
+    used = [decision for decision in decisions if decision.rules or decision.role in ("label", "weight")]
+    if all("plain" in decision.column.number_formats for decision in used):
+        return list(decisions), "plain"
+    without_rule = [decision for decision in used if not decision.rules]
+
+    def fits(form: NumberFormat) -> tuple[int, ...]:
+        return tuple(sum(form in one.column.number_formats for one in some) for some in (without_rule, used))
+
+    of_source = max(NUMBER_FORMATS, key=fits)
+    found = []
+    for decision in decisions:
+        formats, rules = decision.column.number_formats, []
+        for rule in decision.rules:
+            default = "plain" if rule["kind"] in ("categorical", "list") else of_source
+            rules.append(rule if default in formats else {**rule, "number_format": formats[0]})
+        found.append(replace(decision, rules=tuple(rules)))
+    return found, of_source
+
+
 def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
     """Return what a person should look at before training."""
     warnings = [d.warning for d in decisions if d.warning]
@@ -267,9 +294,9 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
-        if note.startswith(DRESSED):
+        if note.startswith(UNCLEAR):
             what = "read as categories" if decision.rules else "ignored"
-            warnings.append(f"{column.name}: {note}, which are {what}; write plain numbers, such as 1234.5")
+            warnings.append(f"{column.name}: {note}; they are {what}")
         elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":
             warnings.append(f"{column.name}: {note}")
         elif column.form == "text" and column.has_time_name and has_digits and column.distinct > 1:

@@ -12,13 +12,13 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
-from rayrec.raw.formats.delimited import DelimitedLayout, separator_told
-from rayrec.raw.input_files import InputFile, read_head
+from rayrec.raw.formats.delimited import DelimitedLayout, separator_of, separator_told
+from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import format_of
-from rayrec.raw.text_encoding import UTF8
+from rayrec.raw.text_files import UTF8, read_head
 
 _SEPARATORS = "\t,;|"
-_RARE_SEPARATORS = "\x01^~ "
+_RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9
@@ -42,12 +42,13 @@ class FileForm:
         """Return whether the files name their columns; otherwise they are numbered here."""
         return self.settings.header is None
 
-    def with_null_values(self, words: Sequence[str]) -> "FileForm":
-        """Return the same form of files in which `words` stand for missing values."""
-        if not words:
+    def having(self, key: str, value: Any, reason: str) -> "FileForm":
+        """Return the same form with one more setting, unless `value` says nothing."""
+        if value == FileFormat.model_fields[key].default:
             return self
-        reasons = {**self.reasons, "null_values": "found among numbers, times or labels"}
-        return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
+        return replace(
+            self, settings=self.settings.model_copy(update={key: value}), reasons={**self.reasons, key: reason}
+        )
 
 
 def recognize(file: InputFile, label: str | None = None, encoding: str | None = None) -> FileForm:
@@ -75,7 +76,7 @@ def recognize(file: InputFile, label: str | None = None, encoding: str | None = 
         lines = [line for line in lines if not line.startswith(comment)]
     # The characters with which the reader makes rows of the lines.
     separator = told or _separator(lines)
-    if separator != ("\t" if "\t" in lines[0] else ","):
+    if separator != separator_of(lines[0]):
         settings["separator"] = separator
         reasons["separator"] = "the first line says so" if told else "occurs equally often in every line"
     if _has_single_quotes(lines, separator):

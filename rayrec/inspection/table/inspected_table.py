@@ -17,12 +17,12 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
-from rayrec.inspection.table.decisions import Decision, decide, logistic_regression, table_warnings
+from rayrec.inspection.table.decisions import Decision, decide, logistic_regression, table_warnings, with_number_formats
 from rayrec.inspection.table.file_form import WESTERN, FileForm, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
-from rayrec.preprocessing.rows.column_plan import plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
@@ -134,6 +134,7 @@ def inspect_table(
         found = find_label(columns, label, missing_label)
         roles = find_roles(columns, found)
         decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
+        decisions, number_format = with_number_formats(decisions)
         if not any(decision.rules for decision in decisions):
             why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
             raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
@@ -141,7 +142,9 @@ def inspect_table(
         # A word that is a value of another column is no missing value there.
         values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
         words = (words & set(NULL_WORDS)) | (words - values)
-        written = form.with_null_values(sorted(words | set(found.null_words)))
+        null_values = ("", *sorted(words | set(found.null_words)))
+        written = form.having("null_values", null_values, "found among numbers, times or labels")
+        written = written.having("number_format", number_format, "how people write numbers; a rule may say another")
         baseline = logistic_regression(columns, found, roles, decisions, seed)
         text = write_recipe(command, sample, written, found, roles, decisions, model, baseline)
         # The recipe is tried where the sample was read.

@@ -18,7 +18,6 @@ from rayrec.inspection.table.recipe_text import starting_point
 from rayrec.inspection.table.roles import Label
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
-from rayrec.raw.table_reader import format_of
 
 _USER_WORDS = {
     "user", "person", "people", "customer", "client", "member", "reviewer", "visitor", "buyer", "player", "reader",
@@ -93,24 +92,9 @@ def inspect_interactions(
     """Return what each column becomes, what a person should look at, and the YAML of a recipe that trains unedited.
 
     `file`: the first one; `label`: which rows are choices, None for all. Raises UserError where a model could learn
-    nothing, or the source cannot read the files.
+    nothing.
     """
-    # What the source of interactions cannot read is refused.
     user, item, time = found.user, found.item, found.time
-    can_be_read = format_of(file) != "json_lines" and form.settings.separator is None
-    if not form.has_names and can_be_read:
-        with file.open() as stream:
-            can_be_read = b"\t" in stream.read(2**16).split(b"\n")[0]
-    if not can_be_read:
-        raise UserError(
-            f"{file.name}: users and items are read from Parquet, or from lines with commas or tabs and a header"
-        )
-    is_number = time is not None and (time.time_format in ("s", "ms", "us") or time.is_integral)
-    if time is not None and not (is_number or (time.time_format == "iso" and not time.type.startswith("date"))):
-        raise UserError(
-            f"{file.name}: column '{time.name}' holds times as {time.time_format or time.type}; users and items are "
-            "read with integers or ISO 8601, so convert it, or leave the column out"
-        )
     # How many people, items and choices there are, and how many people have choices to hold out.
     users, items = (column.distinct_estimate(sample.total_rows) for column in (user, item))
     is_choice = np.ones(user.rows, bool) if label is None else label.values == 1
@@ -140,16 +124,19 @@ def inspect_interactions(
         *([Decision(time, "time", "the order of a person's choices")] if time is not None else []),
     ]
     why = "every row is a choice, whatever the rating" if found.rating is not None else ""
-    settings: dict[str, Any] = {"kind": "interactions"}
-    if form.has_names:
-        named = {"user": user, "item": item, "timestamp": time}
-        settings |= {role: column.name for role, column in named.items() if column is not None}
+    settings: dict[str, Any] = {"kind": "interactions", **form.settings.model_dump(mode="json", exclude_defaults=True)}
+    settings |= {"user": user.name, "item": item.name}
+    if time is not None:
+        is_evident = time.time_format in (None, "iso", "s")
+        settings["timestamp"] = time.name if is_evident else {"column": time.name, "format": time.time_format}
     if label is not None:
         condition = label.condition or LabelCondition(column=label.column, equals=("1", "true"))
         settings["choices"] = condition.model_dump(exclude_none=True)
         why = f"other rows ({1 - is_choice.mean():.0%}) are neither learnt nor recommended"
     for column in (*([found.rating] if found.rating is not None else []), *found.others):
         if label is not None and column.name == label.column:
+            if "plain" not in column.number_formats:
+                settings["number_format"] = column.number_formats[0]
             decisions.append(Decision(column, "label", f"says which rows are choices; {why}"))
         else:
             is_rating = column is found.rating and label is None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from rayrec.internals.spark import has_running_tasks, moved_to_partitions
+from rayrec.preprocessing.engines.embedded import RowFile
 from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, Source, messages_by_partition
-from rayrec.preprocessing.engines.row_file import RowFile
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
 from rayrec.store.paths import cache_root
 

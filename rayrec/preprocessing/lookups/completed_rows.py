@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.features.lookups import Lookups
 from rayrec.features.schema import Schema
 from rayrec.features.text_forms import in_form
-from rayrec.preprocessing.rows.kept_columns import integers_of
+from rayrec.preprocessing.row_splits import integers_of
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.random.splitmix64 import StatelessRandom
 

@@ -5,18 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, joined_keys
 from rayrec.features.raw_columns import Rate
 from rayrec.features.table_parts import HASH, write_file
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
-from rayrec.preprocessing.segments import Segment, count_rows
-from rayrec.preprocessing.sorted_rows import range_count, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
+from rayrec.preprocessing.segments import Segment
+from rayrec.preprocessing.sorted_rows import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name
@@ -30,6 +28,18 @@ _COUNTED = pa.schema([("rate", pa.int32()), *RATE_SCHEMA, (_FOLD, pa.int64())])
 def count_columns(names: Sequence[str], folds: int) -> list[str]:
     """Return the columns of the counts `names`: of all rows, then of each fold (NAME_0, NAME_1, ...)."""
     return [*names, *(f"{name}_{fold}" for name in names for fold in range(folds))]
+
+
+def sums_by_fold(names: Sequence[str], folds: int) -> str:
+    """Return SQL for the columns `count_columns`: the sums of the columns `names`, of all rows and by `fold`."""
+    sums = [f'sum("{name}")::bigint' for name in names]
+    sums += [f'coalesce(sum("{name}") filter (fold = {n}), 0)::bigint' for name in names for n in range(folds)]
+    return ", ".join(f'{total} as "{name}"' for total, name in zip(sums, count_columns(names, folds), strict=True))
+
+
+def with_folds(schema: pa.Schema, names: Sequence[str], folds: int) -> pa.Schema:
+    """Return a schema that has the counts `names` with those of each fold, too."""
+    return pa.schema([*schema, *(pa.field(n, pa.int64(), False) for n in count_columns(names, folds)[len(names) :])])
 
 
 def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dict[str, pa.Schema]) -> None:
@@ -55,30 +65,20 @@ def write_rates(
     `rows` are read with the side tables of keys; their schema names the label's column (0 or 1 in each row). Returns
     `rates` with the label's mean in `train` instead of the mean that they state.
     """
-    names = count_columns(COUNTS, folds.count)
-    schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
-    sums = [f'sum("{name}")' for name in COUNTS]
-    sums += [f'coalesce(sum("{name}") filter (fold = {fold}), 0)' for name in COUNTS for fold in range(folds.count)]
+    schema, sums = with_folds(RATE_SCHEMA, COUNTS, folds.count), sums_by_fold(COUNTS, folds.count)
     folds.tables.mkdir(parents=True, exist_ok=True)
-    total = count_rows(train)
-    ranges = range_count(total)
-    with counted_rows(workspace.engine, workspace.progress, "label rates", total) as counter:
 
-        def count(segment: Segment) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-            for counted in _count(segment, rows, rates, folds):
-                yield partition_by_hash(counted[HASH].to_numpy(), ranges), counted
-            counter.add(segment.piece.rows)
+    def write(_: int, tables: Mapping[str, pa.Table]) -> dict[str, int | None]:
+        for number, rate in enumerate(rates):
+            of_rate = f"select hash, key, {sums} from counted where rate = {number} group by hash, key"
+            by_key = query(f"{of_rate} order by hash, key", schema, **tables)
+            write_sorted(by_key, folds.tables / file_name(rate.name), schema)
+        every = f"select {sums_by_fold(COUNTS, 0)} from counted where rate = {_ALL}"
+        (found,) = query(every, **tables).read_all().to_pylist()
+        return found
 
-        def write(_: int, tables: Mapping[str, pa.Table]) -> dict[str, int | None]:
-            for number, rate in enumerate(rates):
-                of_rate = f"select hash, key, {', '.join(sums)} from counted where rate = {number} group by hash, key"
-                by_key = query(f"{of_rate} order by hash, key", schema, **tables)
-                write_sorted(by_key, folds.tables / file_name(rate.name), schema)
-            every = query(f"select {sums[0]}::bigint, {sums[1]}::bigint from counted where rate = {_ALL}", **tables)
-            (found,) = every.read_all().rename_columns(COUNTS).to_pylist()
-            return found
-
-        found = workspace.engine.shuffle({"counted": Source(train, _COUNTED, count)}, ranges, write)
+    counted = KeyedRows(train, _COUNTED, lambda segment: _count(segment, rows, rates, folds))
+    found = shuffle_rows(workspace, "label rates", {"counted": counted}, write)
     rows_of_all, positives = (sum(of_range[name] or 0 for of_range in found) for name in COUNTS)
     return tuple(rate.model_copy(update={"mean": positives / rows_of_all}) for rate in rates)
 

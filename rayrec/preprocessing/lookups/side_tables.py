@@ -1,11 +1,9 @@
 """Side tables: files of rows with a unique key -> tables that are looked up by it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
@@ -13,12 +11,10 @@ from rayrec.features.hashes import hash_texts
 from rayrec.features.lookups import KEY_FIELDS, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.features.text_forms import TextForm, in_form
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
-from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
-from rayrec.preprocessing.sorted_rows import range_count, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, write_table
+from rayrec.preprocessing.segments import Segment, make_segments, read_piece
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
@@ -85,25 +81,20 @@ def write_side_table(
     schema = pa.schema([*KEY_FIELDS, *((c, types[raw]) for c, raw in zip(table.columns, raw_names[1:], strict=True))])
     # SQL takes names that differ in case alone for one, so the columns are numbered.
     numbered = pa.schema([*KEY_FIELDS, *(pa.field(f"c{n}", schema.types[n]) for n in range(2, len(schema)))])
-    total = count_rows(segments)
-    ranges = range_count(total)
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with counted_rows(workspace.engine, workspace.progress, f"side table {table.name}", total) as counter:
 
-        def read(segment: Segment) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-            for batch in read_piece(segment.piece, raw_names, ()):
-                columns = [in_form(batch[raw], form) for raw, form in zip(raw_names, spelled, strict=True)]
-                hashes = hash_texts(columns[0])
-                rows = pa.RecordBatch.from_arrays([pa.array(hashes), *columns], schema=numbered)
-                yield partition_by_hash(hashes, ranges), rows
-                counter.add(rows.num_rows)
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, raw_names):
+            columns = [in_form(batch[raw], form) for raw, form in zip(raw_names, spelled, strict=True)]
+            yield pa.RecordBatch.from_arrays([pa.array(hash_texts(columns[0])), *columns], schema=numbered)
 
-        def write(_: int, tables: Mapping[str, pa.Table]) -> None:
-            _check_keys(tables["read"], table.name, config)
-            write_sorted(query("from read order by hash, key", schema, **tables), folder, schema)
+    def by_hash(tables: Mapping[str, pa.Table]) -> Iterable[pa.RecordBatch]:
+        _check_keys(tables["read"], table.name, config)
+        return query("from read order by hash, key", schema, **tables)
 
-        workspace.engine.shuffle({"read": Source(segments, numbered, read)}, ranges, write)
+    rows = {"read": KeyedRows(segments, numbered, read)}
+    write_table(workspace, f"side table {table.name}", rows, folder, schema, by_hash)
     return WrittenTable(rejected, found)
 
 

@@ -14,11 +14,12 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head, read_lines
-from rayrec.raw.text_encoding import UTF8, TextEncoding
+from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.text_files import UTF8, TextEncoding, read_data_lines, read_head, read_lines
 from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
-_OTHER_SEPARATORS = ";|"
+_SEPARATORS, _OTHER_SEPARATORS = ("\t", ",", "::"), ";|"
+"""Those that need not be named, if the first line has one; and others, which must be."""
 _SEPARATOR_LINE = re.compile(r'"?sep=([\x00-\x7f])"?', re.IGNORECASE)
 _UNIT = "\x1f"
 """ASCII's own separator, which stands for one of several characters while lines are parsed."""
@@ -262,29 +263,10 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
 
     A file without a header may lack the first of the columns `optional`, or all of them. Raises UserError.
     """
-    form, head = read_head(file, text_format.encoding) or (UTF8, b"")
-    lines = head.replace(b"\r\n", b"\n").split(b"\n")[:-1]
-    # Lines before the header: one that tells the separator, comments, blank ones.
-    told = separator_told(lines[0].decode("latin-1")) if lines else None
-    before = int(told is not None)
-    separator = told or text_format.separator
-    while before < len(lines) and _is_before_header(lines[before], text_format):
-        before += 1
-    if before == len(lines):
+    found = _begin(file, text_format)
+    if found is None:
         return None
-    layout = DelimitedLayout(
-        names=("",),
-        separator=separator or ("\t" if b"\t" in lines[before] else ","),
-        quote=text_format.quote_mark,
-        null_values=text_format.null_values,
-        header=None,
-        text=form,
-        header_lines=before,
-        escape=text_format.escape,
-        comment=text_format.comment,
-    )
-    length, first = layout.first_row(lines[before:])
-    _decoded(file, first)
+    layout, length, first, lines = found
     fields = layout.fields(first)
     given = text_format.header
     if given is None:
@@ -296,25 +278,61 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
         fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
         names = tuple(fields) if is_headed else next(fitting, given)
     if is_headed:
-        layout = replace(layout, header=first if length == 1 else None, header_lines=before + length)
+        header_lines = layout.header_lines + length
+        layout = replace(layout, header=first if length == 1 else None, header_lines=header_lines)
     rows = b"".join(line + b"\n" for line in lines[layout.header_lines :] if line)
     return replace(layout, names=names).fitted(rows)
 
 
-def first_line(file: InputFile) -> str | None:
-    """Return the first line of a file, without what ends it; None if the file is empty. Raises UserError."""
-    head = read_head(file)
-    return None if head is None else _decoded(file, head[1].partition(b"\n")[0].removesuffix(b"\r"))
+def first_fields(file: InputFile, text_format: FileFormat) -> tuple[str, list[str]]:
+    """Return the separator of a file and the fields of its first row, which may be a header; none if it is empty.
+
+    Raises UserError as `read_layout`.
+    """
+    found = _begin(file, text_format)
+    return ("", []) if found is None else (found[0].separator, found[0].fields(found[2]) or [])
 
 
-def _decoded(file: InputFile, line: bytes) -> str:
+def _begin(file: InputFile, text_format: FileFormat) -> tuple[DelimitedLayout, int, bytes, list[bytes]] | None:
+    """Return a layout without columns, the number of lines of the first row, that row, and the lines that a file begins
+    with; None if it is empty.
+    """
+    form, head = read_head(file, text_format.encoding) or (UTF8, b"")
+    lines = head.replace(b"\r\n", b"\n").split(b"\n")[:-1]
+    # Lines before the header: one that tells the separator, comments, blank ones.
+    told = separator_told(lines[0].decode("latin-1")) if lines else None
+    before = int(told is not None)
+    while before < len(lines) and _is_before_header(lines[before], text_format):
+        before += 1
+    if before == len(lines):
+        return None
+    separator = told or text_format.separator or separator_of(lines[before].decode("latin-1"))
+    text_format = text_format.model_copy(update={"separator": separator})
+    layout = DelimitedLayout(
+        names=("",),
+        separator=separator,
+        quote=text_format.quote_mark,
+        null_values=text_format.null_values,
+        header=None,
+        text=form,
+        header_lines=before,
+        escape=text_format.escape,
+        comment=text_format.comment,
+    )
+    length, first = layout.first_row(lines[before:])
     try:
-        return line.decode()
+        first.decode()
     except UnicodeDecodeError:
         raise UserError(
             f"{file.name}: its first line is not UTF-8 text; set 'encoding', such as latin-1, or unpack it, or set "
             "'format'"
         ) from None
+    return layout, length, first, lines
+
+
+def separator_of(line: str) -> str:
+    """Return the separator of lines of which this is the first, unless a recipe names another."""
+    return next((mark for mark in _SEPARATORS if mark in line), ",")
 
 
 def separator_told(line: str) -> str | None:

@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.table import LabelCondition
+from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
-from rayrec.features.text_forms import in_form
-from rayrec.raw.blocks import Cell, ParsedLines, Reason
+from rayrec.raw.blocks import Cell, ParsedLines, Reason, Rejected
 
 LABEL_WORDS = ("false", "true", "no", "yes", "f", "t", "n", "y")
 """Words of labels, for 0 and 1 in turn; blanks around them and their case play no part."""
+_LABEL = RawColumn(name="label", type="number")
 _REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
 
 
@@ -50,8 +50,8 @@ class RowTypes:
     """Columns whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
-    null_values: tuple[str, ...] = ()
-    """Texts that stand for a missing label."""
+    label_reads: RawColumn = _LABEL
+    """How the label's column is read where it holds numbers."""
     needs_label: bool = True
     """Whether a row without a label that can be read is bad; otherwise its label is null."""
 
@@ -89,7 +89,7 @@ class RowTypes:
         elif self.label is not None:
             assert self.label_column is not None
             held = cells.columns.get(self.label_column, pa.nulls(len(is_good)))
-            label, wrong, reason = read_labels(held, self.label, self.null_values)
+            label, wrong, reason = read_labels(held, self.label, self.label_reads)
             columns.append(label)
             reject(self.label_column, wrong, reason)
             if label.null_count:
@@ -113,15 +113,11 @@ class RowTypes:
         positions = cells.positions
         if not is_good.all():
             rows, positions = rows.filter(pa.array(is_good)), positions[is_good]
-        bad = sorted(reasons)
         return ParsedLines(
             rows=rows,
             positions=positions,
             num_lines=cells.num_lines,
-            rejected_positions=np.array(bad, np.int64),
-            rejected_reasons=[reasons[line] for line in bad],
-            rejected_texts=[cells.text(line) for line in bad],
-            rejected_cells=bad_cells,
+            rejected={line: Rejected(reasons[line], cells.text(line), bad_cells.get(line)) for line in sorted(reasons)},
         )
 
     def _label_or_null(self, cells: RawCells) -> pa.FloatArray:
@@ -129,24 +125,32 @@ class RowTypes:
         assert self.label is not None and self.label_column is not None
         held = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
         try:
-            label, wrong, _ = read_labels(held, self.label, self.null_values)
+            label, wrong, _ = read_labels(held, self.label, self.label_reads)
         except UserError:  # a column of a type that no label has
             return pa.nulls(len(cells.positions), pa.float32())
         return pc.if_else(pa.array(wrong), None, label)
 
 
+def label_column(files: FileFormat) -> RawColumn:
+    """Return how the label of such files is read where it holds numbers."""
+    return _LABEL.model_copy(update={"null_values": files.null_values, "number_format": files.number_format})
+
+
 def read_labels(
-    values: Values, label: str | LabelCondition, null_values: tuple[str, ...] = ()
+    values: Values, label: str | LabelCondition, number: RawColumn = _LABEL
 ) -> tuple[pa.FloatArray, Unreadable, Reason]:
-    """Return (n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why."""
+    """Return (n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why.
+
+    `number` says how the column is read where it holds numbers.
+    """
     condition = label if isinstance(label, LabelCondition) else None
-    number = RawColumn(name="label", type="number", null_values=null_values)
     text = number.model_copy(update={"type": "text", "form": "number"})
     reason = Reason.LABEL
     if condition is not None and condition.equals is not None:
         found, no_text = read_values(values, text)
         # A value that is no text, such as a list, does not equal one.
-        holds = pc.is_in(found, value_set=in_form(pa.array(condition.equals, pa.string()), "number"))
+        wanted, _ = read_column(pa.array(condition.equals), text.model_copy(update={"null_values": ()}))
+        holds = pc.is_in(found, value_set=wanted)
         labels, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(no_text)), holds, None), np.zeros_like(no_text)
     elif condition is not None and condition.at_least is not None:
         found, wrong = read_values(values, number)

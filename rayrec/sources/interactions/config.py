@@ -1,12 +1,12 @@
 """The sections `source` and `preprocess` of a recipe for interactions."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 from rayrec.config.preprocess import PreprocessConfig, SourceConfig, VocabularyPreprocessConfig
-from rayrec.config.table import LabelCondition
+from rayrec.config.table import FileFormat, LabelCondition, TimeColumn
 
 USER, ITEM, TIMESTAMP = "user", "item", "timestamp"
 """The columns of a dataset's rows; files have them under any names."""
@@ -69,8 +69,17 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
         return self.split_of_all_rows not in (None, self.split)
 
 
-class InteractionSourceConfig(SourceConfig):
-    """Interactions of users with items: MovieLens' ratings, similar CSV or Parquet files, the NCF paper's files.
+_LAYOUTS: dict[str, dict[str, str]] = {
+    "auto": {},
+    "csv": {},
+    "tab": {"separator": "\t"},
+    "double_colon": {"separator": "::"},
+    "parquet": {"format": "parquet"},
+}
+
+
+class InteractionSourceConfig(SourceConfig, FileFormat):
+    """Interactions of users with items: MovieLens' ratings, similar tables, the NCF paper's files.
 
     Every row is a positive, whatever the rating, unless `choices` is set.
     """
@@ -78,34 +87,46 @@ class InteractionSourceConfig(SourceConfig):
     preprocess: ClassVar[type[PreprocessConfig]] = InteractionPreprocessConfig
     gives_interactions: ClassVar[bool] = True
     kind: Literal["interactions"] = "interactions"
-    layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
-    """`tab`: u.data, *.rating (user, item, perhaps rating, timestamp); `double_colon`: ratings.dat; `csv`: with a
-    header; `auto`: by the start of each file."""
     user: str | None = None
     """Column with the user; `null`: userId, user_id or user."""
     item: str | None = None
     """Column with the item; `null`: movieId, movie_id, itemId, item_id, item or movie."""
-    timestamp: str | None = None
-    """Column with the time, integers or ISO 8601; `null`: `timestamp` if there."""
+    timestamp: str | TimeColumn | None = None
+    """Column with the time, ISO 8601 or numbers since 1970 if its format is not given; `null`: `timestamp` if there."""
     choices: LabelCondition | None = None
     """Condition for positives, such as `{column: rating, at_least: 4}`. Items of other rows are never learnt, drawn
     as negatives or recommended to their user.
     """
 
-    @property
-    def unneeded_columns(self) -> tuple[str, ...]:
-        """Return the other columns of MovieLens' files."""
-        return ("rating", self.timestamp or "timestamp")
+    @model_validator(mode="before")
+    @classmethod
+    def _as_tables(cls, content: Any) -> Any:
+        """Read the recipes of earlier datasets and models, which say in one word how files hold rows."""
+        layout = str(content.get("layout")) if isinstance(content, dict) else ""
+        if layout not in _LAYOUTS:
+            return content
+        return {key: value for key, value in content.items() if key != "layout"} | _LAYOUTS[layout]
 
     @property
     def given_names(self) -> dict[str, str | None]:
         """Return the columns' names in files as the recipe states them; None: one of `USUAL_NAMES`."""
-        return {USER: self.user, ITEM: self.item, TIMESTAMP: self.timestamp}
+        time = self.timestamp.column if isinstance(self.timestamp, TimeColumn) else self.timestamp
+        return {USER: self.user, ITEM: self.item, TIMESTAMP: time}
+
+    @property
+    def names_in_files(self) -> dict[str, tuple[str, ...]]:
+        """Return the names that each of the columns may have in files; the first one that is there counts."""
+        return {side: (given,) if given else USUAL_NAMES[side] for side, given in self.given_names.items()}
+
+    @property
+    def unneeded_columns(self) -> tuple[str, ...]:
+        """Return the other columns of MovieLens' files."""
+        return ("rating", *self.names_in_files[TIMESTAMP])
 
     @property
     def other_names(self) -> dict[str, str]:
-        sides = {side: (given,) if given else USUAL_NAMES[side] for side, given in self.given_names.items()}
-        return {name: side for side in (USER, ITEM) for name in sides[side] if name not in (USER, ITEM)}
+        sides = (USER, ITEM)
+        return {name: side for side in sides for name in self.names_in_files[side] if name not in sides}
 
 
 CONFIG = InteractionSourceConfig

@@ -4,8 +4,7 @@ Known positives are the rows of `train`; a held-out interaction is a list of row
 is a stage, after the last finished one of which a job that was killed goes on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -18,7 +17,8 @@ from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new
-from rayrec.preprocessing.extract import Extracted, extract, pieces_of
+from rayrec.preprocessing.extract import ExtractedChunk, extract_tables, pieces_of
+from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
@@ -28,10 +28,9 @@ from rayrec.preprocessing.segments import (
     rows_of,
     segments_by_split,
 )
-from rayrec.preprocessing.vocabularies.value_counts import Listing
-from rayrec.preprocessing.vocabularies.vocabulary_fitting import fit_vocabularies
+from rayrec.preprocessing.vocabularies import Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
+from rayrec.raw.blocks import Reason
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,
@@ -40,16 +39,12 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import (
-    SPLIT,
-    HistoryCounts,
-    held_out_codes,
-    write_histories,
-)
+from rayrec.sources.interactions.histories import HistoryCounts, held_out_codes, write_histories
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import LABEL, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, encode_lists, row_schema, write_rows
+from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, id_column
+from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
 
+_FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
 
 
@@ -69,23 +64,22 @@ class InteractionJob:
             config = config.model_copy(update={"split": config.split.model_copy(update={"min_interactions": 0})})
         self._config, self._parent = config, parent
         self._inputs = resolve_interactions(source, config.split, inputs)
-        self.files = self._inputs.files
+        self.files = (*self._inputs.files, *(file for files in self._inputs.lists.values() for file in files))
         require_new(self.files, parent)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress, most = self._config, workspace.progress, self._config.max_rejected_fraction
         stages = Stages(workspace.scratch, progress)
+        tables = {"": (self._inputs.reader, self._inputs.files)}
+        tables |= {split: (InteractionReader(), files) for split, files in self._inputs.lists.items()}
         extracted, rejected = stages.run(
-            "parse", Extracted, lambda files: extract(workspace.within(files), self._inputs.reader, self.files, most)
+            "parse",
+            tuple[dict[str, list[ExtractedChunk]], dict[str, int]],
+            lambda files: extract_tables(workspace.within(files), tables, files, most, fixes=_FIXES),
         )
-        # Files are interactions of `train`, or lists of a held-out split.
-        pieces = {
-            split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.file_index] == split)
-            for split in ("train", *HELD_OUT)
-        }
-        given = {split: of_split for split, of_split in pieces.items() if split != "train" and of_split}
-        own = make_segments(pieces["train"])
+        given = {split: pieces_of(chunks) for split, chunks in extracted.items() if split}
+        own = make_segments(pieces_of(extracted[""]))
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
 
         # Users with few rows are dropped, and the histories of the others are cut into splits.
@@ -105,7 +99,7 @@ class InteractionJob:
         schema = _schema(vocabularies)
 
         # With ids come the order of rows, and the items that negatives are drawn from.
-        encoder = RowEncoder(schema, workspace.folder, (pa.field(SPLIT, pa.int8(), False),))
+        encoder = RowEncoder(schema, workspace.folder, (ROW_SCHEMA.field(LABEL),))
         samplers = self._samplers(vocabularies[ITEM].size)
         drawn, short_lists = stages.run(
             "ordered",
@@ -128,24 +122,20 @@ class InteractionJob:
                 )
 
         # Rows in their order become parts.
-        def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
-            return iter(rows_of([segment.piece], row_schema(schema)))
-
-        def write(split: str, encode: Encode, of_split: Sequence[Segment]) -> SplitInfo:
-            return stages.run(
-                f"write-{split}",
-                SplitInfo,
-                lambda _: write_in_order(workspace, encode, LABEL, split, of_split, config.layout),
-                workspace.folder / split,
-            )
-
-        of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
-        splits: dict[str, SplitInfo] = {}
+        read_drawn = partial(read_segment, columns=encoder.encoded_schema.names)
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                splits[split] = write(split, of_lists, segments[split])
-            elif drawn.get(split):
-                splits[split] = write(split, read_rows, make_segments(drawn[split]))
+                in_order[split] = partial(with_group, encoder.encode), segments[split]
+            elif split in drawn:
+                in_order[split] = partial(with_group, read_drawn), make_segments(drawn[split])
+        written = stages.run(
+            "write",
+            list[SplitInfo],
+            lambda _: write_in_order(workspace, in_order, LABEL, config.layout),
+            *(workspace.folder / split for split in in_order),
+        )
+        splits = dict(zip(in_order, written, strict=True))
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0

@@ -2,36 +2,37 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.engines.engine import Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
+from rayrec.preprocessing.segments import (
+    Piece,
+    Segment,
+    batch_of,
+    count_rows,
+    joined,
+    make_segments,
+    numbered,
+    read_segment,
+    write_pieces,
+)
 from rayrec.preprocessing.sorted_rows import range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import FOLD
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    ParsedTables,
-    Partitioned,
-    RowFiles,
-    SplitRows,
-    files_of,
-    shuffle_rows,
-    write_files,
-)
 
 TRAIN, VALIDATION, SUBMISSION = SPLITS = ("train", "validation", "submission")
 EVENTS = "events"
-DISPLAY, CLICKED, IS_SHOWN = "display_id", "clicked", "is_shown"
+DISPLAY, CLICKED, IS_SHOWN, POSITION = "display_id", "clicked", "is_shown", "position"
 CLICK_SCHEMA = pa.schema(
     [
         pa.field(DISPLAY, pa.int64(), False),
@@ -42,10 +43,8 @@ CLICK_SCHEMA = pa.schema(
     ]
 )
 """Rows of a split, in the order of displays and within one in that of the input."""
-EVENT_SCHEMA = OutbrainTable.EVENTS.layout.schema.append(pa.field(IS_SHOWN, pa.bool_(), False))
+EVENT_SCHEMA = pa.schema([*EVENT_FIELDS, pa.field(IS_SHOWN, pa.bool_(), False)])
 """One event of each display, and whether the display has rows."""
-_TRAIN_SCHEMA = OutbrainTable.CLICKS_TRAIN.layout.schema.append(pa.field("position", pa.int64()))
-_TEST_SCHEMA = OutbrainTable.CLICKS_TEST.layout.schema.append(pa.field("position", pa.int64()))
 _JOINED = """
 with clicks as (
     select *, false as is_test from clicks_train
@@ -67,55 +66,56 @@ _SAMPLED = 64
 """Displays of a segment that tell where the ranges of displays are cut."""
 
 
-class ClickRows(SplitRows):
-    """The rows of every split, and the events."""
+class ClickRows(NamedTuple):
+    """The files of the rows of every split, and of the events (`EVENT_SCHEMA`)."""
 
-    events: RowFiles
-    """Rows of `EVENT_SCHEMA`."""
+    splits: dict[str, list[Piece]]
+    events: list[Piece]
     clicked: int
     """Number of clicked rows of `train`."""
 
 
 def write_click_rows(
-    workspace: Workspace, tables: ParsedTables, config: DisplayPreprocessConfig, folder: Path
+    workspace: Workspace, tables: Mapping[str, Sequence[Piece]], config: DisplayPreprocessConfig, folder: Path
 ) -> ClickRows:
     """Join clicks with events, one row for each line of the clicks, and divide the displays into splits."""
-    train, test = tables.of(OutbrainTable.CLICKS_TRAIN), tables.of(OutbrainTable.CLICKS_TEST)
+
+    def rows_of(table: OutbrainTable, *added: pa.Field) -> KeyedRows:
+        schema = pa.schema([*table.layout.schema, *added])
+
+        def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+            for positions, batch in numbered(segment, read_segment(segment, table.layout.schema.names)):
+                yield batch_of(schema, {POSITION: positions}, batch)
+
+        return KeyedRows(make_segments(tables.get(table.value, ())), schema, read)
+
+    position = pa.field(POSITION, pa.int64())
+    train, test = rows_of(OutbrainTable.CLICKS_TRAIN, position), rows_of(OutbrainTable.CLICKS_TEST, position)
     # Displays are sent by ranges of their ids, so that the files follow each other.
-    ranges = range_count(train.rows + test.rows)
-    bounds = _bounds(workspace, [*train.segments(), *test.segments()], ranges)
+    bounds = _bounds(workspace, [*train.segments, *test.segments])
 
-    def read(segment: Segment, schema: pa.Schema) -> Partitioned:
-        first = segment.first
-        for batch in read_piece(segment.piece, [n for n in schema.names if n != "position"], ()):
-            rows = batch_of(schema, {"position": np.arange(first, first + len(batch))}, batch)
-            first += len(batch)
-            yield np.searchsorted(bounds, batch[DISPLAY].to_numpy(), "right"), rows
+    def range_of(rows: pa.RecordBatch) -> NDArray[np.int64]:
+        return np.searchsorted(bounds, rows[DISPLAY].to_numpy(), "right")
 
-    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], int]:
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, list[Piece]], int]:
         clicked = Counter[str]()
         divided = _divided(query(_JOINED, **rows), config, clicked)
         schemas = {EVENTS: EVENT_SCHEMA, **dict.fromkeys(SPLITS, CLICK_SCHEMA)}
-        return write_files(folder, partition, schemas, divided), clicked[TRAIN]
+        files = {name: (folder / f"{name}-{partition:06d}.parquet", schema) for name, schema in schemas.items()}
+        return write_pieces(files, divided), clicked[TRAIN]
 
-    sources = {}
-    for name, table, schema in (
-        ("clicks_train", train, _TRAIN_SCHEMA),
-        ("clicks_test", test, _TEST_SCHEMA),
-        ("events", tables.of(OutbrainTable.EVENTS), OutbrainTable.EVENTS.layout.schema),
-    ):
-        sources[name] = Source(table.segments(), schema, partial(read, schema=schema))
-    found = shuffle_rows(workspace, "join clicks and events", sources, ranges, write)
-    files = files_of([pieces for pieces, _ in found], (EVENTS, *SPLITS))
-    return ClickRows(events=files.pop(EVENTS), splits=files, clicked=sum(clicked for _, clicked in found))
+    sources = {"clicks_train": train, "clicks_test": test, "events": rows_of(OutbrainTable.EVENTS)}
+    written = shuffle_rows(workspace, "join clicks and events", sources, write, len(bounds) + 1, range_of)
+    pieces = joined([of_range for of_range, _ in written])
+    return ClickRows(events=pieces.pop(EVENTS), splits=pieces, clicked=sum(clicked for _, clicked in written))
 
 
-def _bounds(workspace: Workspace, segments: Sequence[Segment], ranges: int) -> NDArray[np.int64]:
+def _bounds(workspace: Workspace, segments: Sequence[Segment]) -> NDArray[np.int64]:
     """(ranges - 1,) the displays at which ranges of about as many rows begin, from a few displays of each segment."""
+    ranges = range_count(count_rows(segments))
 
     def sample(segment: Segment) -> NDArray[np.int64]:
-        batches = [batch[DISPLAY].to_numpy() for batch in read_piece(segment.piece, [DISPLAY], ())]
-        ascending = np.sort(np.concatenate(batches))
+        ascending = np.sort(np.concatenate([batch[DISPLAY].to_numpy() for batch in read_segment(segment, [DISPLAY])]))
         return ascending[np.arange(_SAMPLED) * len(ascending) // _SAMPLED]
 
     if ranges == 1:

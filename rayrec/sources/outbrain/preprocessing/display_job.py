@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,10 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups.label_rates import write_totals
-from rayrec.preprocessing.numbers.number_fitting import UnfittedNumber, fit_numbers
-from rayrec.preprocessing.segments import read_segment
+from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
+from rayrec.preprocessing.parts import RandomGroups, RowEncoder, write_shuffled
+from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import RowEncoder
-from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
@@ -35,6 +34,7 @@ from rayrec.sources.outbrain.outbrain_tables import FULL_TABLES, LEAN_TABLES, Ou
 from rayrec.sources.outbrain.preprocessing.clicks import (
     CLICKED,
     DISPLAY,
+    POSITION,
     SUBMISSION,
     TRAIN,
     ClickRows,
@@ -46,21 +46,22 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_document_rows,
     write_documents,
 )
-from rayrec.sources.outbrain.preprocessing.rate_tables import RateJob, write_rates
-from rayrec.sources.outbrain.preprocessing.raw_features import (
-    CANDIDATE,
-    LABEL_FIELDS,
-    POSITION,
-    POSITION_FIELD,
-    write_features,
-)
-from rayrec.sources.outbrain.preprocessing.row_files import ParsedTables, RowFiles, SplitRows
+from rayrec.sources.outbrain.preprocessing.rate_tables import write_rates
+from rayrec.sources.outbrain.preprocessing.raw_features import CANDIDATE, LABEL_FIELDS, POSITION_FIELD, write_features
 from rayrec.sources.outbrain.preprocessing.users import ProfileJob, ViewReader, write_profiles, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
 
 _PAGE_VIEWS = OutbrainTable.PAGE_VIEWS
 RawTables = dict[OutbrainTable, tuple[RowReader, InputFile]]
 """The file of each table, and what reads it."""
+
+
+class ParsedTables(NamedTuple):
+    """The files of rows by table, and how many lines were bad."""
+
+    tables: dict[str, list[Piece]]
+    rejected: dict[str, int]
+    """Number of bad lines by reason."""
 
 
 class DisplayJob:
@@ -82,10 +83,10 @@ class DisplayJob:
         folder.mkdir(parents=True, exist_ok=True)
         # Page views are read later, when it is known which of them are of use.
         early = {table: raw for table, raw in self._tables.items() if table != _PAGE_VIEWS}
-        tables = stages.run("tables", ParsedTables, lambda files: self._parse(workspace, early, files))
+        tables, bad = stages.run("tables", ParsedTables, lambda files: self._parse(workspace, early, files))
         clicks = stages.run("clicks", ClickRows, lambda files: write_click_rows(workspace, tables, config, files))
         train = clicks.splits[TRAIN]
-        if train.rows == 0:
+        if not train:
             raise UserError("preprocess.split: no row falls into train; give more rows or change it")
 
         # The statistics, in which requests look up too.
@@ -94,25 +95,27 @@ class DisplayJob:
             feature_set=config.feature_set,
             documents=found.documents,
             values=found.values,
-            mean_rate=clicks.clicked / train.rows,
+            mean_rate=clicks.clicked / sum(piece.rows for piece in train),
             smoothing=config.rates.smoothing,
         )
         constants.save(folder)
         documents = folder / "documents"
         stages.leave("documents", lambda files: write_documents(workspace, found, files), documents)
         stages.leave("ads", lambda files: write_ads(workspace, tables, files), folder / "ads")
-        rates = RateJob(train, config.rates.folds, rate_keys(config.feature_set), folder)
-        by_fold, served = scratch / "rates", {key.name: key.schema for key in rates.keys}
-        stages.leave("rates", lambda files: write_rates(workspace, rates, files), by_fold)
+        keys, by_fold = rate_keys(config.feature_set), scratch / "rates"
+        stages.leave(
+            "rates", lambda files: write_rates(workspace, train, config.rates.folds, keys, folder, files), by_fold
+        )
+        served = {key.name: key.schema for key in keys}
         stages.leave("totals", lambda files: write_totals(workspace, by_fold, files, served), folder / RATES_FOLDER)
-        rejected, views, users = Counter(tables.rejected), RowFiles(), scratch / "users"
+        rejected, views, users = Counter(bad), list[Piece](), scratch / "users"
         if config.feature_set == "full":
             stages.leave("users", lambda files: write_users(workspace, clicks.events, files), users)
             reader, file = self._tables[_PAGE_VIEWS]
             of_use: RawTables = {_PAGE_VIEWS: (ViewReader(reader, users, documents), file)}
-            parsed = stages.run("views", ParsedTables, lambda files: self._parse(workspace, of_use, files))
-            rejected.update(parsed.rejected)
-            views = parsed.of(_PAGE_VIEWS)
+            viewed, bad = stages.run("views", ParsedTables, lambda files: self._parse(workspace, of_use, files))
+            rejected.update(bad)
+            views = viewed[_PAGE_VIEWS.value]
             profiles = ProfileJob(users, documents, scratch / "values", constants.documents)
             stages.leave(
                 "profiles", lambda files: write_profiles(workspace, views, profiles, files), folder / "profiles"
@@ -121,31 +124,36 @@ class DisplayJob:
         # Features by what serves them, fitted to `train`.
         statistics = Statistics.open(folder, by_fold)
         features = stages.run(
-            "features", SplitRows, lambda files: write_features(workspace, clicks, views, users, statistics, files)
+            "features",
+            dict[str, list[Piece]],
+            lambda files: write_features(workspace, clicks.splits, views, users, statistics, files),
         )
         stages.release("tables", "clicks", "rates", "values", "users", "views")
-        schema = stages.run("fit", Schema, lambda _: _fit(workspace, config.feature_set, features.splits[TRAIN]))
+        segments = {split: make_segments(pieces) for split, pieces in features.items()}
+        schema = stages.run("fit", Schema, lambda _: _fit(workspace, config.feature_set, segments[TRAIN]))
         splits = {}
-        for split, rows in features.splits.items():
-            if rows.rows:
-                write = partial(self._write_split, workspace, schema, split, rows)
+        for split, of_split in segments.items():
+            if of_split:
+                write = partial(self._write_split, workspace, schema, split, of_split)
                 info = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
                 splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
-        assert sum(split.rows for split in splits.values()) == clicks.rows, "rows lost or repeated"
+        joined = sum(piece.rows for pieces in clicks.splits.values() for piece in pieces)
+        assert sum(split.rows for split in splits.values()) == joined, "rows lost or repeated"
         return WrittenDataset(schema, splits, dict(rejected))
 
     def _parse(self, workspace: Workspace, tables: RawTables, folder: Path) -> ParsedTables:
         """Parse tables into files. Raises UserError if too large a share of a table's rows is bad."""
         named = {table.value: (reader, [file]) for table, (reader, file) in tables.items()}
         extracted, rejected = extract_tables(workspace, named, folder, self._config.max_rejected_fraction)
-        files = {name: RowFiles(pieces=tuple(pieces_of(chunks))) for name, chunks in extracted.items()}
-        return ParsedTables(tables=files, rejected=rejected)
+        return ParsedTables({name: pieces_of(chunks) for name, chunks in extracted.items()}, rejected)
 
-    def _write_split(self, workspace: Workspace, schema: Schema, split: str, rows: RowFiles, _: Path) -> SplitInfo:
+    def _write_split(
+        self, workspace: Workspace, schema: Schema, split: str, segments: Sequence[Segment], _: Path
+    ) -> SplitInfo:
         """Write the displays of `train` in random order, those of the other splits in the order of their ids."""
         encoder = RowEncoder(schema, workspace.folder, (*LABEL_FIELDS, POSITION_FIELD))
         order = RandomGroups(self._config.seed) if split == TRAIN else _identity
-        return write_shuffled(workspace, encoder, split, rows.segments(), order, self._config.layout, POSITION)
+        return write_shuffled(workspace, encoder, split, segments, order, self._config.layout, POSITION)
 
 
 def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> RawTables:
@@ -165,10 +173,10 @@ def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequ
     return {table: (OutbrainReader.open(table, file), file) for table, file in found.items() if table in wanted}
 
 
-def _fit(workspace: Workspace, feature_set: Literal["full", "lean"], train: RowFiles) -> Schema:
+def _fit(workspace: Workspace, feature_set: Literal["full", "lean"], train: Sequence[Segment]) -> Schema:
     definitions = features_of(feature_set)
     numbers = [UnfittedNumber(d.name, (d.name,), d.steps) for d in definitions if d.feature is None]
-    fitted = fit_numbers(workspace, read_segment, train.segments(), numbers)
+    fitted = fit_numbers(workspace, read_segment, train, numbers)
     features = tuple(d.feature or NumericFeature(name=d.name, transforms=fitted[d.name]) for d in definitions)
     return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=features)
 

@@ -1,50 +1,39 @@
 """The tables of documents and ads: what several raw tables say of each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.config import Config
 from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import HASH, write_file
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import Piece, Segment, batch_of, read_piece
-from rayrec.preprocessing.sorted_rows import range_count, rows_by_value, whole_groups, write_sorted
-from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows, write_table
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, make_segments, read_piece, write_piece
+from rayrec.preprocessing.sorted_rows import write_sorted
+from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    ParsedTables,
-    Partitioned,
-    RowFiles,
-    files_of,
-    shuffle_rows,
-    write_files,
-)
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 from rayrec.store.paths import KeptPath
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
-_DOCUMENTS_AT_ONCE = 65_536
-_META = ("source_id", "publisher_id", "publish_time")
-_META_SCHEMA = pa.schema([(name, pa.int64()) for name in (HASH, "document_id", *_META)])
-_VALUES = pa.schema([*((n, pa.int64()) for n in (HASH, "document_id", "value")), ("confidence", pa.float64())])
-_LISTS = """
-{aspect}_lists as (
-    select hash, document_id, list({{value: value, confidence: confidence, weight: 0.0}} order by value) as {aspect},
-        list(value order by confidence desc, value)[:{listed}] as {aspect}_list
-    -- Of a repeated value the surest.
-    from (select hash, document_id, value, max(confidence) as confidence from {aspect}_values group by all)
-    group by all
-)"""
+_META_SCHEMA = pa.schema([(HASH, pa.int64()), *OutbrainTable.DOCUMENTS_META.layout.schema])
+_VALUED = pa.schema(
+    [
+        (HASH, pa.int64()),
+        ("document_id", pa.int64()),
+        ("aspect", pa.int8()),  # position in ASPECTS
+        ("value", pa.int64()),
+        ("confidence", pa.float64()),
+    ]
+)
 _KNOWN = """
 with known as (
     -- Of lines with the same document the smallest, null before any value.
@@ -61,20 +50,29 @@ select coalesce(sum(documents), 0)::bigint as documents, greatest(max(publisher)
 from source
 """
 """What `DocumentRows` says of all documents."""
+_LISTS = """
+    coalesce(list({{value: value, confidence: confidence, weight: 0.0}} order by value)
+        filter (aspect = {number}), []) as {aspect},
+    coalesce(list(value order by confidence desc, value) filter (aspect = {number}), [])[:{listed}] as {aspect}_list"""
 _DOCUMENTS = f"""
-{_KNOWN}, {",".join(_LISTS.format(aspect=aspect, listed=LISTED[aspect]) for aspect in ASPECTS)}
+{_KNOWN}, once as (
+    -- Of a repeated value the surest.
+    select hash, document_id, aspect, value, max(confidence) as confidence from valued group by all
+), lists as (
+    select hash, document_id,
+        {",".join(_LISTS.format(number=n, aspect=a, listed=LISTED[a]) for n, a in enumerate(ASPECTS))}
+    from once group by all
+)
 select hash, document_id, source_id, publisher_id, publish_time,
-    {", ".join(f"coalesce({aspect}, []) as {aspect}" for aspect in ASPECTS)},
-    {", ".join(f"coalesce({aspect}_list, []) as {aspect}_list" for aspect in ASPECTS)}
-from known
-    {" ".join(f"full join {aspect}_lists using (hash, document_id)" for aspect in ASPECTS)}
+    {", ".join(f"coalesce({name}, []) as {name}" for name in DOCUMENT_SCHEMA.names[5:])}
+from known full join lists using (hash, document_id)
 order by hash, document_id
 """
-_COUNTED = pa.schema([(HASH, pa.int64()), ("aspect", pa.int8()), ("value", pa.int64())])
 VALUE_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in (HASH, "value", "documents")])
 """The table of an aspect's values: in how many documents each is."""
+_COUNTED = pa.schema([(HASH, pa.int64()), ("aspect", pa.int8()), ("value", pa.int64())])
 _FREQUENCIES = """
-select aspect, hash, value, count(*) as documents from counted group by all order by aspect, hash, value
+select hash, value, count(*) as documents from counted where aspect = {number} group by all order by hash, value
 """
 _ADS = """
 -- Of lines with the same ad the smallest, null before any value.
@@ -83,72 +81,77 @@ order by hash, ad_id, document_id nulls first, campaign_id nulls first, advertis
 """
 
 
-class DocumentRows(Config):
+class DocumentRows(NamedTuple):
     """What the tables of documents say of each; and a table of each aspect's values."""
 
     folder: KeptPath
     """Holds a table (`VALUE_SCHEMA`) for each aspect."""
-    rows: RowFiles
+    rows: list[Piece]
     """Documents by ascending hash, with 0 in place of the weights of their values; no hash is in two files."""
-    documents: int
-    """Number of documents with a source."""
     values: dict[str, int]
     """Number of distinct values by aspect."""
+    documents: int
+    """Number of documents with a source."""
     largest_publisher: int
-    sources_without_publisher: tuple[int, ...]
+    sources_without_publisher: list[int]
     """Sources none of whose documents has a publisher, ascending."""
 
 
-def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path) -> DocumentRows:
+def write_document_rows(workspace: Workspace, tables: Mapping[str, Sequence[Piece]], folder: Path) -> DocumentRows:
     """Bring together what the tables say of each document, and count the documents of each value."""
-    of_aspects = {aspect: tables.of(OutbrainTable(f"documents_{PLURALS[aspect]}")) for aspect in ASPECTS}
-    meta = tables.of(OutbrainTable.DOCUMENTS_META)
-    ranges = range_count(meta.rows + sum(files.rows for files in of_aspects.values()))
+    sources = {"meta": KeyedRows.of_files(tables["documents_meta"], _META_SCHEMA, "document_id")}
+    for number, aspect in enumerate(ASPECTS):
+        segments = make_segments(tables[f"documents_{PLURALS[aspect]}"])
+        columns = ["document_id", f"{aspect}_id", "confidence_level"]
+        sources[aspect] = KeyedRows(segments, _VALUED, partial(_read_values, number=number, columns=columns))
 
-    def read(segment: Segment, columns: tuple[str, ...], schema: pa.Schema) -> Partitioned:
-        for batch in read_piece(segment.piece, columns, ()):
-            hashes = hash_key(batch["document_id"].to_numpy())
-            values = [hash_texts(c) if pa.types.is_string(c.type) else c for c in batch.columns]
-            named = dict(zip(schema.names, (hashes, *values), strict=True))
-            yield partition_by_hash(hashes, ranges), batch_of(schema, named)
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[list[Piece], pa.Table]:
+        meta, valued = rows["meta"], pa.concat_tables(rows[aspect] for aspect in ASPECTS)
+        documents = query(_DOCUMENTS, meta=meta, valued=valued)
+        pieces = write_piece(folder / f"rows-{partition:06d}.parquet", DOCUMENT_SCHEMA, documents)
+        return pieces, query(_SOURCES, meta=meta).read_all()
 
-    def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[dict[str, Piece], pa.Table]:
-        """Write documents; return the sources, of which there are far fewer."""
-        documents = (("rows", batch.cast(DOCUMENT_SCHEMA)) for batch in query(_DOCUMENTS, **rows))
-        pieces = write_files(folder, partition, {"rows": DOCUMENT_SCHEMA}, documents)
-        return pieces, query(_SOURCES, meta=rows["meta"]).read_all()
-
-    read_meta = partial(read, columns=_META_SCHEMA.names[1:], schema=_META_SCHEMA)
-    sources = {"meta": Source(meta.segments(), _META_SCHEMA, read_meta)}
-    for aspect, files in of_aspects.items():
-        columns = ("document_id", f"{aspect}_id", "confidence_level")
-        sources[f"{aspect}_values"] = Source(files.segments(), _VALUES, partial(read, columns=columns, schema=_VALUES))
-    found = shuffle_rows(workspace, "list documents", sources, ranges, write)
-    rows = files_of([pieces for pieces, _ in found], ("rows",))["rows"]
-    sources_of_all = pa.concat_tables([sources for _, sources in found])
-    (facts,) = query(_FACTS, sources=sources_of_all).read_all().to_pylist()
-    return DocumentRows(folder=folder, rows=rows, values=_write_value_tables(workspace, rows, folder), **facts)
+    written = shuffle_rows(workspace, "list documents", sources, write)
+    (facts,) = query(_FACTS, sources=pa.concat_tables(found for _, found in written)).read_all().to_pylist()
+    rows = [piece for pieces, _ in written for piece in pieces]
+    return DocumentRows(folder, rows, _write_value_tables(workspace, rows, folder), **facts)
 
 
-def _write_value_tables(workspace: Workspace, documents: RowFiles, folder: Path) -> dict[str, int]:
+def _read_values(segment: Segment, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for batch in read_piece(segment.piece, columns):
+        document, value, confidence = batch.columns
+        yield batch_of(
+            _VALUED,
+            {
+                HASH: hash_key(document.to_numpy()),
+                "document_id": document,
+                "aspect": np.full(len(batch), number),
+                "value": hash_texts(value) if pa.types.is_string(value.type) else value,
+                "confidence": confidence,
+            },
+        )
+
+
+def _write_value_tables(workspace: Workspace, documents: Sequence[Piece], folder: Path) -> dict[str, int]:
     """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; return their sizes."""
-    ranges = range_count(documents.rows)
 
-    def read(segment: Segment) -> Partitioned:
-        for batch in read_piece(segment.piece, ASPECTS, ()):
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, ASPECTS):
             for number, aspect in enumerate(ASPECTS):
                 value = batch[aspect].flatten().field("value")
-                hashes = hash_key(value.to_numpy())
-                columns = {HASH: hashes, "aspect": np.full(len(value), number), "value": value}
-                yield partition_by_hash(hashes, ranges), batch_of(_COUNTED, columns)
+                columns = {HASH: hash_key(value.to_numpy()), "aspect": np.full(len(value), number), "value": value}
+                yield batch_of(_COUNTED, columns)
 
-    def write(_: int, rows: Mapping[str, pa.Table]) -> dict[str, int]:
-        by_aspect = rows_by_value(query(_FREQUENCIES, **rows), "aspect")
-        return {ASPECTS[n]: write_sorted(counted, folder / ASPECTS[n], VALUE_SCHEMA) for n, counted in by_aspect}
+    def write(_: int, rows: Mapping[str, pa.Table]) -> list[int]:
+        by_aspect = [query(_FREQUENCIES.format(number=number), **rows) for number in range(len(ASPECTS))]
+        return [
+            write_sorted(counted, folder / aspect, VALUE_SCHEMA)
+            for aspect, counted in zip(ASPECTS, by_aspect, strict=True)
+        ]
 
-    sources = {"counted": Source(documents.segments(), _COUNTED, read)}
-    sizes = shuffle_rows(workspace, "count document values", sources, ranges, write)
-    return {aspect: sum(of_range.get(aspect, 0) for of_range in sizes) for aspect in ASPECTS}
+    sources = {"counted": KeyedRows(make_segments(documents), _COUNTED, read)}
+    sizes = shuffle_rows(workspace, "count document values", sources, write)
+    return dict(zip(ASPECTS, map(sum, zip(*sizes, strict=True)), strict=True))
 
 
 def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], documents: int) -> NDArray[np.float64]:
@@ -162,14 +165,16 @@ def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], do
 
 def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> None:
     """Write the table of documents: all that documents_meta or the table of an aspect names."""
-    with counted_rows(workspace.engine, workspace.progress, "documents", found.rows.rows) as counter:
+    with counted_rows(
+        workspace.engine, workspace.progress, "documents", sum(piece.rows for piece in found.rows)
+    ) as counter:
 
         def run(piece: Piece) -> None:
-            whole = whole_groups(read_piece(piece, DOCUMENT_SCHEMA.names, ()), HASH, _DOCUMENTS_AT_ONCE)
-            write_file(folder, DOCUMENT_SCHEMA, (_weighed(documents, found) for documents in whole))
+            weighed = (_weighed(documents, found) for documents in read_piece(piece, DOCUMENT_SCHEMA.names))
+            write_sorted(weighed, folder, DOCUMENT_SCHEMA)
             counter.add(piece.rows)
 
-        workspace.engine.run(found.rows.pieces, run)
+        workspace.engine.run(found.rows, run)
 
 
 def _weighed(documents: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
@@ -190,17 +195,7 @@ def _weighed(documents: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
     return batch_of(DOCUMENT_SCHEMA, columns, documents)
 
 
-def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
+def write_ads(workspace: Workspace, tables: Mapping[str, Sequence[Piece]], folder: Path) -> None:
     """Write the table of ads."""
-    files = tables.of(OutbrainTable.PROMOTED_CONTENT)
-    ranges = range_count(files.rows)
-
-    def read(segment: Segment) -> Partitioned:
-        for batch in read_piece(segment.piece, AD_SCHEMA.names[1:], ()):
-            hashes = hash_key(batch["ad_id"].to_numpy())
-            yield partition_by_hash(hashes, ranges), batch_of(AD_SCHEMA, {HASH: hashes}, batch)
-
-    def write(_: int, rows: Mapping[str, pa.Table]) -> int:
-        return write_sorted(query(_ADS, **rows), folder, AD_SCHEMA)
-
-    shuffle_rows(workspace, "ads", {"ads": Source(files.segments(), AD_SCHEMA, read)}, ranges, write)
+    ads = KeyedRows.of_files(tables["promoted_content"], AD_SCHEMA, "ad_id")
+    write_table(workspace, "ads", {"ads": ads}, folder, AD_SCHEMA, lambda rows: query(_ADS, **rows))

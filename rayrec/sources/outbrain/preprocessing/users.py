@@ -3,8 +3,9 @@
 Of the page views only those are stored that a feature is made of.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,15 @@ from numpy.typing import NDArray
 from rayrec.features.hashes import hash_texts
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import Segment, batch_of, read_piece
-from rayrec.preprocessing.sorted_rows import range_count, write_sorted
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, write_table
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, make_segments, read_piece
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.input_files import Chunk
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA
+from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA, IS_SHOWN
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
-from rayrec.sources.outbrain.preprocessing.row_files import Partitioned, RowFiles, shuffle_rows
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 
 USER_SCHEMA = pa.schema(
@@ -35,7 +34,9 @@ USER_SCHEMA = pa.schema(
         pa.field("landing", pa.list_(pa.int64()), False),  # landing documents of events, ascending
     ]
 )
-_EVENTS = pa.schema([(HASH, pa.int64()), *EVENT_SCHEMA])
+_EVENTS = pa.schema(
+    [(HASH, pa.int64()), *(EVENT_SCHEMA.field(n) for n in ("uuid", "document_id", "timestamp", IS_SHOWN))]
+)
 _USERS = """
 -- The first event is that of all events, also of displays without rows.
 select hash, uuid, min(timestamp) as first_event,
@@ -54,10 +55,11 @@ VIEW_SCHEMA = pa.schema(
         pa.field("purpose", pa.int8(), False),
     ]
 )
-_VIEWED = pa.schema([(USER, pa.int64()), ("document_id", pa.int64())])
+_VIEWED = pa.schema([(HASH, pa.int64()), (USER, pa.int64()), ("document_id", pa.int64())])
 _INTERESTS = pa.schema(
     [
-        *_VIEWED,
+        (USER, pa.int64()),
+        ("document_id", pa.int64()),
         ("views", pa.int64()),  # null but in rows of _DOCUMENT
         ("aspect", pa.int8()),
         ("value", pa.int64()),
@@ -84,20 +86,10 @@ from weighed group by {USER} order by {USER}
 """
 
 
-def write_users(workspace: Workspace, events: RowFiles, folder: Path) -> None:
+def write_users(workspace: Workspace, events: Sequence[Piece], folder: Path) -> None:
     """Write the table of the users of rows (`USER_SCHEMA`)."""
-    ranges = range_count(events.rows)
-
-    def read(segment: Segment) -> Partitioned:
-        for batch in read_piece(segment.piece, EVENT_SCHEMA.names, ()):
-            known = batch.filter(batch["uuid"].is_valid())
-            hashes = hash_texts(known["uuid"])
-            yield partition_by_hash(hashes, ranges), batch_of(_EVENTS, {HASH: hashes}, known)
-
-    def write(_: int, rows: Mapping[str, pa.Table]) -> int:
-        return write_sorted(query(_USERS, **rows), folder, USER_SCHEMA)
-
-    shuffle_rows(workspace, "users", {"events": Source(events.segments(), _EVENTS, read)}, ranges, write)
+    known = KeyedRows.of_files(events, _EVENTS, "uuid")
+    write_table(workspace, "users", {"events": known}, folder, USER_SCHEMA, lambda rows: query(_USERS, **rows))
 
 
 @dataclass(frozen=True)
@@ -139,16 +131,15 @@ def _purposes(
     return (counts * PROFILE + is_landing * TRAFFIC).astype(np.int8)
 
 
-def read_views(segment: Segment, purpose: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the page views of a segment that are kept for a purpose."""
-    for batch in read_piece(segment.piece, [*columns, "purpose"], ()):
-        is_kept = batch["purpose"].to_numpy() & purpose != 0
-        yield batch.select(list(columns)).filter(pa.array(is_kept))
+def read_views(segment: Segment, users: Path, purpose: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the page views of a segment that are kept for a purpose, with the hashes of their users.
 
-
-def user_ranges(users: LookupTable, user: NDArray[np.int64], ranges: int) -> NDArray[np.int64]:
-    """(n,) the ranges of rows of the table of users, of which there are `ranges` of equal width, ascending."""
-    return user * ranges // max(len(users), 1)
+    `schema`: `hash`, then columns of views, of which some may be missing.
+    """
+    names = [name for name in schema.names if name in VIEW_SCHEMA.names]
+    for batch in read_piece(segment.piece, [*names, "purpose"]):
+        kept = batch.filter(pa.array(batch["purpose"].to_numpy() & purpose != 0))
+        yield batch_of(schema, {HASH: LookupTable.cached(users).numbers(HASH, kept[USER].to_numpy()).values}, kept)
 
 
 @dataclass(frozen=True)
@@ -162,20 +153,11 @@ class ProfileJob:
     num_documents: int
 
 
-def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folder: Path) -> None:
+def write_profiles(workspace: Workspace, views: Sequence[Piece], job: ProfileJob, folder: Path) -> None:
     """Write the table of profiles."""
-    ranges = range_count(views.rows)
-
-    def read(segment: Segment) -> Partitioned:
-        # Rows of users are in the order of their hashes, which is that of the table to write.
-        for batch in read_views(segment, PROFILE, _VIEWED.names):
-            yield user_ranges(LookupTable.cached(job.users), batch[USER].to_numpy(), ranges), batch
-
-    def write(_: int, rows: Mapping[str, pa.Table]) -> int:
-        return write_sorted(profiles(rows["viewed"], job), folder, PROFILE_SCHEMA)
-
-    viewed = Source(views.segments(), _VIEWED, read)
-    shuffle_rows(workspace, "user profiles", {"viewed": viewed}, ranges, write)
+    read = partial(read_views, users=job.users, purpose=PROFILE, schema=_VIEWED)
+    viewed = {"viewed": KeyedRows(make_segments(views), _VIEWED, read)}
+    write_table(workspace, "user profiles", viewed, folder, PROFILE_SCHEMA, lambda rows: profiles(rows["viewed"], job))
 
 
 def profiles(viewed: pa.Table, job: ProfileJob) -> Iterator[pa.RecordBatch]:
@@ -202,4 +184,4 @@ def _interests(counted: Iterable[pa.RecordBatch], job: ProfileJob) -> Iterator[p
                 "confidence": lists.field("confidence", np.float64),
                 "inverse_frequency": inverse_frequency(job.values, aspect, value, job.num_documents),
             }
-            yield batch_of(_INTERESTS, columns, viewed.select(_VIEWED.names).take(pa.array(lists.owner)))
+            yield batch_of(_INTERESTS, columns, viewed.select([USER, "document_id"]).take(pa.array(lists.owner)))

@@ -1,43 +1,154 @@
-"""The job of tables: parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
+"""The job of tables: find files, parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
+from rayrec.config.preprocess import (
+    DaySplitConfig,
+    FileSplitConfig,
+    HashSplitConfig,
+    PreprocessConfig,
+    RowsPreprocessConfig,
+    TimeSplitConfig,
+)
 from rayrec.config.table import SideTableConfig, TableSourceConfig
 from rayrec.features.feature_kinds import Feature
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
 from rayrec.features.schema import Schema
 from rayrec.features.text_forms import TextForm
-from rayrec.ingest.dataset import Dataset, SplitInfo, Times
+from rayrec.ingest.dataset import COUNTS_FOLDER, REJECTED_FOLDER, VOCABULARY_FOLDER, Dataset, SplitInfo, Times
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
+from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
+from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
-from rayrec.preprocessing.numbers.number_fitting import Number, summarize
-from rayrec.preprocessing.rows.column_plan import plan_columns
-from rayrec.preprocessing.rows.fitting import fit_features
-from rayrec.preprocessing.rows.kept_columns import KeptColumns
-from rayrec.preprocessing.rows.row_inputs import resolve_inputs
-from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, keys_of_files, rows_by_day, split_rows
+from rayrec.preprocessing.numbers import Number, summarize
+from rayrec.preprocessing.parts import Encode, NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
+from rayrec.preprocessing.row_splits import (
+    MICROSECONDS,
+    KeptColumns,
+    RowDivision,
+    keys_of_files,
+    rows_by_day,
+    split_rows,
+)
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
-from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.blocks import Reason
-from rayrec.raw.input_files import list_inputs
+from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.raw.table_reader import TableFiles, open_table
 from rayrec.store.files import copy as copy_files
 from rayrec.store.paths import file_name
+
+_SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+_DAY_FILE = re.compile(r"^day_(\d+)(\..+)?$")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Raw files in the order of their rows: by day if all names contain one, else as given."""
+
+    files: tuple[InputFile, ...]
+    splits: tuple[str | None, ...]
+    """The split of each file; None if splits do not come as files."""
+    days: tuple[int | None, ...]
+    """The day of each file that is named day_N."""
+
+
+def resolve_inputs(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> Inputs:
+    """Find the raw files: `paths` by split, or all under None if splits do not come as files.
+
+    Raises UserError if a path gives no file, all files are empty, or the files do not suit the config.
+    """
+    _check_split_names(config, paths)
+    found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
+    check_files([file for file, _ in found])
+    entries = [(file, split, _day_of(file)) for file, split in found]
+    if all(day is not None for _, _, day in entries):
+        entries.sort(key=lambda entry: entry[2] or 0)
+    _check_days(config, entries)
+    files, splits, days = zip(*entries, strict=True)
+    return Inputs(files, splits, days)
+
+
+def _day_of(file: InputFile) -> int | None:
+    """Return the day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
+    match = _DAY_FILE.match(file.base_name)
+    return int(match[1]) if match else None
+
+
+def check_files(files: Sequence[InputFile]) -> None:
+    """Raise UserError if a file is given twice, or all are empty."""
+    names = [file.name for file in files]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UserError(f"{repeated}: given for two splits; give every file once")
+    if not any(file.bytes for file in files):
+        raise UserError(f"{names[0]}: empty; there are no rows to preprocess")
+
+
+def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> None:
+    if isinstance(config.split, FileSplitConfig):
+        if None in paths:
+            raise ConfigError(
+                f"--input {paths[None][0]}: preprocess.split.kind is 'files', so name its split: --input train=PATH"
+            )
+        if "train" not in paths:
+            raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
+        for split in (split for split in paths if split is not None):
+            if not _SPLIT_NAME.match(split) or split in {VOCABULARY_FOLDER, REJECTED_FOLDER, COUNTS_FOLDER}:
+                raise ConfigError(f"--input {split}=...: not a name for a split; use train, validation or test")
+    else:
+        require_no_names(config.split.kind, paths)
+
+
+def require_no_names(kind: str, paths: Mapping[str | None, Sequence[str]]) -> None:
+    """Raise ConfigError if paths are given by split, though a split of this kind makes these of all rows."""
+    for named in (split for split in paths if split is not None):
+        raise ConfigError(
+            f"--input {named}=...: preprocess.split.kind is '{kind}', which splits the rows itself; add "
+            "--set 'preprocess.split={kind: files}' or give the paths alone"
+        )
+
+
+def _check_days(config: RowsPreprocessConfig, entries: Sequence[tuple[InputFile, str | None, int | None]]) -> None:
+    split, order = config.split, config.order
+    if not isinstance(split, DaySplitConfig) and order != "day_random":
+        return
+    if order == "day_random" and isinstance(split, TimeSplitConfig):
+        raise ConfigError(
+            "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time', which splits within the "
+            "files of days; use total_random, or input"
+        )
+    setting = "preprocess.split.kind: day" if isinstance(split, DaySplitConfig) else "preprocess.order: day_random"
+    seen: dict[int, str] = {}
+    for file, _, day in entries:
+        if day is None:
+            raise UserError(
+                f"{file.name}: {setting} needs files named day_0, day_1, ...; rename it or change {setting}"
+            )
+        if day in seen:
+            raise UserError(f"{file.name}: holds the same day as {seen[day]}; give every day once")
+        seen[day] = file.name
+    if isinstance(split, DaySplitConfig):
+        if split.held_out_day not in seen:
+            raise UserError(
+                f"preprocess.split.held_out_day: no file day_{split.held_out_day} among the {len(seen)} inputs (days "
+                f"{min(seen)} to {max(seen)}); set it to one of these"
+            )
+        if len(seen) == 1:
+            raise UserError("preprocess.split: the held-out day is the only input, so no rows are left for train")
 
 
 class RowsJob:
@@ -128,12 +239,24 @@ class RowsJob:
         schema = Schema.model_validate({**dict(others.schema), "features": features})
 
         splits: dict[str, SplitInfo] = {}
+        in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split, of_split in segments.items():
             rows = train if split == "train" else others
             encoder = RowEncoder(schema, workspace.folder, kept.fields, rows.read)
             order = self._order(split, pieces[split], extracted)
-            write = partial(self._write_split, workspace, encoder, split, of_split, order)
+            if order is None:
+                in_order[split] = encoder.encode, of_split
+                continue
+            write = partial(self._write_shuffled, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+        if in_order:
+            written = stages.run(
+                "write-in-order",
+                list[SplitInfo],
+                lambda _: write_in_order(workspace, in_order, schema.label, config.layout),
+                *(workspace.folder / split for split in in_order),
+            )
+            splits |= zip(in_order, written, strict=True)
         held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
@@ -149,19 +272,16 @@ class RowsJob:
         forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
         return {**text_forms(extracted), **forms}
 
-    def _write_split(
+    def _write_shuffled(
         self,
         workspace: Workspace,
         encoder: RowEncoder,
         split: str,
         segments: Sequence[Segment],
-        order: NewPositions | RandomGroups | None,
+        order: NewPositions | RandomGroups,
         _: Path,
     ) -> SplitInfo:
-        layout, label = self._config.layout, encoder.schema.label
-        if order is None:
-            return write_in_order(workspace, encoder.encode, label, split, segments, layout)
-        return write_shuffled(workspace, encoder, split, segments, order, layout)
+        return write_shuffled(workspace, encoder, split, segments, order, self._config.layout)
 
     def _kept_columns(self) -> KeptColumns:
         plan = self._plan

@@ -1,6 +1,7 @@
 """Decides what a job reads of a table's columns and which features it makes of them, from the config and their names.
 
 Everything that is wrong with the columns is found here, before Spark starts.
+
 """
 
 import re
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.config.base import NumberFormat
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig, TimeSplitConfig
 from rayrec.config.table import (
     BucketsRule,
@@ -127,7 +129,6 @@ class ColumnPlan:
             weight=source.weight,
             required=required,
             list_lengths=self.list_lengths,
-            null_values=source.null_values,
         )
 
 
@@ -345,7 +346,11 @@ class _Planner:
         inputs: tuple[str, ...] = (column,)
         match rule:
             case TimestampRule():
-                self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
+                self._want(
+                    RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone),
+                    where,
+                    rule.number_format,
+                )
                 for part in rule.derive:
                     if part == "age" and self.config.time is None:
                         _fail(f"{where}.derive", "'age' needs the time of the row; add source.time")
@@ -365,7 +370,7 @@ class _Planner:
                 if isinstance(rule, ListRule) and rule.weights is not None:
                     inputs = (column, rule.weights)
                     self._want_weights(*inputs, separator, f"{where}.weights")
-        self._want(wanted, where)
+        self._want(wanted, where, rule.number_format)
         self.features.append(PlannedFeature(name, inputs, rule, where, has_ids=has_ids))
 
     def _want_weights(self, values: str, weights: str, separator: str | None, where: str) -> None:
@@ -412,14 +417,20 @@ class _Planner:
             case _:
                 self._want(RawColumn(name=name, type="text"), f"source.{role}")
 
-    def _want(self, column: RawColumn, where: str) -> None:
+    def _want(self, column: RawColumn, where: str, number_format: NumberFormat | None = None) -> None:
         """Read a column so. Raises ConfigError if another key wants it otherwise.
 
-        A column that is wanted as integers and as numbers or texts is read as integers.
+        A column that is wanted as integers and as numbers or texts is read as integers. What a rule says of its numbers
+        counts in all places; texts are numbers only where one does.
         """
         table = self.available.get(column.name)
-        words = (self.config.tables[table] if table else self.config).null_values
-        column = column.model_copy(update={"null_values": tuple(word for word in words if word)})
+        files = self.config.tables[table] if table else self.config
+        if column.name in self.wanted:
+            of_files = self.wanted[column.name][0].number_format
+        else:
+            of_files = "plain" if column.type in ("text", "texts") else files.number_format
+        null_values = tuple(word for word in files.null_values if word)
+        column = column.model_copy(update={"null_values": null_values, "number_format": number_format or of_files})
         before, place = self.wanted.setdefault(column.name, (column, where))
         for one, other, key in ((before, column, place), (column, before, where)):
             if other.type in _FROM_INTEGERS.get(one.type, ()) and one.separator == other.separator:
@@ -514,6 +525,8 @@ def _described(column: RawColumn, other: RawColumn) -> str:
         return column.type
     if column.separator != other.separator:
         return f"{column.type} with separator {column.separator!r}"
+    if column.number_format != other.number_format:
+        return f"{column.type} with number_format {column.number_format!r}"
     return f"{column.type} in format {column.time_format} and zone {column.zone}"
 
 

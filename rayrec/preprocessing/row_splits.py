@@ -1,4 +1,4 @@
-"""Decides which rows belong to which split."""
+"""Decides which columns a job keeps of rows, and which rows belong to which split."""
 
 import re
 from collections import Counter as Tally
@@ -28,13 +28,14 @@ from rayrec.config.preprocess import (
     TimeSplitConfig,
     seconds_of,
 )
-from rayrec.features.hashes import by_distinct_text
+from rayrec.features.hashes import by_distinct_text, hash_texts
+from rayrec.features.raw_columns import RawColumn
+from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.column_plan import KeptColumn
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
-from rayrec.preprocessing.numbers.number_fitting import Number, summarize
-from rayrec.preprocessing.numbers.summary import Summary
-from rayrec.preprocessing.rows.kept_columns import KeptColumns
+from rayrec.preprocessing.numbers import Number, Summary, summarize
 from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_rows, read_segment
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import StatelessRandom
@@ -42,6 +43,55 @@ from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk
 from rayrec.raw.table_reader import TableReader
 from rayrec.store.parquet import open_parquet
+
+_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+
+
+@dataclass(frozen=True)
+class KeptColumns:
+    """The columns of rows as a job keeps them."""
+
+    label: str
+    roles: tuple[KeptColumn, ...]
+    raw: tuple[pa.Field, ...]
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """Columns that go to the dataset as they are: the label, the weight, the group and the candidate."""
+        kinds = {"weight": pa.float32(), "group": pa.int64(), "candidate": pa.int64()}
+        roles = (pa.field(column.name, kinds[column.role], False) for column in self.roles)
+        return (pa.field(self.label, pa.float32(), False), *roles)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*self.fields, *self.raw])
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the kept columns of rows that have none of them missing."""
+        roles = [
+            rows[column.column].cast(pa.float32(), safe=False)
+            if column.role == "weight"
+            else pa.array(integers_of(rows[column.column]))
+            for column in self.roles
+        ]
+        raw = [rows[field.name] for field in self.raw]
+        return pa.RecordBatch.from_arrays([rows[self.label], *roles, *raw], schema=self.schema)
+
+
+def integers_of(texts: pa.Array) -> NDArray[np.int64]:
+    """(n,) numbers for n texts or integers, none of them null: an integer of 64 bits itself, of other texts the hash.
+
+    `007` is no integer, as it is another text than `7`; `7.0` is 7.
+    """
+
+    def numbers(values: pa.Array) -> NDArray[np.int64]:
+        values = in_form(values.cast(pa.string()), "number")
+        digits = pc.if_else(pc.match_substring_regex(values, _INTEGER), values, "")
+        integers, _ = read_column(digits, RawColumn(name="texts", type="integer"))
+        return np.where(integers.is_valid(), integers.fill_null(0).to_numpy(), hash_texts(values))
+
+    return texts.to_numpy() if pa.types.is_integer(texts.type) else by_distinct_text(texts, numbers, 0)
+
 
 SPLIT_ORDER = ("train", "validation", "test")
 MICROSECONDS = 1_000_000

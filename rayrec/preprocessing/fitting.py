@@ -24,12 +24,10 @@ from rayrec.config.transforms import (
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.text_forms import in_form
-from rayrec.preprocessing.numbers.number_fitting import Number, Summaries, UnfittedNumber, fit_numbers, summarize
-from rayrec.preprocessing.numbers.summary import Summary
-from rayrec.preprocessing.rows.column_plan import ColumnPlan, PlannedFeature
+from rayrec.preprocessing.column_plan import ColumnPlan, PlannedFeature
+from rayrec.preprocessing.numbers import Number, Summaries, Summary, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.segments import ReadRows, Segment
-from rayrec.preprocessing.vocabularies.value_counts import GrowthRules, Listing
-from rayrec.preprocessing.vocabularies.vocabulary_fitting import fit_vocabularies
+from rayrec.preprocessing.vocabularies import GrowthRules, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace
 
 _MOST_ROWS = 2**40

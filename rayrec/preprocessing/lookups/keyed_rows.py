@@ -1,0 +1,79 @@
+"""Brings the rows of each key together by its hash, and writes tables that are looked up by it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+
+from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.table_parts import HASH
+from rayrec.preprocessing.engines.engine import Consume, Partition, Result, Source, partition_by_hash
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, make_segments, read_piece
+from rayrec.preprocessing.sorted_rows import range_count, write_sorted
+from rayrec.preprocessing.workspace import Workspace, counted_rows
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows that are made of segments, with the hash of a key in the column `hash`."""
+
+    segments: Sequence[Segment]
+    schema: pa.Schema
+    read: Callable[[Segment], Iterable[pa.RecordBatch]]
+
+    @classmethod
+    def of_files(cls, pieces: Iterable[Piece], schema: pa.Schema, key: str) -> Self:
+        """Return the rows of files that have a key (a text or an integer); `schema`: `hash`, then columns of the
+        files.
+        """
+
+        def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+            for batch in read_piece(segment.piece, schema.names[1:]):
+                rows = batch.filter(batch[key].is_valid()) if batch[key].null_count else batch
+                keys = rows[key]
+                hashes = hash_texts(keys) if pa.types.is_string(keys.type) else hash_key(keys.to_numpy())
+                yield batch_of(schema, {HASH: hashes}, rows)
+
+        return cls(make_segments(pieces), schema, read)
+
+
+def shuffle_rows(
+    workspace: Workspace,
+    stage: str,
+    sources: Mapping[str, KeyedRows],
+    consume: Consume[Result],
+    ranges: int | None = None,
+    range_of: Callable[[pa.RecordBatch], Partition] | None = None,
+) -> list[Result]:
+    """Bring rows together by ranges of their hashes, or by `range_of`; return what `consume` makes of each range.
+
+    `ranges`: their number, by default one that suits the rows of the segments, which progress counts too.
+    """
+    total = sum(count_rows(rows.segments) for rows in sources.values())
+    number = range_count(total) if ranges is None else ranges
+    partition = range_of or (lambda rows: partition_by_hash(rows[HASH].to_numpy(), number))
+    with counted_rows(workspace.engine, workspace.progress, stage, total) as counter:
+
+        def source(rows: KeyedRows) -> Source[Segment]:
+            def produce(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+                for batch in rows.read(segment):
+                    yield partition(batch), batch
+                counter.add(segment.piece.rows)
+
+            return Source(rows.segments, rows.schema, produce)
+
+        return workspace.engine.shuffle({name: source(rows) for name, rows in sources.items()}, number, consume)
+
+
+def write_table(
+    workspace: Workspace,
+    stage: str,
+    sources: Mapping[str, KeyedRows],
+    folder: Path,
+    schema: pa.Schema,
+    rows_of: Callable[[Mapping[str, pa.Table]], Iterable[pa.RecordBatch]],
+) -> None:
+    """Write a look-up table: `rows_of` makes its rows, by ascending hash, of the rows in a range of hashes."""
+    shuffle_rows(workspace, stage, sources, lambda _, rows: write_sorted(rows_of(rows), folder, schema))
