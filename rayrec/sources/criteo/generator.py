@@ -5,7 +5,6 @@ days drift, each has such a sequence of rows of its own, that of day 0 being the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,32 +63,28 @@ class CriteoTruth(GeneratedTruth):
     files: tuple[FileTruth, ...]
 
 
-@dataclass(frozen=True)
-class _Number:
-    """A column of integers; the logit is linear in ln(x + 3), as models are that read the features of the recipes."""
+def _integers(name: str, mean: float, deviation: float, missing: float) -> Column:
+    """Return a column; the logit is linear in ln(x + 3), as models are that read the features of the recipes."""
 
-    name: str
-    mean: float
-    deviation: float
-    missing: float
-
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        logs = self.mean + self.deviation * rng.standard_normal(len(rows))
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        logs = mean + deviation * rng.standard_normal(len(rows))
         numbers = np.minimum(np.exp(np.maximum(logs, 0.0)), 2.0**31).astype(np.int64) - 1
-        if self.name == _NEGATIVE:
+        if name == _NEGATIVE:
             negative = rng.random(len(rows))
             numbers[negative < _SHARE_OF_MINUS_ONE] = -1
             numbers[negative < _SHARE_OF_MINUS_TWO] = -2
-        missing = rng.random(len(rows)) < self.missing
+        is_missing = rng.random(len(rows)) < missing
         # A missing number is encoded as 0 in place of the logarithm.
-        return Drawn({self.name: pa.array(numbers, mask=missing)}, np.where(missing, 0.0, np.log(numbers + 3.0)))
+        return Drawn({name: pa.array(numbers, mask=is_missing)}, np.where(is_missing, 0.0, np.log(numbers + 3.0)))
+
+    return Column(name, draw)
 
 
 def criteo_rows(seed: int = 0, day: int = 0, drift: float = 0.0) -> LabelledRows:
     """Return the rows of a day, which depend on the seed, the drift and the day alone."""
     world = World(seed, day, drift)
-    numbers: list[Column] = [*map(_Number, NUMERIC, _LOG_MEANS, _LOG_SDS, _NUMERIC_MISSING)]
-    categories: list[Column] = [
+    numbers = map(_integers, NUMERIC, _LOG_MEANS, _LOG_SDS, _NUMERIC_MISSING)
+    categories = [
         Category(world, name, most, _spelling(world, name), _CATEGORICAL_MISSING.get(name, 0.0))
         for name, most in zip(CATEGORICAL, _MOST_VALUES, strict=True)
     ]
