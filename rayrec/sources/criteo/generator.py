@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.generated_files import Generation, rows_file, to_hexadecimal
+from rayrec.sources.generated_files import GeneratorOptions, rows_file, to_hexadecimal
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
 from rayrec.store.files import write_json
@@ -108,24 +108,24 @@ def _spelling(world: World, name: str) -> Callable[[NDArray[np.int64], NDArray[n
     return spell
 
 
-def generate(output: Path, asked: Generation, progress: Progress) -> CriteoTruth:
+def generate(output: Path, options: GeneratorOptions, progress: Progress) -> CriteoTruth:
     """Write rows and `truth.json` into the new folder `output`, which is whole or absent.
 
     One file `criteo.tsv` (Kaggle layout), or by day the files `day_0` ... (Terabyte layout) with equal shares of the
     rows; without drift the days together are the rows of the one file. Raises UserError on arguments out of range or
     an existing output.
     """
-    days, drift, given = asked.days, asked.drift, asked.files(SINGLE_FILE, "day_{}")
+    days, drift, given = options.days, options.drift, options.files(SINGLE_FILE, "day_{}")
     most_days = 1 + (_MOST_GENERATIONS - 1) // (TURNOVER * drift) if drift else np.inf
     if days is not None and days > most_days:
         raise UserError(f"days: {days}; with drift {drift:g} give at most {most_days:g}, or a smaller drift")
     total, files = TruthAccumulator(), []
-    source, first = criteo_rows(asked.seed, 0, drift), 0
+    source, first = criteo_rows(options.seed, 0, drift), 0
     with new_folder(output) as folder:
-        progress.stage("generate", asked.rows)
+        progress.stage("generate", options.rows)
         for day, (name, rows) in enumerate(given):
             if drift and day:
-                source, first = criteo_rows(asked.seed, day, drift), 0
+                source, first = criteo_rows(options.seed, day, drift), 0
             truth, values, new_values = TruthAccumulator(), 0, 0
             with rows_file(folder / name, separator=SEPARATOR, has_header=False) as write:
                 for chunk in source.chunks(rows, first=first):
@@ -138,6 +138,6 @@ def generate(output: Path, asked: Generation, progress: Progress) -> CriteoTruth
             first += rows
             files.append(FileTruth(path=name, new_values=new_values / values, **truth.result().model_dump()))
         stated = total.result().model_dump()
-        result = CriteoTruth(source="criteo", seed=asked.seed, drift=drift, files=tuple(files), **stated)
+        result = CriteoTruth(source="criteo", seed=options.seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result

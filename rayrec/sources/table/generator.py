@@ -29,7 +29,7 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import Generation, rows_file
+from rayrec.sources.generated_files import GeneratorOptions, rows_file
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, LabelledRows, World
 from rayrec.sources.table.generated_columns import (
@@ -196,34 +196,34 @@ class GeneratedTable:
         return {self.source.label_column: written}
 
 
-def generate(output: Path, asked: Generation, progress: Progress) -> TableTruth:
+def generate(output: Path, options: GeneratorOptions, progress: Progress) -> TableTruth:
     """Write the raw file of a recipe and `truth.json` into the new folder `output`, which is whole or absent.
 
     The file is `table.csv` (`.tsv` if fields are separated by tabs), `table.jsonl` or `table.parquet`, as the recipe's
     format says. Raises ConfigError on a recipe whose table cannot be made.
     """
-    assert asked.recipe is not None
-    table, truth = GeneratedTable(asked.recipe, asked.cardinality, asked.rows, asked.seed), TruthAccumulator()
+    assert options.recipe is not None
+    table, truth = GeneratedTable(options.recipe, options.cardinality, options.rows, options.seed), TruthAccumulator()
     source = table.source
     ending = {"delimited": ".tsv" if source.separator == "\t" else ".csv", "json_lines": ".jsonl"}
-    name = "table" + (ending[table.format] + ".gz" * asked.compress if table.format in ending else ".parquet")
+    name = "table" + (ending[table.format] + ".gz" * options.compress if table.format in ending else ".parquet")
     with new_folder(output) as folder:
-        progress.stage("generate", asked.rows)
+        progress.stage("generate", options.rows)
         with rows_file(
             folder / name,
             separator=source.separator or ",",
             has_header=source.header is None,
             quotes=source.quote is True,
-            codec="gzip" if asked.compress else "snappy",
+            codec="gzip" if options.compress else "snappy",
         ) as write:
-            for chunk in table.rows.chunks(asked.rows):
+            for chunk in table.rows.chunks(options.rows):
                 write(chunk.rows)
                 truth.add(chunk.probability, chunk.label)
                 progress.advance(len(chunk.label))
         result = TableTruth(
             source=source.kind,
-            recipe=asked.recipe.name,
-            seed=asked.seed,
+            recipe=options.recipe.name,
+            seed=options.seed,
             path=name,
             cardinality=table.cardinality,
             **truth.result().model_dump(),
