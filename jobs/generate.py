@@ -75,31 +75,22 @@ class GenerateRequest(Request):
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
     """Write the data; `details` has what is known about it."""
+    from rayrec.sources.generated_files import Generation
     from rayrec.sources.registry import source_of
 
     source = source_of(request.source)
     if request.days is not None and not (source.generated and source.generated.has_days):
         raise ConfigError(f"days: source '{request.source}' has no files of days; leave it out")
-    if request.recipe is not None:
-        details = source.generate_from(
-            load_recipe(request.recipe, request.set),
-            request.output,
-            request.rows,
-            seed=request.seed,
-            cardinality=request.cardinalities,
-            compress=request.compress,
-            progress=progress,
-        )
-    else:
-        details = source.generate(
-            request.output,
-            request.rows,
-            seed=request.seed,
-            days=request.days,
-            drift=1.0 if request.drift is None else request.drift,
-            compress=request.compress,
-            progress=progress,
-        )
+    asked = Generation(
+        rows=request.rows,
+        seed=request.seed,
+        days=request.days,
+        drift=1.0 if request.drift is None else request.drift,
+        compress=request.compress,
+        recipe=None if request.recipe is None else load_recipe(request.recipe, request.set),
+        cardinality=request.cardinalities,
+    )
+    details = source.generate(request.output, asked, progress)
     return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 

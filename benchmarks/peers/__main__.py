@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers [--rounds 5] [--only CASE ...] [--beside NEIGHBOURS] [--environments build/peers]
 
-- `preprocess`: a million generated rows of Criteo's layout to vocabularies, ids, logarithms, shuffled Parquet files;
-  seconds of the whole program.
+- `preprocess`, `preprocess_4m`: one and four million generated rows of Criteo's layout to vocabularies, ids,
+  logarithms, shuffled Parquet files; seconds of the whole program, and the most memory that its processes have for
+  themselves.
 - `table`: a generated table of a million rows and 31 columns to scores of 100,000 other rows; seconds of `rayrec
   inspect`, `run` and `predict` together, and the AUC of the scores.
 - `dlrm`: DLRM with 26 tables of 100,000 x 64, float32, SGD, batches of 8,192; samples/s after ten steps.
@@ -34,13 +35,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import yaml
 from pyarrow import csv
@@ -50,6 +52,7 @@ from benchmarks import serving
 from benchmarks.conditions import ALONE, NEIGHBOURS, neighbours
 from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.peers.environments import python_of
+from benchmarks.process_tree import sampled
 from cluster.java import provide_java
 from jobs.benchmark_serve import Post, measured
 from jobs.command.result import text_table
@@ -70,7 +73,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
 THREADS = available_cpus()
 
-PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
+FREQUENCY_LIMIT = 10
 TABLE_CASE_ROWS, HELD_OUT_ROWS = 1_000_000, 100_000
 BATCH, WARM_UP, STEPS = 8192, 10, 30
 TABLE_ROWS, DIM, BOTTOM_MLP, TOP_MLP = 100_000, 64, [512, 256, 64], [512, 256]
@@ -104,19 +107,21 @@ class Case:
     """What else the table gives of each side."""
 
 
-def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
-    _rayrec("generate", "criteo", "--rows", str(PREPROCESSED_ROWS), "--output", str(folder / "raw"))
-    raw, arguments = folder / "raw" / "criteo.tsv", {"limit": FREQUENCY_LIMIT}
+def _preprocess(rows: int, folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
+    _rayrec("generate", "criteo", "--rows", str(rows), "--output", str(folder / "raw"))
+    raw = folder / "raw" / "criteo.tsv"
 
     def by_rayrec(output: Path) -> dict[str, Any]:
-        began = time.perf_counter()
-        _rayrec("preprocess", "dlrm-criteo-small", "--input", f"train={raw}", "--output", str(output))
-        seconds = time.perf_counter() - began
+        arguments = ("preprocess", "dlrm-criteo-small", "--input", f"train={raw}", "--output", str(output))
+        with _cost() as cost:
+            _rayrec(*arguments)
         ids = {feature.name: feature.cardinality - 1 for feature in Schema.load(output).categorical}
-        return {"seconds": seconds, "ids": ids}
+        return {**cost, "ids": ids}
 
     def by(python: Path, program: str, output: Path) -> dict[str, Any]:
-        return _program(python, program, {**arguments, "input": str(raw), "output": str(output)})
+        with _cost() as cost:
+            found = _program(python, program, {"limit": FREQUENCY_LIMIT, "input": str(raw), "output": str(output)})
+        return {**found, **cost}
 
     return {
         "rayrec preprocess": by_rayrec,
@@ -124,6 +129,18 @@ def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str,
         "DuckDB": partial(by, Path(sys.executable), "duckdb_preprocess"),
         "PySpark": partial(by, Path(sys.executable), "spark_preprocess"),
     }
+
+
+@contextmanager
+def _cost() -> Iterator[dict[str, Any]]:
+    """Fill in the seconds of the programs that the block runs, and their memory."""
+    found: dict[str, Any] = {}
+    began = time.perf_counter()
+    with sampled(psutil.Process(), {}, 0.2) as seen:
+        yield found
+    own = {"driver", "all processes"}
+    memory = sum(most for kind, most in seen.largest_mib.items() if kind not in own)
+    found.update(seconds=time.perf_counter() - began, peak_mib=memory)
 
 
 def _table_case(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
@@ -254,7 +271,8 @@ def _serving(rows: int, clients: int, folder: Path, environments: Path, stack: E
 
 
 CASES = {
-    "preprocess": Case(_preprocess, "seconds", equal="ids"),
+    "preprocess": Case(partial(_preprocess, 1_000_000), "seconds", equal="ids", shown=("peak_mib",)),
+    "preprocess_4m": Case(partial(_preprocess, 4_000_000), "seconds", equal="ids", shown=("peak_mib",)),
     "table": Case(_table_case, "seconds", equal="rows", shown=("auc",)),
     # TorchRec's layers start with other weights.
     "dlrm": Case(_dlrm, "samples_per_second", equal="loss", tolerance=0.02),

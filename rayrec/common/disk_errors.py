@@ -35,6 +35,7 @@ _SIGNS = {
     r"\[errno 13\].* ['\"]/|/\S+ \(Permission denied\)": errno.EACCES,
     "database or disk is full": errno.ENOSPC,  # SQLite's
     "attempt to write a readonly database": errno.EROFS,
+    "max_temp_directory_size": errno.ENOSPC,  # DuckDB's, for rows that its memory has no room for
     "local disk is full": errno.ENOSPC,  # Ray's, whose object store spills to its temporary folder
 }
 """Texts by which an error is known that comes from another language or process."""

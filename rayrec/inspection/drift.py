@@ -24,7 +24,7 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.estimates import stability_index
 from rayrec.raw.blocks import Cell
-from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text
+from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text, label_column
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import sample_rows
 
@@ -116,13 +116,14 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
         np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
     )  # fmt: skip
-    parsed = RowTypes(columns, label, needs_label=False, list_lengths=schema.list_lengths).parse(cells)
+    types = RowTypes(columns, label, None, frozenset(), schema.list_lengths, label_column(config), needs_label=False)
+    parsed = types.parse(cells)
     if not parsed.rows.num_rows:
         raise UserError(f"{paths[0]}: no row can be read like the dataset's rows; give files with the same columns")
     # Columns that are missing, or have too many values of another form.
     problems = [f"no column '{name}'" for name in missing]
     labels = pa.nulls(0) if label is None else parsed.rows.column(0)
-    wrong = list(parsed.rejected_cells.values())
+    wrong = [row.cell for row in parsed.rejected.values() if row.cell is not None]
     if label is not None:
         given = sample[config.label_column].take(pa.array(parsed.positions))
         no_labels = given.filter(pc.and_(labels.is_null(), pc.invert(given.is_null(nan_is_null=True))))

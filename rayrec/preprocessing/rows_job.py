@@ -99,7 +99,6 @@ def check_files(files: Sequence[InputFile]) -> None:
 
 
 def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> None:
-    named = [split for split in paths if split is not None]
     if isinstance(config.split, FileSplitConfig):
         if None in paths:
             raise ConfigError(
@@ -107,13 +106,19 @@ def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, 
             )
         if "train" not in paths:
             raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
-        for split in named:
+        for split in (split for split in paths if split is not None):
             if not _SPLIT_NAME.match(split) or split in {VOCABULARY_FOLDER, REJECTED_FOLDER, COUNTS_FOLDER}:
                 raise ConfigError(f"--input {split}=...: not a name for a split; use train, validation or test")
-    elif named:
+    else:
+        require_no_names(config.split.kind, paths)
+
+
+def require_no_names(kind: str, paths: Mapping[str | None, Sequence[str]]) -> None:
+    """Raise ConfigError if paths are given by split, though a split of this kind makes these of all rows."""
+    for named in (split for split in paths if split is not None):
         raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is '{config.split.kind}', which splits the rows "
-            "itself; add --set 'preprocess.split={kind: files}' or give the paths alone"
+            f"--input {named}=...: preprocess.split.kind is '{kind}', which splits the rows itself; add "
+            "--set 'preprocess.split={kind: files}' or give the paths alone"
         )
 
 

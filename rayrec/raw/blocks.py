@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +70,16 @@ LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
 """Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
 
 
+class Rejected(NamedTuple):
+    """A row that cannot be used."""
+
+    reason: Reason
+    text: bytes
+    """The line, without the newline."""
+    cell: Cell | None = None
+    """The bad value; None if the line is wrong as a whole."""
+
+
 @dataclass(frozen=True)
 class ParsedLines:
     """The good rows of a block of lines, and the bad ones with the reason."""
@@ -79,13 +89,8 @@ class ParsedLines:
     positions: NDArray[np.int64]
     """For each good row, its line in the block, from 0."""
     num_lines: int
-    rejected_positions: NDArray[np.int64]
-    """Lines of the bad rows in the block, from 0, ascending."""
-    rejected_reasons: Sequence[Reason]
-    rejected_texts: Sequence[bytes]
-    """The lines of the bad rows, without the newline."""
-    rejected_cells: Mapping[int, Cell] = field(default_factory=dict)
-    """The bad values by line in the block; none for lines that are wrong as a whole."""
+    rejected: Mapping[int, Rejected]
+    """The bad rows by line in the block, from 0, ascending."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +120,19 @@ def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines]) -> Iterator[RawBlock]
     """Return the blocks of a chunk, from what a parser made of each."""
     start = 1
     for lines in parsed:
-        cells = [lines.rejected_cells.get(line) for line in lines.rejected_positions.tolist()]
-        rejected = pa.table(
-            [
-                [chunk.file.name] * len(lines.rejected_positions),
-                lines.rejected_positions + start,
-                [str(reason) for reason in lines.rejected_reasons],
-                [cell and cell[0] for cell in cells],
-                [cell and cell[1][:MAX_TEXT] for cell in cells],
-                [line.decode("utf-8", "backslashreplace")[:MAX_TEXT] for line in lines.rejected_texts],
-            ],
-            schema=REJECTED_SCHEMA,
-        )
-        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, rejected)
+        rejected = [
+            {
+                "file": chunk.file.name,
+                "line": start + line,
+                "reason": str(row.reason),
+                "column": row.cell and row.cell[0],
+                "value": row.cell and row.cell[1][:MAX_TEXT],
+                "text": row.text.decode("utf-8", "backslashreplace")[:MAX_TEXT],
+            }
+            for line, row in lines.rejected.items()
+        ]
+        table = pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA)
+        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, table)
         start += lines.num_lines
 
 

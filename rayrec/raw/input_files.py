@@ -1,4 +1,4 @@
-"""Raw input files: found from paths, folders, globs and URIs, and read in ranges of whole lines."""
+"""Raw input files: found from paths, folders, globs and URIs, opened, and cut into chunks."""
 
 import fnmatch
 import glob
@@ -8,8 +8,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
@@ -18,12 +17,9 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.store.objects import RemoteFile, entries_in, files_below, open_unbuffered, status
 from rayrec.store.paths import RemotePath, is_uri
 
-MAX_LINE_BYTES = 2**24
-BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
 Packing = Literal["gzip", "zip", "zstd", "bz2", "xz", "lz4"]
 _MAGIC: dict[bytes, Packing] = {
     b"\x1f\x8b": "gzip",
@@ -35,18 +31,8 @@ _MAGIC: dict[bytes, Packing] = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 """The first bytes of packed files."""
-_NO_TEXT = {
-    b"\xd0\xcf\x11\xe0": "a spreadsheet; save it as CSV",
-    b"7z\xbc\xaf": "a 7z archive; unpack it",
-    b"Rar!": "a rar archive; unpack it",
-    b"ORC": "an ORC file; write it as Parquet",
-    b"Obj\x01": "an Avro file; write it as Parquet",
-    b"ARROW1": "an Arrow file; write it as Parquet",
-    b"SQLite format 3": "a database of SQLite; write its table as CSV or Parquet",
-}
-"""What files are that hold no text, by their first bytes, and what to do."""
 _PARQUET = b"PAR1"
-_HEAD_BYTES = 2**16
+HEAD_BYTES = 2**16
 """Bytes of a text that are looked at to tell what it is."""
 READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 """Errors that reading a damaged packed file raises."""
@@ -215,7 +201,7 @@ def _describe(path: Path, size: int, modified: float, outside: int) -> InputFile
 def _describes_data(file: InputFile) -> bool:
     if file.path.suffix == ".json":
         with file.open_packed() as stream:
-            head = stream.read(_HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
+            head = stream.read(HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
         first, _, second = head.partition(b"\n")
         return not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
     return file.path.suffix == ".md"
@@ -254,158 +240,3 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
             for start in starts
         ]
     return chunks
-
-
-@contextmanager
-def _reading(file: InputFile) -> Iterator[None]:
-    """Raise what goes wrong while a packed file is read as UserError."""
-    try:
-        yield
-    except READ_ERRORS as error:
-        if file.packing is None:
-            raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{file.name}: damaged {file.packing} file ({reason}); fetch it again") from None
-
-
-def read_head(
-    file: InputFile, encoding: str | None = None, num_bytes: int = _HEAD_BYTES, *, may_cut: bool = False
-) -> tuple[TextEncoding, bytes] | None:
-    """Tell how a file is text, and return whole lines that it begins with, as `read_lines` does; None if it is empty.
-
-    There is at least one, unless it is longer than the first bytes and `may_cut` says that it may be cut. The text is
-    in the `encoding` given, or else the one that the first bytes show. Raises UserError if the file is no text.
-    """
-    with _reading(file), file.open() as stream:
-        head = stream.read(num_bytes)
-        what = next((what for magic, what in _NO_TEXT.items() if head.startswith(magic)), None)
-        if what is not None:
-            raise UserError(f"{file.name}: {what}")
-        if not head:
-            return None
-        form = TextEncoding.of(head, encoding)
-        while True:
-            text = b"".join(form.decoded([head], is_cut=True)).removeprefix(BYTE_ORDER_MARK)
-            end = text.rfind(b"\n") + 1
-            more = stream.read(1 if end or may_cut else len(head))
-            if not more:
-                return form, text if text.endswith(b"\n") or not text else text + b"\n"
-            if end or may_cut:
-                return form, text[:end] or text
-            head += more
-            _check_length(file, head)
-
-
-def read_text(file: InputFile, form: TextEncoding = UTF8, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Yield the whole text of a file in blocks, as UTF-8 without a byte order mark. Raises as `read_lines`."""
-    with _reading(file), file.open() as stream:
-        blocks = iter(lambda: stream.read(block_bytes), b"")
-        is_first = True
-        try:
-            for block in form.decoded(blocks):
-                yield block.removeprefix(BYTE_ORDER_MARK) if is_first else block
-                is_first = False
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file.name}: not {form.encoding} text ({error.reason}); set another 'encoding'") from None
-
-
-def read_lines(chunk: Chunk, form: TextEncoding = UTF8) -> Iterator[bytes]:
-    """Yield the blocks of whole lines, each ended by a newline, which together are exactly the lines of the chunk.
-
-    They are UTF-8, with a byte that is not of the file's encoding as it is, and without a byte order mark at the start
-    of the file. A file that cannot be entered midway (`TextEncoding.is_whole`) is read with its first chunk.
-
-    Raises UserError on a damaged packed file or an endless line.
-    """
-    with _reading(chunk.file):
-        yield from _lines(chunk, form)
-
-
-def _lines(chunk: Chunk, form: TextEncoding) -> Iterator[bytes]:
-    if form.is_whole:
-        carried = b""
-        for text in read_text(chunk.file, form) if chunk.start == 0 else ():
-            carried += text
-            cut = carried.rfind(b"\n") + 1
-            if cut:
-                yield carried[:cut]
-                carried = carried[cut:]
-            _check_length(chunk.file, carried)
-        if carried:
-            yield carried + b"\n"
-    else:
-        yield from map(form.as_utf8, _cut_lines(chunk, form))
-
-
-def _check_length(file: InputFile, line: bytes) -> None:
-    if len(line) > MAX_LINE_BYTES:
-        raise UserError(f"{file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line")
-
-
-def _cut_lines(chunk: Chunk, form: TextEncoding) -> Iterator[bytes]:
-    # What is read past the end of a short chunk belongs to the next one.
-    block_bytes = BLOCK_BYTES if chunk.stop is None else min(BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
-    with chunk.file.open() as stream:
-        offset = max(0, chunk.start - 1)
-        if offset:
-            stream.seek(offset)
-        # The line that begins before the chunk belongs to the chunk before.
-        is_skipping = chunk.start > 0
-        carried = b""
-        while block := stream.read(block_bytes):
-            if form.has_returns:
-                block = block.replace(b"\r", b"\n")
-            if is_skipping:
-                cut = block.find(b"\n") + 1
-                offset += cut or len(block)
-                if chunk.stop is not None and offset >= chunk.stop:
-                    return
-                if not cut:
-                    continue
-                block, is_skipping = block[cut:], False
-            elif offset == 0 and not carried and block.startswith(BYTE_ORDER_MARK):
-                block = block[len(BYTE_ORDER_MARK) :]
-                offset = len(BYTE_ORDER_MARK)
-            data = carried + block
-            if chunk.stop is not None and len(data) > (last := max(chunk.stop - 1 - offset, 0)):
-                # The newline that ends the last line that begins before `stop`.
-                end = data.find(b"\n", last) + 1
-                if end:
-                    yield data[:end]
-                    return
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield data[:cut]
-            offset += cut
-            carried = data[cut:]
-            _check_length(chunk.file, carried)
-        if carried:
-            yield carried + b"\n"
-
-
-def read_data_lines(chunk: Chunk, form: TextEncoding = UTF8) -> Iterator[bytes]:
-    """Yield the blocks of `read_lines`, without the blank lines at the end of the file."""
-    blank = b""
-    for block in read_lines(chunk, form):
-        end = len(block)
-        if block.endswith((b"\n\n", b"\n\r\n")) or block in (b"\n", b"\r\n"):
-            content = len(block.rstrip(b"\r\n"))
-            end = block.find(b"\n", content) + 1 if content else 0
-        if end:
-            yield blank + block[:end] if blank else block[:end]
-            blank = b""
-        blank += block[end:]
-    if blank and not (form.is_whole or _is_blank_from(chunk)):
-        yield blank
-
-
-def _is_blank_from(chunk: Chunk) -> bool:
-    """Tell whether nothing but blank lines follows the chunk in its file."""
-    if chunk.stop is None:
-        return True
-    with chunk.file.open() as stream:
-        stream.seek(chunk.stop)
-        while block := stream.read(_LEAST_BLOCK):
-            if block.strip(b"\r\n"):
-                return False
-    return True

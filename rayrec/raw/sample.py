@@ -1,7 +1,7 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from rayrec.raw.blocks import LEFT_OUT
 from rayrec.raw.formats.parquet_layout import ParquetLayout, RowGroup, open_parquet, row_groups
 from rayrec.raw.formats.row_types import RawCells, as_text
 from rayrec.raw.input_files import Chunk, InputFile
-from rayrec.raw.table_reader import TableFiles, TableReader, open_table, read_cells
+from rayrec.raw.table_reader import TableFiles, TableReader, common_type, open_table, read_cells
 
 _PLACES = 64
 """The number of places in large files that are read."""
@@ -227,22 +227,23 @@ def _as_array(values: Values | None, rows: int) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array([None if value is None else as_text(value) for value in values])
+        return _as_texts(values)
 
 
 def _concat(parts: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
     """Return one table of parts in which the type of a column may differ; text where none suits all."""
     if not parts:
         return columns.empty_table()
-    return pa.table({name: _join([part.column(name) for part in parts], columns.field(name)) for name in columns.names})
+    return pa.table({name: _join([part.column(name) for part in parts]) for name in columns.names})
 
 
-def _join(parts: Sequence[pa.ChunkedArray], column: pa.Field) -> pa.ChunkedArray:
-    schemas = [pa.schema([(column.name, kind)]) for kind in {part.type for part in parts}]
-    try:
-        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pa.ArrowTypeError:
-        kind = pa.string()
-        texts = ([None if value is None else as_text(value) for value in part.to_pylist()] for part in parts)
-        parts = [pa.chunked_array([text], kind) for text in texts]
-    return pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)
+def _join(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    kind = common_type({part.type for part in parts})
+    chunks = [chunk for part in parts for chunk in part.chunks]
+    if kind == pa.string():
+        chunks = [chunk if chunk.type in (kind, pa.null()) else _as_texts(chunk.to_pylist()) for chunk in chunks]
+    return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+
+
+def _as_texts(values: Iterable[Any]) -> pa.StringArray:
+    return pa.array([None if value is None else as_text(value) for value in values], pa.string())

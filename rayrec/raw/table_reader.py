@@ -4,7 +4,7 @@ table = open_table(list_inputs(paths), FileFormat())
 reader = table.reader(columns, "click")
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -18,7 +18,7 @@ from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.formats import delimited, json_lines, parquet_layout
-from rayrec.raw.formats.row_types import LABEL_READS, RawCells, RowTypes
+from rayrec.raw.formats.row_types import RawCells, RowTypes, label_column
 from rayrec.raw.input_files import Chunk, InputFile
 
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
@@ -127,10 +127,7 @@ class TableFiles:
         Without `needs_label` the label of all these rows is null. The label's column is not one of `columns`. Raises
         UserError if a column is not there, unless it is optional, or if it holds what it cannot be read from.
         """
-        of_label = LABEL_READS.model_copy(
-            update={"null_values": self.format.null_values, "number_format": self.format.number_format}
-        )
-        lengths = tuple(list_lengths)
+        lengths, of_label = tuple(list_lengths), label_column(self.format)
         types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, of_label, needs_label)
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
@@ -211,14 +208,18 @@ def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], nee
 
 
 def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the columns of all schemas; text where types differ other than in width."""
-    types: dict[str, pa.DataType] = {}
-    for schema in schemas:
-        for field in schema:
-            kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-            pair = [pa.schema([("", types.get(field.name, kind))]), pa.schema([("", kind)])]
-            try:
-                types[field.name] = pa.unify_schemas(pair, promote_options="permissive").field(0).type
-            except pa.ArrowTypeError:
-                types[field.name] = pa.string()
-    return pa.schema(types)
+    """Return the columns of all schemas, each of a type for all its values."""
+    types: dict[str, list[pa.DataType]] = {}
+    for field in (field for schema in schemas for field in schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        types.setdefault(field.name, []).append(kind)
+    return pa.schema({name: common_type(of_name) for name, of_name in types.items()})
+
+
+def common_type(types: Iterable[pa.DataType]) -> pa.DataType:
+    """Return the type for values of several ones; text where they differ other than in width."""
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in types]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        return pa.string()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
-from rayrec.raw.blocks import ParsedLines, Reason
+from rayrec.raw.blocks import ParsedLines, Reason, Rejected
 from rayrec.raw.input_files import BYTE_ORDER_MARK
 
 NEWLINE, RETURN = 10, 13
@@ -166,15 +166,8 @@ class TextLines:
 
     def parsed(self, rows: pa.RecordBatch, positions: NDArray[np.int64]) -> ParsedLines:
         """Return good rows with their lines, and the bad lines."""
-        bad = self.bad
-        return ParsedLines(
-            rows=rows,
-            positions=positions,
-            num_lines=len(self),
-            rejected_positions=np.array([*bad], np.int64),
-            rejected_reasons=[*bad.values()],
-            rejected_texts=[self.line(number, is_shown=True) for number in bad],
-        )
+        bad = {number: Rejected(reason, self.line(number, is_shown=True)) for number, reason in self.bad.items()}
+        return ParsedLines(rows, positions, len(self), bad)
 
 
 def split_fields(

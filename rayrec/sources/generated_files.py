@@ -2,8 +2,10 @@
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,40 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.recipes import Recipe
 
 _BATCH_ROWS = 16_384
 
 
-def rows_by_file(rows: int, days: int | None) -> list[int]:
-    """Return the rows of each day, as equal as they can be, or of the one file.
+@dataclass(frozen=True)
+class Generation:
+    """What a generator is asked for."""
 
-    Raises UserError if a day would have none.
-    """
-    if days is None:
-        return [rows]
-    if not 1 <= days <= rows:
-        raise UserError(f"days: {days}; give 1 to {rows}, the number of rows")
-    return [rows * (day + 1) // days - rows * day // days for day in range(days)]
+    rows: int
+    seed: int = 0
+    days: int | None = None
+    """Write a file for each of this many days; None unless `GeneratedData.has_days`."""
+    drift: float = 0.0
+    """How much values and preferences change from one of the days to the next, 0 to 10; 0 for not at all."""
+    compress: bool = False
+    """Write gzip files."""
+    recipe: Recipe | None = None
+    """What describes the rows of a source that `generates_from_recipe`."""
+    cardinality: Mapping[str, int] = field(default_factory=dict)
+    """Distinct values of the recipe's columns, by name or pattern."""
+
+    def files(self, single: str, of_day: str) -> list[tuple[str, int]]:
+        """Return the name and rows of the one file, or of each day's, as equal as they can be; `{}` is the day.
+
+        Raises UserError if a day would have no rows.
+        """
+        ending = ".gz" * self.compress
+        if self.days is None:
+            return [(single + ending, self.rows)]
+        if not 1 <= self.days <= self.rows:
+            raise UserError(f"days: {self.days}; give 1 to {self.rows}, the number of rows")
+        starts = [self.rows * day // self.days for day in range(self.days + 1)]
+        return [(of_day.format(day) + ending, last - first) for day, (first, last) in enumerate(pairwise(starts))]
 
 
 @contextmanager

@@ -27,6 +27,18 @@ class RowsTruth(Config):
     """Mean entropy of the true probabilities, in nats."""
 
 
+class GeneratedTruth(RowsTruth):
+    """The content of `truth.json`, for all rows."""
+
+    source: str
+    seed: int
+    method: str = (
+        "Labels are drawn from a logistic model of hidden weights; on average no model ranks the rows better than its "
+        f"probabilities do. AUC: of these probabilities, from a histogram of {BINS} equal bins, pairs within a bin "
+        "counted half. Log loss: exact. Weights of rows are not counted."
+    )
+
+
 class TruthAccumulator:
     """Accumulates what `RowsTruth` is computed from, in constant memory."""
 

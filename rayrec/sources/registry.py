@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rayrec.common.errors import UserError
 from rayrec.common.plugins import SOURCES
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extension import require_same_ids
@@ -20,9 +21,16 @@ def source_of(kind: str) -> Source:
     return cast(Source, SOURCES.load(kind, "source").SOURCE)
 
 
-def preprocessing_job(recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-    """Return the job of a recipe's source. Raises UserError on inputs or a recipe that cannot work."""
-    return source_of(recipe.source.kind).job(recipe, inputs)
+def preprocessing_job(recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> PreprocessingJob:
+    """Return the job of a recipe's source. Raises UserError on inputs, a recipe or a parent that cannot work."""
+    source = source_of(recipe.source.kind)
+    if parent is not None:
+        require_same_ids(recipe, parent)
+        if not source.can_extend:
+            raise UserError(
+                f"source.kind '{recipe.source.kind}': its datasets cannot be extended; preprocess all raw files"
+            )
+    return source.job(recipe, inputs, parent)
 
 
 def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Dataset | None = None) -> Preprocessing:
@@ -30,10 +38,7 @@ def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Data
 
     Raises UserError on inputs, a recipe or an output that cannot work.
     """
-    if parent is None:
-        return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
-    require_same_ids(recipe, parent)
-    return Preprocessing(source_of(recipe.source.kind).extension(recipe, inputs, parent), recipe, output, parent)
+    return Preprocessing(preprocessing_job(recipe, inputs, parent), recipe, output, parent)
 
 
 def ranker_of(model: "Predictor") -> "Ranker":

@@ -18,6 +18,7 @@ from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe
+from rayrec.sources.generated_files import Generation
 
 if TYPE_CHECKING:
     from rayrec.inference.predictor import Predictor
@@ -47,21 +48,20 @@ class Source(ABC):
     generated: GeneratedData | None = None
     """The generator of data with a known truth; None if the source has none."""
     generates_from_recipe = False
-    """Whether the source has `generate_from` in its place, as only a recipe says which columns the data have."""
+    """Whether it generates what a recipe describes, as only a recipe says which columns the data have."""
+    can_extend = False
+    """Whether its datasets can extend others."""
 
     @abstractmethod
-    def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-        """Return the job that turns raw files into a dataset. Raises UserError on wrong inputs or config."""
+    def job(self, recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> PreprocessingJob:
+        """Return the job that turns raw files into a dataset, which extends `parent` if that is given.
+
+        Raises UserError on wrong inputs or config.
+        """
 
     def recognizes(self, lines: Sequence[str]) -> bool:
         """Tell whether a text file that begins with these lines has the layout of this source and of no other table."""
         return False
-
-    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
-        """Return the job that turns raw files into a dataset that extends `parent`. Raises UserError as `job`."""
-        raise UserError(
-            f"source.kind '{recipe.source.kind}': its datasets cannot be extended; preprocess all raw files"
-        )
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         """Return the reader of examples to score with a model of this schema; they need what features need.
@@ -72,33 +72,12 @@ class Source(ABC):
             f"source.kind '{config.kind}': its raw files hold no examples; preprocess them and give the dataset folder"
         )
 
-    def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
-    ) -> dict[str, Any]:
-        """Write `rows` raw rows drawn from a known truth into the new folder `output`; return facts about them.
+    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
+        """Write raw rows drawn from a known truth into the new folder `output`; return facts about them.
 
-        `days`: write a file for each of this many days; None unless `generated.has_days`. `drift`: how much values and
-        preferences change from one of the days to the next; 0 for not at all. `compress`: write gzip files. Raises
-        UserError.
+        Raises UserError.
         """
         raise UserError("source: it has no generator; give raw files of your own")
-
-    def generate_from(
-        self,
-        recipe: Recipe,
-        output: Path,
-        rows: int,
-        *,
-        seed: int,
-        cardinality: Mapping[str, int],
-        compress: bool,
-        progress: Progress,
-    ) -> dict[str, Any]:
-        """Write `rows` raw rows as a recipe of this source describes them, as `generate` does.
-
-        `cardinality`: distinct values of columns, by name or pattern. Raises UserError.
-        """
-        raise NotImplementedError
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         """Return a sentence on metrics reached on generated data; `generated` is what `generate` returned."""
@@ -120,11 +99,9 @@ class Source(ABC):
 class TableSource(Source):
     """A source of files of rows with named columns, an example each; its config is a `TableSourceConfig`."""
 
-    def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-        assert isinstance(recipe.source, TableSourceConfig)
-        return RowsJob(recipe.source, recipe.preprocess, inputs)
+    can_extend = True
 
-    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
+    def job(self, recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> PreprocessingJob:
         assert isinstance(recipe.source, TableSourceConfig)
         return RowsJob(recipe.source, recipe.preprocess, inputs, parent)
 

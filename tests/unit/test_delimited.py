@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
-from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason
+from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason, Rejected
 from rayrec.raw.formats.delimited import DelimitedLayout
 from rayrec.raw.formats.row_types import RawCells, RowTypes
 from rayrec.raw.input_files import list_inputs, plan_chunks
@@ -99,7 +99,7 @@ def test_good_row(name: str, ending: bytes) -> None:
     parsed = parse(GOOD[name] + ending)
     assert parsed.rows.schema == TYPES.schema
     assert parsed.rows.to_pylist() == [expected_row(GOOD[name])]
-    assert parsed.rejected_reasons == []
+    assert not parsed.rejected
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -107,11 +107,8 @@ def test_bad_row_is_set_aside_among_good_ones(name: str) -> None:
     line, reason, column = BAD[name]
     first, last = row("0", {0: "10"}), row("1", {0: "30"})
     parsed = parse(b"\n".join([first, line, last, b""]))
-    assert parsed.rejected_reasons == [reason]
-    assert parsed.rejected_positions.tolist() == [1]
-    assert parsed.rejected_texts == [line]
-    cells = {} if column is None else {1: (column, line.split(b"\t")[NAMES.index(column)].decode())}
-    assert parsed.rejected_cells == cells
+    cell = None if column is None else (column, line.split(b"\t")[NAMES.index(column)].decode())
+    assert parsed.rejected == {1: Rejected(reason, line, cell)}
     assert parsed.rows.to_pylist() == [expected_row(first), expected_row(last)]
     assert parsed.positions.tolist() == [0, 2]
     assert parsed.num_lines == 3
@@ -124,7 +121,7 @@ def test_many_rows_of_every_kind_keep_their_lines() -> None:
     order = rng.integers(0, len(lines), 5_000)
     parsed = parse(b"".join(lines[i] + b"\n" for i in order))
     assert parsed.positions.tolist() == np.flatnonzero(is_good[order]).tolist()
-    assert parsed.rejected_positions.tolist() == np.flatnonzero(~is_good[order]).tolist()
+    assert list(parsed.rejected) == np.flatnonzero(~is_good[order]).tolist()
     assert parsed.rows.to_pylist() == [expected_row(lines[i]) for i in order if is_good[i]]
 
 
@@ -132,7 +129,7 @@ def test_many_rows_of_every_kind_keep_their_lines() -> None:
 def test_only_bad_rows(line: bytes) -> None:
     parsed = parse(line + b"\n")
     assert parsed.rows.num_rows == 0 and parsed.rows.schema == TYPES.schema
-    assert len(parsed.rejected_reasons) == parsed.num_lines == 1
+    assert len(parsed.rejected) == parsed.num_lines == 1
 
 
 def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) -> None:
@@ -276,7 +273,7 @@ def test_every_border_between_chunks_gives_the_rows_of_the_whole(
     found: dict[int, Any] = {}
     before = 0
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.raw.input_files.BLOCK_BYTES", block_bytes)
+        patch.setattr("rayrec.raw.text_files.BLOCK_BYTES", block_bytes)
         Path(file.name).write_text(text)
         for chunk in plan_chunks(list_inputs([file.name]), chunk_bytes):
             lines_read = 0

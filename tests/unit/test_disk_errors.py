@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -51,6 +52,13 @@ def after(first: Exception, second: Exception) -> Exception:
 
 
 ERRORS: dict[str, tuple[Exception, str]] = {
+    "rows of a query": (
+        duckdb.OutOfMemoryException(
+            "Out of Memory Error: failed to offload data block of size 192.0 KiB (35.9 MiB/36.0 MiB used).\n"
+            "This limit was set by the 'max_temp_directory_size' setting."
+        ),
+        f"/written/here: {FULL}",
+    ),
     "a file": (OSError(errno.ENOSPC, "", "/disk/part-7"), f"/disk/part-7: {FULL}"),
     "a copy": (OSError(errno.ENOSPC, "", "/source/a", None, "/disk/b"), f"/disk/b: {FULL}"),
     "copies": (

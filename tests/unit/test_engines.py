@@ -111,6 +111,13 @@ def test_what_has_no_room_in_memory_is_sorted_on_the_disk(tmp_path: Path) -> Non
     assert last == 1_999_999
 
 
+def test_values_too_long_for_the_memory_are_told(tmp_path: Path) -> None:
+    set_share(SqlShare(1, 2**27, tmp_path))
+    table = pa.table({"text": [f"{'x' * 2**25}{number}" for number in range(8)]})
+    with pytest.raises(UserError, match=r"values too long .* 128.0 MiB of memory; give more"):
+        query("from texts order by text", texts=table).read_all()
+
+
 @pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])
 def test_encoded_rows_of_every_type_come_back(ids: pa.DataType) -> None:
     kinds = [pa.float32(), ids, pa.list_(ids), pa.list_(weighted_type(ids)), pa.list_(pa.float32(), 2)]

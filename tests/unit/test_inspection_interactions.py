@@ -145,6 +145,19 @@ def test_tables_as_they_come(case: str, tmp_path: Path) -> None:
     assert {key: found[key] for key in found if key not in ("user", "item")} == {"timestamp": "time", **said}
 
 
+def test_ratings_with_decimal_commas_say_which_rows_are_choices(tmp_path: Path) -> None:
+    plain = choices(200)
+    plain["rating"] += 0.5
+    plain.to_csv(tmp_path / "plain.csv", index=False)
+    plain.to_csv(tmp_path / "commas.csv", index=False, sep=";", decimal=",")
+    rows = []
+    for name in ("plain", "commas"):
+        recipe = inspected(tmp_path / f"{name}.csv", "neumf", "rating>=3")[1]
+        preprocessing(recipe, {None: [str(tmp_path / f"{name}.csv")]}, tmp_path / name).run(EmbeddedEngine(2))
+        rows.append(Dataset.open(tmp_path / name).manifest.dropped)
+    assert rows[0] == rows[1] and rows[0]
+
+
 def test_a_larger_table_has_another_recipe(tmp_path: Path) -> None:
     dense, sparse = choices(400, least=8), choices(100)
     dense = pd.concat([dense.assign(item=dense["item"] + 80 * copy) for copy in range(12)])

@@ -12,6 +12,7 @@ from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.interactions.config import (
     InteractionFilesSplitConfig,
     InteractionPreprocessConfig,
+    InteractionSourceConfig,
     LeaveOneOutSplitConfig,
 )
 from tests.builders import make_recipe
@@ -31,6 +32,13 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Pa
     assert isinstance(make_recipe().preprocess, RowsPreprocessConfig)
     (tmp_path / "resolved.yaml").write_text(dump_recipe(loaded))
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
+
+
+def test_recipes_of_earlier_datasets_say_the_form_of_files_in_one_word() -> None:
+    forms = {"auto": {}, "csv": {}, "double_colon": {"separator": "::"}, "parquet": {"format": "parquet"}}
+    for layout, form in forms.items():
+        found = InteractionSourceConfig.model_validate({"kind": "interactions", "layout": layout})
+        assert found.model_dump(exclude_defaults=True) == form
 
 
 @pytest.mark.parametrize(

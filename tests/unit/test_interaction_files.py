@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.table import LabelCondition
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions.config import (
@@ -188,6 +189,16 @@ def test_rejected_rows_name_the_column(tmp_path: Path) -> None:
     (block,) = InteractionReader.of_tables(InteractionSourceConfig(), files).read(plan_chunks(files, 2**20)[0])
     cells = [(row["line"], row["column"], row["value"]) for row in block.rejected.to_pylist()]
     assert cells == [(3, "userId", " "), (4, "timestamp", "soon")]
+
+
+def test_pairs_to_score_need_no_time_and_no_rating(tmp_path: Path) -> None:
+    config = InteractionSourceConfig(timestamp="when", choices=LabelCondition(column="stars", at_least=4))
+    (tmp_path / "pairs.csv").write_text("item,user\n1,2\n3,4\n")
+    files = list_inputs([str(tmp_path / "pairs.csv")])
+    with pytest.raises(UserError, match="no column 'when'"):
+        InteractionReader.of_tables(config, files)
+    (block,) = InteractionReader.of_tables(config, files, is_scored=True).read(plan_chunks(files, 2**20)[0])
+    assert [tuple(row.values()) for row in block.rows.to_pylist()] == [(1, "2", "1", None), (1, "4", "3", None)]
 
 
 LOO = {"kind": "leave_one_out"}

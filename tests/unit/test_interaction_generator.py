@@ -5,20 +5,27 @@ import hashlib
 import io
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress, SilentProgress
+from rayrec.sources.generated_files import Generation
+from rayrec.sources.interactions import generator
 from rayrec.sources.interactions.generator import (
     BLOCK_USERS,
     DAYS_OF_A_USER,
     LEAST_INTERACTIONS,
     NUM_ITEMS,
     Ratings,
-    generate,
 )
+
+
+def generate(output: Path, rows: int, progress: Progress | None = None, **asked: Any) -> dict[str, int]:
+    return generator.generate(output, Generation(rows, **asked), progress or SilentProgress())
 
 
 @pytest.fixture(scope="module")

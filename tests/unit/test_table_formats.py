@@ -216,8 +216,7 @@ def test_a_json_value_does_not_depend_on_the_rows_around_it(rows: Rows, head: pa
         ((_, cells),) = of.parse(data, types.wanted)
         parsed = types.parse(cells)
         found = dict(zip(parsed.positions.tolist(), map(repr, parsed.rows.to_pylist()), strict=True))
-        bad = zip(parsed.rejected_positions.tolist(), parsed.rejected_reasons, strict=True)
-        found |= {line: repr((reason, parsed.rejected_cells.get(line))) for line, reason in bad}
+        found |= {line: repr((row.reason, row.cell)) for line, row in parsed.rejected.items()}
         return [found[number] for number in range(parsed.num_lines)]
 
     alone = [read(layout, line)[0] for line in lines]

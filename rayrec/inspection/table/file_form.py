@@ -13,9 +13,9 @@ from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.formats.delimited import DelimitedLayout, separator_of, separator_told
-from rayrec.raw.input_files import InputFile, read_head
+from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import format_of
-from rayrec.raw.text_encoding import UTF8
+from rayrec.raw.text_files import UTF8, read_head
 
 _SEPARATORS = "\t,;|"
 _RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")

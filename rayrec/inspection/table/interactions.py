@@ -135,6 +135,8 @@ def inspect_interactions(
         why = f"other rows ({1 - is_choice.mean():.0%}) are neither learnt nor recommended"
     for column in (*([found.rating] if found.rating is not None else []), *found.others):
         if label is not None and column.name == label.column:
+            if "plain" not in column.number_formats:
+                settings["number_format"] = column.number_formats[0]
             decisions.append(Decision(column, "label", f"says which rows are choices; {why}"))
         else:
             is_rating = column is found.rating and label is None

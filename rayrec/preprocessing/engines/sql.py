@@ -1,6 +1,7 @@
 """SQL within a task, always run by DuckDB: in this process, or in one of Spark's."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayrec.common.disk_errors import naming
+from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus, available_memory
+from rayrec.common.text import format_bytes
 from rayrec.store.paths import cache_root
 
 if TYPE_CHECKING:
@@ -43,20 +46,40 @@ def query(sql: str, schema: pa.Schema | None = None, /, **tables: Any) -> pa.Rec
     texts are in the order of their UTF-8 bytes, null is last unless the query says otherwise, and names of columns that
     differ in case alone are one. Sums of integers are decimals unless they are cast, and those of floats depend on the
     order of rows. The query sees no files and no network.
+
+    Raises, also where the rows are read, DiskError if those beyond the memory find no room on the disk, and UserError
+    if single ones are too large for the memory.
     """
-    connection = _database(_SHARE.get() or _default_share()).cursor()
+    share = _SHARE.get() or _default_share()
+    connection = _database(share).cursor()
     for name, table in tables.items():
         connection.register(name, table)
-    reader = connection.sql(sql).to_arrow_reader(ROWS_PER_BATCH)
+    with _readable_errors(share):
+        reader = connection.sql(sql).to_arrow_reader(ROWS_PER_BATCH)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            for rows in reader:
-                yield rows if schema is None else rows.rename_columns(schema.names).cast(schema)
+            with _readable_errors(share):
+                for rows in reader:
+                    yield rows if schema is None else rows.rename_columns(schema.names).cast(schema)
         finally:
             connection.close()
 
     return pa.RecordBatchReader.from_batches(reader.schema if schema is None else schema, batches())
+
+
+@contextmanager
+def _readable_errors(share: SqlShare) -> Iterator[None]:
+    import duckdb
+
+    try:
+        with naming(share.scratch):
+            yield
+    except duckdb.OutOfMemoryException as error:
+        raise UserError(
+            f"values too long to sort or join in {format_bytes(share.memory)} of memory; give more memory "
+            "(preprocess.spark.executor_memory where Spark does it), or shorten the longest values"
+        ) from error
 
 
 @lru_cache(maxsize=2)

@@ -14,8 +14,8 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile, read_data_lines, read_head, read_lines
-from rayrec.raw.text_encoding import UTF8, TextEncoding
+from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.text_files import UTF8, TextEncoding, read_data_lines, read_head, read_lines
 from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
 
 _SEPARATORS, _OTHER_SEPARATORS = ("\t", ",", "::"), ";|"

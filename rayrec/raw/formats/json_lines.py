@@ -15,17 +15,17 @@ from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import Values, read_column
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import (
+from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.text_files import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
-    Chunk,
-    InputFile,
+    UTF8,
+    TextEncoding,
     read_data_lines,
     read_head,
     read_lines,
     read_text,
 )
-from rayrec.raw.text_encoding import UTF8, TextEncoding
 from rayrec.raw.text_lines import NEWLINE, RETURN, TextLines
 
 _HEAD_BYTES, _HEAD_ROWS = 2**20, 1_000

@@ -11,16 +11,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.table import LabelCondition
+from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
-from rayrec.raw.blocks import Cell, ParsedLines, Reason
+from rayrec.raw.blocks import Cell, ParsedLines, Reason, Rejected
 
 LABEL_WORDS = ("false", "true", "no", "yes", "f", "t", "n", "y")
 """Words of labels, for 0 and 1 in turn; blanks around them and their case play no part."""
-LABEL_READS = RawColumn(name="label", type="number")
-"""How a label's column is read where it holds numbers, unless the files have missing words or a format of their own."""
+_LABEL = RawColumn(name="label", type="number")
 _REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
 
 
@@ -51,7 +50,7 @@ class RowTypes:
     """Columns whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
-    label_reads: RawColumn = LABEL_READS
+    label_reads: RawColumn = _LABEL
     """How the label's column is read where it holds numbers."""
     needs_label: bool = True
     """Whether a row without a label that can be read is bad; otherwise its label is null."""
@@ -114,15 +113,11 @@ class RowTypes:
         positions = cells.positions
         if not is_good.all():
             rows, positions = rows.filter(pa.array(is_good)), positions[is_good]
-        bad = sorted(reasons)
         return ParsedLines(
             rows=rows,
             positions=positions,
             num_lines=cells.num_lines,
-            rejected_positions=np.array(bad, np.int64),
-            rejected_reasons=[reasons[line] for line in bad],
-            rejected_texts=[cells.text(line) for line in bad],
-            rejected_cells=bad_cells,
+            rejected={line: Rejected(reasons[line], cells.text(line), bad_cells.get(line)) for line in sorted(reasons)},
         )
 
     def _label_or_null(self, cells: RawCells) -> pa.FloatArray:
@@ -136,8 +131,13 @@ class RowTypes:
         return pc.if_else(pa.array(wrong), None, label)
 
 
+def label_column(files: FileFormat) -> RawColumn:
+    """Return how the label of such files is read where it holds numbers."""
+    return _LABEL.model_copy(update={"null_values": files.null_values, "number_format": files.number_format})
+
+
 def read_labels(
-    values: Values, label: str | LabelCondition, number: RawColumn = LABEL_READS
+    values: Values, label: str | LabelCondition, number: RawColumn = _LABEL
 ) -> tuple[pa.FloatArray, Unreadable, Reason]:
     """Return (n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why.
 

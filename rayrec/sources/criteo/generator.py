@@ -13,10 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.progress import Progress, SilentProgress
+from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.generated_files import rows_by_file, rows_file, to_hexadecimal
-from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
+from rayrec.sources.generated_files import Generation, rows_file, to_hexadecimal
+from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder
@@ -56,19 +56,12 @@ class FileTruth(RowsTruth):
     """Share of the categorical values, missing ones aside, that the click model had on no earlier day."""
 
 
-class CriteoTruth(RowsTruth):
-    """The content of `truth.json`, of generated data: for all rows, and for those of each file."""
+class CriteoTruth(GeneratedTruth):
+    """The content of `truth.json`, for all rows and for those of each file."""
 
-    source: str
-    seed: int
     drift: float
     """How much values and preferences change from day to day; 0 if the rows of all files are alike."""
     files: tuple[FileTruth, ...]
-    method: str = (
-        "Labels are drawn from a known click model; on average no model ranks the rows better than the true "
-        "probabilities do. AUC: of the true probabilities of all rows, from a histogram of "
-        f"{BINS} equal bins, pairs within a bin counted half. Log loss: exact."
-    )
 
 
 @dataclass(frozen=True)
@@ -120,48 +113,36 @@ def _spelling(world: World, name: str) -> Callable[[NDArray[np.int64], NDArray[n
     return spell
 
 
-def generate(
-    output: Path,
-    rows: int,
-    *,
-    seed: int = 0,
-    days: int | None = None,
-    drift: float = 0.0,
-    compress: bool = False,
-    progress: Progress | None = None,
-) -> CriteoTruth:
-    """Write `rows` rows and `truth.json` into the new folder `output`, which is whole or absent.
+def generate(output: Path, asked: Generation, progress: Progress) -> CriteoTruth:
+    """Write rows and `truth.json` into the new folder `output`, which is whole or absent.
 
-    One file `criteo.tsv` (Kaggle layout), or with `days` the files `day_0` ... (Terabyte layout) with equal shares of
-    the rows; with `compress`, gzip files ending in `.gz`. `drift`: how much values and preferences change from day to
-    day, 0 to 10; at 0 the days together are the rows of the one file. Raises UserError on arguments out of range or an
-    existing output.
+    One file `criteo.tsv` (Kaggle layout), or by day the files `day_0` ... (Terabyte layout) with equal shares of the
+    rows; without drift the days together are the rows of the one file. Raises UserError on arguments out of range or
+    an existing output.
     """
-    rows_of_files = rows_by_file(rows, days)
+    days, drift, given = asked.days, asked.drift, asked.files(SINGLE_FILE, "day_{}")
     most_days = 1 + (_MOST_GENERATIONS - 1) // (TURNOVER * drift) if drift else np.inf
     if days is not None and days > most_days:
         raise UserError(f"days: {days}; with drift {drift:g} give at most {most_days:g}, or a smaller drift")
-    progress = progress or SilentProgress()
     total, files = TruthAccumulator(), []
-    source, first = criteo_rows(seed, 0, drift), 0
+    source, first = criteo_rows(asked.seed, 0, drift), 0
     with new_folder(output) as folder:
-        progress.stage("generate", rows)
-        for day, rows_of_file in enumerate(rows_of_files):
+        progress.stage("generate", asked.rows)
+        for day, (name, rows) in enumerate(given):
             if drift and day:
-                source, first = criteo_rows(seed, day, drift), 0
-            name = (SINGLE_FILE if days is None else f"day_{day}") + ".gz" * compress
+                source, first = criteo_rows(asked.seed, day, drift), 0
             truth, values, new_values = TruthAccumulator(), 0, 0
             with rows_file(folder / name, separator=SEPARATOR, has_header=False) as write:
-                for chunk in source.chunks(rows_of_file, first=first):
+                for chunk in source.chunks(rows, first=first):
                     write(chunk.rows)
                     for accumulator in (total, truth):
                         accumulator.add(chunk.probability, chunk.label)
                     values += sum(len(chunk.label) - chunk.rows[column].null_count for column in CATEGORICAL)
                     new_values += chunk.new_values
                     progress.advance(len(chunk.label))
-            first += rows_of_file
+            first += rows
             files.append(FileTruth(path=name, new_values=new_values / values, **truth.result().model_dump()))
         stated = total.result().model_dump()
-        result = CriteoTruth(source="criteo", seed=seed, drift=drift, files=tuple(files), **stated)
+        result = CriteoTruth(source="criteo", seed=asked.seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result

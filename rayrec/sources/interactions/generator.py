@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rayrec.common.progress import Progress, SilentProgress
-from rayrec.sources.generated_files import rows_by_file, rows_file
+from rayrec.common.progress import Progress
+from rayrec.sources.generated_files import Generation, rows_file
 from rayrec.sources.synthetic import World
 from rayrec.store.folders import new_folder
 
@@ -122,39 +122,26 @@ class Ratings:
         )
 
 
-def generate(
-    output: Path,
-    rows: int,
-    *,
-    seed: int = 0,
-    days: int | None = None,
-    drift: float = 0.0,
-    compress: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, int]:
-    """Write ratings (userId, movieId, rating, timestamp; with `compress` gzip) into the new folder `output`.
+def generate(output: Path, asked: Generation, progress: Progress) -> dict[str, int]:
+    """Write ratings (userId, movieId, rating, timestamp) into the new folder `output`.
 
-    One file `ratings.csv`, or with `days` the files `day_0.csv` ... with equal shares of the rows, whose times are on
-    that day. No user rates an item twice; all but the last user of a file have at least LEAST_INTERACTIONS ratings in
-    it. `drift`: how much items and tastes change from day to day, 0 to 10; users come and go at any. Return the number
-    of `items` in the catalogue, chosen or not, and without `days` that of `users`. Raises UserError on arguments out of
-    range or an existing output.
+    One file `ratings.csv`, or by day the files `day_0.csv` ... with equal shares of the rows, whose times are on that
+    day. No user rates an item twice; all but the last user of a file have at least LEAST_INTERACTIONS ratings in it.
+    Items and tastes drift from day to day, and users come and go at any drift. Return the number of `items` in the
+    catalogue, chosen or not, and without days that of `users`. Raises UserError on days without rows or an existing
+    output.
     """
-    rows_of_files = rows_by_file(rows, days)
-    progress = progress or SilentProgress()
+    files = asked.files(FILE, "day_{}.csv")
     with new_folder(output) as folder:
-        progress.stage("generate", rows)
-        for day, rows_of_file in enumerate(rows_of_files):
-            ratings = Ratings(seed, day=day, drift=drift, days=days is not None)
-            name = (FILE if days is None else f"day_{day}.csv") + ".gz" * compress
+        progress.stage("generate", asked.rows)
+        for day, (name, rows) in enumerate(files):
+            ratings = Ratings(asked.seed, day=day, drift=asked.drift, days=asked.days is not None)
+            blocks, left = ratings.blocks(), rows
             with rows_file(folder / name) as write:
-                left = rows_of_file
-                for block in ratings.blocks():
-                    last = block[:left]
+                while left:
+                    last = next(blocks)[:left]
                     write(last)
                     progress.advance(len(last))
                     left -= len(last)
-                    if left == 0:
-                        break
     made = {"items": ratings.items}
-    return made if days is not None else {"users": last["userId"][-1].as_py(), **made}
+    return made if asked.days is not None else {"users": last["userId"][-1].as_py(), **made}

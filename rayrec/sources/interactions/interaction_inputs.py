@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.preprocessing.rows_job import check_files
+from rayrec.preprocessing.rows_job import check_files, require_no_names
 from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.sources.interactions.config import (
     InteractionFilesSplitConfig,
@@ -59,12 +59,7 @@ def resolve_interactions(
 
 
 def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> dict[str, list[InputFile]]:
-    named = [name for name in paths if name is not None]
-    if named:
-        raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which splits the rows itself; add "
-            "--set 'preprocess.split={kind: files}' or give the paths alone"
-        )
+    require_no_names("leave_one_out", paths)
     found = []
     for path in paths[None]:
         # The folders of MovieLens hold other files than ratings, too: movies.csv, tags.csv, u.item.

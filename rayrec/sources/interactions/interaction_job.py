@@ -4,8 +4,7 @@ Known positives are the rows of `train`; a held-out interaction is a list of row
 is a stage, after the last finished one of which a job that was killed goes on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -40,15 +39,10 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import (
-    SPLIT,
-    HistoryCounts,
-    held_out_codes,
-    write_histories,
-)
+from rayrec.sources.interactions.histories import HistoryCounts, held_out_codes, write_histories
 from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import LABEL, InteractionReader, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, encode_lists, row_schema, write_rows
+from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, id_column
+from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
 
 _FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
@@ -105,7 +99,7 @@ class InteractionJob:
         schema = _schema(vocabularies)
 
         # With ids come the order of rows, and the items that negatives are drawn from.
-        encoder = RowEncoder(schema, workspace.folder, (pa.field(SPLIT, pa.int8(), False),))
+        encoder = RowEncoder(schema, workspace.folder, (ROW_SCHEMA.field(LABEL),))
         samplers = self._samplers(vocabularies[ITEM].size)
         drawn, short_lists = stages.run(
             "ordered",
@@ -128,16 +122,13 @@ class InteractionJob:
                 )
 
         # Rows in their order become parts.
-        def read_rows(segment: Segment) -> Iterator[pa.RecordBatch]:
-            return iter(rows_of([segment.piece], row_schema(schema)))
-
-        of_lists = partial(encode_lists, replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),)))
+        read_drawn = partial(read_segment, columns=encoder.encoded_schema.names)
         in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
-                in_order[split] = of_lists, segments[split]
+                in_order[split] = partial(with_group, encoder.encode), segments[split]
             elif split in drawn:
-                in_order[split] = read_rows, make_segments(drawn[split])
+                in_order[split] = partial(with_group, read_drawn), make_segments(drawn[split])
         written = stages.run(
             "write",
             list[SplitInfo],

@@ -16,8 +16,9 @@ from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_values
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of
 from rayrec.raw.formats.delimited import first_fields
-from rayrec.raw.input_files import Chunk, InputFile, plan_chunks, read_data_lines
+from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 from rayrec.raw.table_reader import TableFiles, TableReader, format_of, open_table, read_cells
+from rayrec.raw.text_files import read_data_lines
 from rayrec.raw.text_lines import TextLines
 from rayrec.sources.interactions.config import ITEM, TIMESTAMP, USER, InteractionSourceConfig
 
@@ -66,26 +67,26 @@ class InteractionReader:
         Pairs that are scored have no time, and are no choices yet.
         """
         names, choices = config.names_in_files, None if is_scored else config.choices
-        needed = {name for of_side in names.values() for name in of_side} | ({choices.column} if choices else set())
+        sides = (USER, ITEM) if is_scored else (USER, ITEM, TIMESTAMP)
+        needed = [name for side in sides for name in names[side]] + ([choices.column] if choices else [])
         table = open_table(files, _format_of(config, files), needed=needed)
         columns = []
-        for side, of_side in names.items():
-            name = next((name for name in of_side if name in table.columns.names), None)
+        for side in sides:
             given = config.given_names[side]
-            if name is None and (side != TIMESTAMP or given):
+            name = next((name for name in names[side] if name in table.columns.names), None)
+            if name is not None:
+                columns.append(_time_column(config, table, name) if side == TIMESTAMP else id_column(name))
+            elif side != TIMESTAMP or given:
                 what = f"column '{given}'" if given else f"column of the {side}"
                 among = ", ".join(repr(name) for name in table.columns.names[:8])
                 raise UserError(
                     f"{files[0].name}: no {what} among {among}; set source.{side} to its name, or source.header to the "
                     "names of all columns if the files have none"
                 )
-            if side != TIMESTAMP:
-                assert name is not None
-                columns.append(id_column(name))
-            elif name is not None and not is_scored:
-                columns.append(_time_column(config, table, name))
         if choices is not None:
             choices = choices.model_copy(update={"missing": choices.missing or 0})
+        null_values = tuple(word for word in config.null_values if word)
+        columns = [column.model_copy(update={"null_values": null_values}) for column in columns]
         return cls(table.reader(columns, choices, required=[column.name for column in columns]))
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:

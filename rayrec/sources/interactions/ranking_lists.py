@@ -2,23 +2,31 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.categorical import id_dtype
-from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.preprocessing.engines.engine import Partition, Source
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.parts import RowEncoder
+from rayrec.preprocessing.parts import Encode, RowEncoder
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, read_piece, rows_of, write_piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import EARLIER, LISTED, SPLIT, TEST, TRAIN, VALIDATION, partitions_for
+from rayrec.sources.interactions.histories import (
+    EARLIER,
+    HISTORY_SCHEMA,
+    LISTED,
+    SPLIT,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    partitions_for,
+)
 from rayrec.sources.interactions.interaction_reader import LABEL
 
 _PLACED = pa.schema([(USER, pa.int64()), (ITEM, pa.int64()), (SPLIT, pa.int8()), ("place", pa.int64())])
@@ -37,11 +45,10 @@ group by range
 order by range
 """
 _TRAIN = f"""
-select 1 as label, "user", item, "user" as "group" from history where split = {TRAIN} order by "user", place
+select 1 as label, "user", item from history where split = {TRAIN} order by "user", place
 """
 _KNOWN = f"""
-select distinct 1 as label, "user", item, "user" as "group" from history where split in ({TRAIN}, {EARLIER})
-order by "user", item
+select distinct 1 as label, "user", item from history where split in ({TRAIN}, {EARLIER}) order by "user", item
 """
 _HELD_OUT = """select "user", item from history where split = {code} order by "user", place"""
 # Of the users who have held-out interactions: those of one split are those of the other.
@@ -53,12 +60,6 @@ order by "user", item
 """
 
 
-def row_schema(schema: Schema) -> pa.Schema:
-    """Return the columns of a dataset's rows: label (float32), user and item (ids), group (int64, the user's id)."""
-    ids = [pa.field(f.name, pa.from_numpy_dtype(id_dtype(f)), False) for f in schema.categorical]
-    return pa.schema([pa.field(LABEL, pa.float32(), False), *ids, pa.field(GROUP, pa.int64(), False)])
-
-
 def write_rows(
     workspace: Workspace,
     histories: Sequence[Segment],
@@ -68,7 +69,7 @@ def write_rows(
     parent: Dataset | None,
     has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
-    """Write the rows of `train` and of held-out splits, ordered by user id, then by time.
+    """Write the rows of `train` and of held-out splits as `encoder` has them, ordered by user id, then by time.
 
     `users`: the vocabulary of users. `samplers`: of the splits whose negatives are drawn. With `parent` the pairs of
     all its splits are known here, as are those that are no choices (`has_known`); they and those of `train` are written
@@ -77,7 +78,7 @@ def write_rows(
     Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
-    schema = row_schema(encoder.schema)
+    histories_of = replace(encoder, kept=(HISTORY_SCHEMA.field(SPLIT),))
     # Codes of the splits whose items are never negatives.
     is_distinct = any(sampler.sampling == "distinct" for sampler in samplers.values())
     known_codes = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if is_distinct else (TRAIN, EARLIER)
@@ -94,7 +95,7 @@ def write_rows(
         def number(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
             """Yield a history with ids."""
             first = segment.first
-            for batch in encoder.encode(segment):
+            for batch in histories_of.encode(segment):
                 places = np.arange(first, first + batch.num_rows)
                 first += batch.num_rows
                 yield in_range(batch, batch[SPLIT], places)
@@ -128,7 +129,7 @@ def write_rows(
             if has_known:
                 rows[KNOWN_SPLIT] = query(_KNOWN, history=history)
             pieces = {
-                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", schema, of_split)
+                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", encoder.encoded_schema, of_split)
                 for split, of_split in rows.items()
             }
             return pieces, short
@@ -157,13 +158,11 @@ def draw_lists(held_out: pa.Table, known: pa.Table, sampler: NegativeSampler) ->
         order = np.argsort(owner, kind="stable")
         user = users[some][owner[order]]
         item = np.concatenate([positives[some], negatives])[order]
-        drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item, GROUP: user}
+        drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item}
         yield pa.RecordBatch.from_pydict(drawn), int((lengths < sampler.negatives).sum())
 
 
-def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
-    schema = row_schema(encoder.schema)
-    for batch in encoder.encode(segment):
-        label, user, item = batch.columns
-        yield pa.RecordBatch.from_arrays([label, user, item, user.cast(pa.int64())], schema=schema)
+def with_group(read: Encode, segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Yield encoded rows with the column `GROUP` (int64), the id of the user."""
+    for batch in read(segment):
+        yield batch.append_column(pa.field(GROUP, pa.int64(), False), batch[USER].cast(pa.int64()))

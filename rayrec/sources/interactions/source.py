@@ -12,6 +12,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
+from rayrec.sources.generated_files import Generation
 from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.interaction_job import InteractionJob
@@ -23,13 +24,9 @@ class InteractionSource(Source):
     """Files with a user, an item and perhaps a time in each row."""
 
     generated = GeneratedData(FILE, "leave_one_out", "test", has_days=True)
+    can_extend = True
 
-    def job(self, recipe: Recipe, inputs: InputPaths) -> InteractionJob:
-        assert isinstance(recipe.source, InteractionSourceConfig)
-        assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
-        return InteractionJob(recipe.source, recipe.preprocess, inputs)
-
-    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> InteractionJob:
+    def job(self, recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> InteractionJob:
         assert isinstance(recipe.source, InteractionSourceConfig)
         assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
         return InteractionJob(recipe.source, recipe.preprocess, inputs, parent)
@@ -40,10 +37,8 @@ class InteractionSource(Source):
             return InteractionReader()
         return InteractionReader.of_tables(config, files, is_scored=True)
 
-    def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
-    ) -> dict[str, Any]:
-        return generate(output, rows, seed=seed, days=days, drift=drift, compress=compress, progress=progress)
+    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
+        return generate(output, asked, progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         rows, lists, hr = metrics["rows"], metrics["groups"], metrics["hr@10"]

@@ -11,7 +11,9 @@ from pyarrow import csv
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_number
 from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
+from rayrec.sources.generated_files import Generation
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import raw_features
@@ -65,14 +67,12 @@ class OutbrainSource(Source):
 
     generated = GeneratedData("", "displays", "validation")
 
-    def job(self, recipe: Recipe, inputs: InputPaths) -> DisplayJob:
+    def job(self, recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> DisplayJob:
         assert isinstance(recipe.preprocess, DisplayPreprocessConfig)
         return DisplayJob(recipe.preprocess, inputs)
 
-    def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
-    ) -> dict[str, Any]:
-        truth = generate(output, rows, seed=seed, compress=compress, progress=progress)
+    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
+        truth = generate(output, asked.rows, seed=asked.seed, compress=asked.compress, progress=progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:

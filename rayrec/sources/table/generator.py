@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.progress import Progress, SilentProgress
+from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import (
     CategoricalRule,
@@ -29,8 +29,8 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import rows_file
-from rayrec.sources.generated_truth import BINS, TRUTH_FILE, RowsTruth, TruthAccumulator
+from rayrec.sources.generated_files import Generation, rows_file
+from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, LabelledRows, World
 from rayrec.sources.table.generated_columns import (
     MISSING,
@@ -52,21 +52,14 @@ _FIRST_SECOND, _SECONDS = 1_704_067_200, 30 * 86_400
 _GROUP_ROWS = 8
 
 
-class TableTruth(RowsTruth):
+class TableTruth(GeneratedTruth):
     """The content of `truth.json`."""
 
-    source: str
     recipe: str
-    seed: int
     path: str
     """The file of the rows, beside this one."""
     cardinality: dict[str, int]
     """Distinct values that a column can have."""
-    method: str = (
-        "Labels are drawn from a logistic model of hidden weights of values, numbers and parts of times; on average no "
-        f"model ranks the rows better than its probabilities do. AUC: from a histogram of {BINS} equal bins, pairs "
-        "within a bin counted half. Log loss: exact. Weights of rows are not counted."
-    )
 
 
 class GeneratedTable:
@@ -201,43 +194,34 @@ class GeneratedTable:
         return {self.source.label_column: written}
 
 
-def generate(
-    output: Path,
-    rows: int,
-    *,
-    recipe: Recipe,
-    cardinality: Mapping[str, int],
-    seed: int = 0,
-    compress: bool = False,
-    progress: Progress | None = None,
-) -> TableTruth:
+def generate(output: Path, asked: Generation, progress: Progress) -> TableTruth:
     """Write the raw file of a recipe and `truth.json` into the new folder `output`, which is whole or absent.
 
     The file is `table.csv` (`.tsv` if fields are separated by tabs), `table.jsonl` or `table.parquet`, as the recipe's
-    format says, packed by gzip with `compress`. Raises ConfigError on a recipe whose table cannot be made.
+    format says. Raises ConfigError on a recipe whose table cannot be made.
     """
-    table = GeneratedTable(recipe, cardinality, rows, seed)
+    assert asked.recipe is not None
+    table, truth = GeneratedTable(asked.recipe, asked.cardinality, asked.rows, asked.seed), TruthAccumulator()
     source = table.source
     ending = {"delimited": ".tsv" if source.separator == "\t" else ".csv", "json_lines": ".jsonl"}
-    name = "table" + (ending[table.format] + ".gz" * compress if table.format in ending else ".parquet")
-    truth, progress = TruthAccumulator(), progress or SilentProgress()
+    name = "table" + (ending[table.format] + ".gz" * asked.compress if table.format in ending else ".parquet")
     with new_folder(output) as folder:
-        progress.stage("generate", rows)
+        progress.stage("generate", asked.rows)
         with rows_file(
             folder / name,
             separator=source.separator or ",",
             has_header=source.header is None,
             quotes=source.quote is True,
-            codec="gzip" if compress else "snappy",
+            codec="gzip" if asked.compress else "snappy",
         ) as write:
-            for chunk in table.rows.chunks(rows):
+            for chunk in table.rows.chunks(asked.rows):
                 write(chunk.rows)
                 truth.add(chunk.probability, chunk.label)
                 progress.advance(len(chunk.label))
         result = TableTruth(
             source=source.kind,
-            recipe=recipe.name,
-            seed=seed,
+            recipe=asked.recipe.name,
+            seed=asked.seed,
             path=name,
             cardinality=table.cardinality,
             **truth.result().model_dump(),

@@ -1,11 +1,10 @@
 """Tables of one's own as a source."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.recipes import Recipe
+from rayrec.sources.generated_files import Generation
 from rayrec.sources.source import TableSource
 
 
@@ -14,22 +13,10 @@ class OwnTableSource(TableSource):
 
     generates_from_recipe = True
 
-    def generate_from(
-        self,
-        recipe: Recipe,
-        output: Path,
-        rows: int,
-        *,
-        seed: int,
-        cardinality: Mapping[str, int],
-        compress: bool,
-        progress: Progress,
-    ) -> dict[str, Any]:
+    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
         from rayrec.sources.table.generator import generate
 
-        truth = generate(
-            output, rows, recipe=recipe, seed=seed, cardinality=cardinality, compress=compress, progress=progress
-        )
+        truth = generate(output, asked, progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
 
