@@ -112,10 +112,10 @@ def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]
             offset += rows
 
 
-def read_numbered(segment: Segment, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """Yield the rows of a segment, a few batches, each with the positions (n,) of its rows in the split."""
+def numbered(segment: Segment, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """Yield the rows of a segment, as read or encoded, each batch with the positions (n,) of its rows in the split."""
     first = segment.first
-    for batch in read_piece(segment.piece, columns):
+    for batch in batches:
         yield np.arange(first, first + batch.num_rows), batch
         first += batch.num_rows
 

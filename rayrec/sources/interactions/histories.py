@@ -16,7 +16,7 @@ from rayrec.features.hashes import hash_texts
 from rayrec.ingest.dataset import DROPPED_FOLDER, Times
 from rayrec.preprocessing.engines.engine import Partition, Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, read_piece, write_piece
+from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, numbered, read_segment, write_piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import (
     ITEM,
@@ -173,13 +173,11 @@ def partitions_for(rows: int) -> int:
 
 def _gather(kind: int, segment: Segment) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a segment, of lists the positive ones, with what they are ordered by."""
-    first = segment.first
-    for batch in read_piece(segment.piece, [USER, ITEM] if kind == EARLIER else ROW_SCHEMA.names, []):
+    rows = read_segment(segment, [USER, ITEM] if kind == EARLIER else ROW_SCHEMA.names)
+    for position, batch in numbered(segment, rows):
         kinds = np.full(batch.num_rows, kind, np.int8)
         if kind != EARLIER:
             kinds[batch[LABEL].to_numpy() != 1.0] = NO_CHOICE
-        position = np.arange(first, first + batch.num_rows)
-        first += batch.num_rows
         gathered = batch_of(GATHERED, {"kind": kinds, "position": position}, batch)
         # The others of a list are its negatives.
         yield gathered.filter(pa.array(kinds == LISTED)) if kind == LISTED else gathered

@@ -13,7 +13,17 @@ from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.preprocessing.engines.engine import Partition, Source
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.parts import Encode, RowEncoder
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, make_segments, read_piece, rows_of, write_piece
+from rayrec.preprocessing.segments import (
+    Piece,
+    Segment,
+    batch_of,
+    count_rows,
+    make_segments,
+    numbered,
+    read_segment,
+    rows_of,
+    write_piece,
+)
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
@@ -94,24 +104,20 @@ def write_rows(
 
         def number(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
             """Yield a history with ids."""
-            first = segment.first
-            for batch in histories_of.encode(segment):
-                places = np.arange(first, first + batch.num_rows)
-                first += batch.num_rows
+            for places, batch in numbered(segment, histories_of.encode(segment)):
                 yield in_range(batch, batch[SPLIT], places)
             counter.add(segment.piece.rows)
 
         def read_earlier(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
             """Yield the pairs of a part of the dataset that is extended, without drawn negatives."""
-            for batch in read_piece(segment.piece, [USER, ITEM, LABEL], ()):
+            for batch in read_segment(segment, [USER, ITEM, LABEL]):
                 pairs = batch.filter(pc.equal(batch[LABEL], 1.0))
                 yield in_range(pairs, np.full(len(pairs), EARLIER), np.full(len(pairs), -1))
             counter.add(segment.piece.rows)
 
         def in_range(batch: pa.RecordBatch, split: Any, place: Any) -> tuple[Partition, pa.RecordBatch]:
-            user, item = batch[USER].cast(pa.int64()), batch[ITEM].cast(pa.int64())
-            columns = [user, item, pa.array(split, pa.int8()), pa.array(place)]
-            return np.searchsorted(last_ids, user.to_numpy()), pa.RecordBatch.from_arrays(columns, schema=_PLACED)
+            placed = batch_of(_PLACED, {SPLIT: split, "place": place}, batch)
+            return np.searchsorted(last_ids, placed[USER].to_numpy()), placed
 
         def draw(partition: int, placed: Mapping[str, pa.Table]) -> tuple[dict[str, list[Piece]], Counter[str]]:
             history = pa.concat_tables(placed.values())

@@ -19,7 +19,7 @@ from rayrec.preprocessing.segments import (
     count_rows,
     joined,
     make_segments,
-    read_numbered,
+    numbered,
     read_segment,
     write_pieces,
 )
@@ -84,7 +84,7 @@ def write_click_rows(
         schema = pa.schema([*table.layout.schema, *added])
 
         def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-            for positions, batch in read_numbered(segment, table.layout.schema.names):
+            for positions, batch in numbered(segment, read_segment(segment, table.layout.schema.names)):
                 yield batch_of(schema, {POSITION: positions}, batch)
 
         return KeyedRows(make_segments(tables.get(table.value, ())), schema, read)

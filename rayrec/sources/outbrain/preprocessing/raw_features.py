@@ -13,7 +13,16 @@ from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
-from rayrec.preprocessing.segments import Piece, Segment, batch_of, joined, make_segments, read_numbered, write_pieces
+from rayrec.preprocessing.segments import (
+    Piece,
+    Segment,
+    batch_of,
+    joined,
+    make_segments,
+    numbered,
+    read_segment,
+    write_pieces,
+)
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS
@@ -82,7 +91,7 @@ def write_features(
 
     def read_rows(segment: Segment, split: int) -> Iterator[pa.RecordBatch]:
         table = LookupTable.cached(users)
-        for position, batch in read_numbered(segment, CLICK_SCHEMA.names):
+        for position, batch in numbered(segment, read_segment(segment, CLICK_SCHEMA.names)):
             user = table.find_texts(batch["uuid"])
             has_user = user != UNKNOWN
             columns = {
