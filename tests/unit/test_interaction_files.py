@@ -62,6 +62,11 @@ TEXT: dict[str, tuple[bytes, dict[str, Any], list[Row]]] = {
         {"user": "who", "item": "what", "timestamp": "when"},
         [(1, "u", "i", 7)],
     ),
+    "two columns of one name": (
+        b"userId,movieId,x,x\n1,2,3,4\n",
+        {"header": ("userId", "movieId", "x", "y")},
+        [(1, "1", "2", None)],
+    ),
     "tab with a header": (b"item_id\tuser_id\ttimestamp\n1\t2\t3\n", {}, [(1, "2", "1", 3)]),
     "byte order mark": (b"\xef\xbb\xbfuser,item\n1,2\n", {}, [(1, "1", "2", None)]),
     "quotes": (
