@@ -201,9 +201,11 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
         rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
     if not rows:
         raise UserError(f"{file.name}: no JSON object in its first lines; write one object a line, or set 'format'")
+    # Where some rows have an object and others a value, the object is a value, too.
+    filled = {".".join(path) for row in rows for path, value in fields_of(row) if value is not None}
     values: dict[str, list[Any]] = {}
     paths: dict[str, set[tuple[str, ...]]] = {}
-    for path, value in (field for row in rows for field in fields_of(row)):
+    for path, value in (field for row in rows for field in fields_of(row, filled)):
         values.setdefault(".".join(path), []).append(value)
         paths.setdefault(".".join(path), set()).add(path)
     # An object that is null in a row is no column.
