@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from rayrec.config.base import NumberFormat
 from rayrec.features.number_formats import NUMBER_FORMATS
-from rayrec.inspection.table.column_forms import UNCLEAR
 from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
+from rayrec.inspection.table.number_texts import UNCLEAR
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table
 
