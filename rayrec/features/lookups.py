@@ -150,6 +150,17 @@ def counts_of(
     return counts
 
 
+def smoothed_rates(
+    positives: NDArray[np.int64], rows: NDArray[np.int64], mean: float, smoothing: float, least: int = 0
+) -> NDArray[np.float64]:
+    """(n,) the rates of counts (n,), with `smoothing` rows of the mean rate added; the mean with `least` rows or
+    fewer.
+    """
+    is_known = rows > least
+    rates = (positives + smoothing * mean) / (np.where(is_known, rows, 1) + smoothing)
+    return np.where(is_known, rates, mean)
+
+
 def _find(table: LookupTable, keys: Sequence[pa.Array | None], count: int) -> NDArray[np.int64]:
     given = [key for key in keys if key is not None]
     return table.find_texts(joined_keys(given)) if len(given) == len(keys) else np.full(count, UNKNOWN)
@@ -157,7 +168,4 @@ def _find(table: LookupTable, keys: Sequence[pa.Array | None], count: int) -> ND
 
 def _rates(lookup: Rate, table: LookupTable, found: NDArray[np.int64], folds: NDArray[np.int64] | None) -> pa.Array:
     counts = counts_of(table, COUNTS, found, folds)
-    is_seen = counts[ROWS] > 0
-    rows = np.where(is_seen, counts[ROWS], 1)
-    rates = (counts[POSITIVES] + lookup.smoothing * lookup.mean) / (rows + lookup.smoothing)
-    return pa.array(np.where(is_seen, rates, lookup.mean))
+    return pa.array(smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing))

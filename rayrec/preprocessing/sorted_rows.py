@@ -1,7 +1,6 @@
-"""Cuts sorted rows into batches, streams and row groups that end where a column changes, and look-up tables of them."""
+"""Cuts sorted rows into row groups that end where a column changes, and writes look-up tables of them."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,44 +28,6 @@ def write_sorted(rows: Iterable[pa.RecordBatch], folder: Path, schema: pa.Schema
     # Cut by the rows alone: they may come in any batches.
     whole = (table.select(schema.names).cast(schema) for table in cut_row_groups(rows, _ROWS_PER_BATCH, HASH))
     return write_file(folder, schema, (table.combine_chunks().to_batches()[0] for table in whole))
-
-
-def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield the rows of each value of an integer column that they are sorted by, as a stream of batches.
-
-    A stream must be read to its end before the next.
-    """
-    for value, group in groupby(_cut(batches, column), key=lambda item: item[0]):
-        yield value, (batch for _, batch in group)
-
-
-def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    for batch in batches:
-        values = batch[column].to_numpy()
-        for low, high in pairwise([*order.group_starts(values).tolist(), len(values)]):
-            yield int(values[low]), batch.slice(low, high - low)
-
-
-def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the sorted rows in batches of about `rows` rows, or more, that do not cut between equal values of a
-    column.
-    """
-    held: list[pa.RecordBatch] = []
-    count, enough = 0, rows
-    for batch in batches:
-        held.append(batch)
-        count += batch.num_rows
-        if count < enough:
-            continue
-        whole = _combined(held)
-        cut = int(group_starts(whole[column])[-1])
-        if cut:
-            yield whole.slice(0, cut)
-        held, count = [whole.slice(cut)], whole.num_rows - cut
-        # A group longer than `rows` is not searched again for every batch that continues it.
-        enough = max(rows, 2 * count)
-    if count:
-        yield _combined(held)
 
 
 def group_starts(column: pa.Array) -> NDArray[np.int64]:
@@ -100,8 +61,3 @@ def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
     """Return the end of the group of row `rows` - 1; None if it may continue after the column."""
     starts = group_starts(column.slice(rows - 1).combine_chunks())
     return rows - 1 + int(starts[1]) if len(starts) > 1 else None
-
-
-def _combined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch

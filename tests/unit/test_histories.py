@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
+from rayrec.preprocessing.sorted_rows import cut_row_groups, group_starts
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
 from rayrec.sources.interactions.histories import (
     EARLIER,
@@ -162,17 +162,18 @@ def test_any_rows_are_cut_as_by_hand(seed: int) -> None:
 def test_whole_groups(enough: int, batch_rows: int) -> None:
     values = np.repeat(np.arange(9), [1, 4, 1, 20, 2, 2, 1, 1, 7])
     table = pa.table({"user": values, "row": np.arange(len(values))})
-    found = list(whole_groups(table.to_batches(max_chunksize=batch_rows), "user", enough))
-    assert pa.Table.from_batches(found).equals(table)
-    users = [set(batch["user"].to_pylist()) for batch in found]
+    found = list(cut_row_groups(table.to_batches(max_chunksize=batch_rows), enough, "user"))
+    assert pa.concat_tables(found).equals(table)
+    users = [set(group["user"].to_pylist()) for group in found]
     assert all(not a & b for i, a in enumerate(users) for b in users[:i])
+    assert all(len(group) >= enough for group in found[:-1])
     if enough == 100:
         assert len(found) == 1
-    elif batch_rows == 1:
-        assert all(len(batch) < enough + 2 * 20 for batch in found)
+    else:
+        assert all(len(group) < enough + 20 for group in found)
     assert group_starts(table["user"].combine_chunks()).tolist() == [0, 1, 5, 6, 26, 28, 30, 31, 32]
 
 
 def test_no_runs() -> None:
-    assert list(whole_groups([], "user", 5)) == []
+    assert list(cut_row_groups([], 5, "user")) == []
     assert group_starts(pa.array([], pa.string())).tolist() == []

@@ -10,8 +10,8 @@ The tables have the format of `rayrec.features.lookup_table`. Preprocessing writ
 them into the model, and the same code computes the features from them in both.
 """
 
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +65,10 @@ PROFILE_SCHEMA = pa.schema(
 )
 
 
+Owner = Literal["user", "landing", "ad", "ad_document"]
+"""What an ad in a context belongs to: the user's profile, the landing document, the ad, and the ad's document."""
+
+
 @dataclass(frozen=True)
 class RateKey:
     """A key that clicks are counted by, such as the ad or the publisher of its document."""
@@ -72,8 +76,10 @@ class RateKey:
     name: str
     least: int
     """A rate is known if more rows of `train` than these have the key."""
-    aspect: Aspect | None = None
-    """The aspect of the ad document whose values are keys, if any."""
+    column: str
+    """The column of the key; in lists of values each one is a key."""
+    owner: Owner | None = None
+    """Whose column it is; None for one of the row itself."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -85,15 +91,15 @@ class RateKey:
 RATE_KEYS = {
     key.name: key
     for key in (
-        RateKey("ad", 5),
-        RateKey("document", 5),
-        RateKey("source", 10),
-        RateKey("publisher", 10),
-        RateKey("advertiser", 10),
-        RateKey("campaign", 10),
-        RateKey("category", 10, "category"),
-        RateKey("topic", 10, "topic"),
-        RateKey("entity", 5, "entity"),
+        RateKey("ad", 5, "ad_id"),
+        RateKey("document", 5, "document_id", "ad"),
+        RateKey("source", 10, "source_id", "ad_document"),
+        RateKey("publisher", 10, "publisher_id", "ad_document"),
+        RateKey("advertiser", 10, "advertiser_id", "ad"),
+        RateKey("campaign", 10, "campaign_id", "ad"),
+        RateKey("category", 10, "category", "ad_document"),
+        RateKey("topic", 10, "topic", "ad_document"),
+        RateKey("entity", 5, "entity", "ad_document"),
     )
 }
 """The keys by name, in the order of docs/outbrain.md."""
@@ -133,7 +139,6 @@ class Statistics:
     rates_by_fold: Path | None = None
     """Folder of tables of rates that also have the sums of each fold of `train` (views_0, clicks_0, ...); only
     preprocessing has it."""
-    _opened: dict[Path, LookupTable] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
@@ -146,23 +151,20 @@ class Statistics:
         """Return the statistics that this process opened before; the folders must not change meanwhile."""
         return cls.open(folder, rates_by_fold)
 
-    @property
+    @cached_property
     def documents(self) -> LookupTable:
-        return self._table(self.folder / "documents")
+        return LookupTable.open(self.folder / "documents")
 
-    @property
+    @cached_property
     def ads(self) -> LookupTable:
-        return self._table(self.folder / "ads")
+        return LookupTable.open(self.folder / "ads")
 
-    @property
+    @cached_property
     def profiles(self) -> LookupTable:
-        return self._table(self.folder / "profiles")
+        return LookupTable.open(self.folder / "profiles")
 
-    def rates(self, key: RateKey) -> LookupTable:
-        return self._table((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
-
-    def _table(self, folder: Path) -> LookupTable:
-        # Two threads may open a table at once; either of the two tables will do.
-        if folder not in self._opened:
-            self._opened[folder] = LookupTable.open(folder)
-        return self._opened[folder]
+    @cached_property
+    def rates(self) -> dict[str, LookupTable]:
+        """Return the tables of rates by the names of their keys."""
+        folder = self.rates_by_fold or self.folder / RATES_FOLDER
+        return {name: LookupTable.open(folder / name) for name in RATE_KEYS}

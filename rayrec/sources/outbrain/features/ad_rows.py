@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import Lists, Numbers
 from rayrec.sources.outbrain.outbrain_tables import EVENT_FIELDS
-from rayrec.sources.outbrain.statistics import Aspect, Statistics
+from rayrec.sources.outbrain.statistics import Owner, Statistics
 
 T = TypeVar("T")
 
@@ -30,16 +30,13 @@ class RateEstimate:
 
 
 class AdRows:
-    """n rows. Arrays are (n,) in their order.
-
-    `user`, `landing`, `ad` and `ad_document` say which rows of the statistics' tables belong to them.
-    """
+    """n rows, and what belongs to each of them. Arrays are (n,) in their order."""
 
     def __init__(self, statistics: Statistics, batch: pa.RecordBatch) -> None:
         """`batch`: columns of `ROW_SCHEMA`, perhaps `FOLD`, among others."""
         self.statistics = statistics
         self._batch = batch
-        self._computed: dict[str, Any] = {}
+        self._computed: dict[tuple[str | None, ...], Any] = {}
 
     def __len__(self) -> int:
         return self._batch.num_rows
@@ -48,71 +45,51 @@ class AdRows:
     def place(self) -> pa.Array:
         return self._batch.column("geo_location")
 
-    @cached_property
-    def ad_id(self) -> Numbers:
-        return self.numbers("ad_id")
+    @property
+    def folds(self) -> NDArray[np.int64] | None:
+        """Folds that the rates of the rows leave out, -1 for none; None if no row's rates leave anything out."""
+        if FOLD not in self._batch.schema.names:
+            return None
+        fold = self.numbers(FOLD)
+        return np.where(fold.valid, fold.values, -1)
 
-    @cached_property
-    def landing_id(self) -> Numbers:
-        return self.numbers("document_id")
+    def found(self, owner: Owner) -> tuple[LookupTable, NDArray[np.int64]]:
+        """Return the table of an owner, and the rows in it that belong to these rows."""
+        return self.once(lambda: self._find(owner), owner)
 
-    @cached_property
-    def timestamp(self) -> Numbers:
-        return self.numbers("timestamp")
+    def _find(self, owner: Owner) -> tuple[LookupTable, NDArray[np.int64]]:
+        tables = self.statistics
+        match owner:
+            case "user":
+                return tables.profiles, tables.profiles.find_texts(self._batch.column("uuid"))
+            case "ad":
+                table, key, ids = tables.ads, "ad_id", self.numbers("ad_id")
+            case "landing":
+                table, key, ids = tables.documents, "document_id", self.numbers("document_id")
+            case "ad_document":
+                table, key, ids = tables.documents, "document_id", self.numbers("document_id", "ad")
+        return table, table.find({key: ids.values}, ids.valid)
 
-    @cached_property
-    def fold(self) -> Numbers | None:
-        """Fold that the rates of a row leave out; None if the rates of no row leave anything out."""
-        return self.numbers(FOLD) if FOLD in self._batch.schema.names else None
+    def numbers(self, column: str, owner: Owner | None = None) -> Numbers:
+        """Return a column of what owns the rows, or of the rows themselves."""
 
-    @cached_property
-    def user(self) -> NDArray[np.int64]:
-        return self.statistics.profiles.find_texts(self._batch.column("uuid"))
+        def compute() -> Numbers:
+            if owner is not None:
+                table, rows = self.found(owner)
+                return table.numbers(column, rows)
+            values = self._batch.column(column)
+            is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+            return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)
 
-    @cached_property
-    def landing(self) -> NDArray[np.int64]:
-        return self._find_document(self.landing_id)
+        return self.once(compute, column, owner)
 
-    @cached_property
-    def ad(self) -> NDArray[np.int64]:
-        return self.statistics.ads.find({"ad_id": self.ad_id.values}, self.ad_id.valid)
+    def lists(self, column: str, owner: Owner) -> Lists:
+        """Return a column of lists, such as the values of a document with confidences and weights."""
+        table, rows = self.found(owner)
+        return self.once(lambda: table.lists(column, rows), column, owner)
 
-    @cached_property
-    def ad_document_id(self) -> Numbers:
-        return self.of_ad("document_id")
-
-    @cached_property
-    def ad_document(self) -> NDArray[np.int64]:
-        return self._find_document(self.ad_document_id)
-
-    def of_ad(self, column: str) -> Numbers:
-        return self.statistics.ads.numbers(column, self.ad)
-
-    def of_landing(self, column: str) -> Numbers:
-        return self.statistics.documents.numbers(column, self.landing)
-
-    def of_ad_document(self, column: str) -> Numbers:
-        return self.statistics.documents.numbers(column, self.ad_document)
-
-    def landing_values(self, aspect: Aspect) -> Lists:
-        """Return the values of the landing document, with confidences and weights."""
-        return self.once(f"landing {aspect}", lambda: self.statistics.documents.lists(aspect, self.landing))
-
-    def ad_values(self, aspect: Aspect) -> Lists:
-        """Return the values of the ad document, with confidences and weights."""
-        return self.once(f"ad {aspect}", lambda: self.statistics.documents.lists(aspect, self.ad_document))
-
-    def once(self, name: str, compute: Callable[[], T]) -> T:
+    def once(self, compute: Callable[[], T], *name: str | None) -> T:
         """Return the result of `compute`, called once for each name: several features share a result."""
         if name not in self._computed:
             self._computed[name] = compute()
         return self._computed[name]
-
-    def numbers(self, column: str) -> Numbers:
-        """Return a column of the batch."""
-        values = self._batch.column(column)
-        is_valid = values.is_valid().to_numpy(zero_copy_only=False)
-        return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)
-
-    def _find_document(self, ids: Numbers) -> NDArray[np.int64]:
-        return self.statistics.documents.find({"document_id": ids.values}, ids.valid)

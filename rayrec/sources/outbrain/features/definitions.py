@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
@@ -13,7 +14,7 @@ from rayrec.config.transforms import Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
-from rayrec.sources.outbrain.statistics import Aspect
+from rayrec.sources.outbrain.statistics import Aspect, Owner
 
 LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
 """Rows of the embedding table of a list, by aspect."""
@@ -50,9 +51,10 @@ def number(name: str, compute: Callable[[AdRows], NDArray[np.float64]], steps: S
     return Definition(name, pa.float64(), compute, steps=steps)
 
 
-def id_feature(name: str, numbers: Callable[[AdRows], Numbers], cardinality: int) -> Definition:
-    """Return an id, hashed into a table of `cardinality` rows; null if missing."""
-    return Definition(name, pa.int64(), lambda rows: _ids(numbers(rows)), _hashed(name, cardinality, "integers"))
+def id_feature(name: str, cardinality: int, column: str, owner: Owner | None = None) -> Definition:
+    """Return an id of the row or of what owns it, hashed into a table of `cardinality` rows; null if missing."""
+    feature = _hashed(name, cardinality, "integers")
+    return Definition(name, pa.int64(), lambda rows: _ids(rows.numbers(column, owner)), feature)
 
 
 def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> Definition:
@@ -76,17 +78,14 @@ def code_feature(name: str, values: Callable[[AdRows], Numbers], first: int, siz
 
 
 def list_feature(
-    name: str, aspect: Aspect, document: Literal["landing", "ad"], length: int, pooling: Literal["sum", "mean"]
+    name: str, aspect: Aspect, document: Literal["landing", "ad_document"], length: int, pooling: Literal["sum", "mean"]
 ) -> Definition:
     """Return the first `length` values of the landing or the ad document's list of an aspect, hashed one by one."""
 
     def compute(rows: AdRows) -> pa.Array:
-        found = rows.landing if document == "landing" else rows.ad_document
-        lists = rows.statistics.documents.lists(f"{aspect}_list", found)
-        values = lists.field()
-        position = np.arange(len(values)) - np.repeat(np.cumsum(lists.lengths) - lists.lengths, lists.lengths)
-        offsets = np.concatenate(([0], np.cumsum(np.minimum(lists.lengths, length)))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[position < length]))
+        lists = rows.lists(f"{aspect}_list", document)
+        offsets = np.append(0, np.cumsum(lists.lengths)).astype(np.int32)
+        return pc.list_slice(pa.ListArray.from_arrays(offsets, lists.field()), 0, length)
 
     rows = LIST_ROWS[aspect]
     transforms = (Hash(buckets=rows, of="integers"),)

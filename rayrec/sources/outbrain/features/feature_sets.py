@@ -62,12 +62,12 @@ def _full_features() -> tuple[Definition, ...]:
     """Return the 54 features of NVIDIA's first version: those of the request, then those of the ad."""
     keys = ("document", "publisher", "source", "entity", "topic", "category")
     return (
-        id_feature("doc_event_id", lambda rows: rows.landing_id, 300_000),
-        id_feature("doc_id", lambda rows: rows.ad_document_id, 100_000),
-        id_feature("doc_event_source_id", lambda rows: rows.of_landing("source_id"), 4_000),
+        id_feature("doc_event_id", 300_000, "document_id"),
+        id_feature("doc_id", 100_000, "document_id", "ad"),
+        id_feature("doc_event_source_id", 4_000, "source_id", "landing"),
         place_feature("event_geo_location", lambda places: places, 2_500),
         place_feature("event_country_state", states, 2_000),
-        id_feature("doc_event_publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000),
+        id_feature("doc_event_publisher_id", 1_000, "publisher_id", "landing"),
         place_feature("event_country", countries, 300),
         code_feature("event_hour", hour_bin, 0, 6),
         code_feature("event_platform", lambda rows: rows.numbers("platform"), 1, 3),
@@ -79,17 +79,17 @@ def _full_features() -> tuple[Definition, ...]:
         list_feature("doc_event_category_id", "category", "landing", 3, "mean"),
         *(number(f"pop_{key}_id", rate_of(key), SHARE) for key in keys),
         *(number(f"pop_{key}_id_conf", confidence_of(key)) for key in keys),
-        number("user_views", lambda rows: _or_nan(rows.statistics.profiles.numbers("views", rows.user)), COUNT),
+        number("user_views", lambda rows: _or_nan(rows.numbers("views", "user")), COUNT),
         number("doc_views", views_of("document"), COUNT),
         number("doc_event_days_since_published", days_since_published("landing"), COUNT),
         number("doc_event_hour", lambda rows: _or_nan(hour_bin(rows)), COUNT),
-        id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
-        id_feature("doc_ad_source_id", lambda rows: rows.of_ad_document("source_id"), 4_000),
-        id_feature("ad_advertiser", lambda rows: rows.of_ad("advertiser_id"), 2_500),
-        id_feature("doc_ad_publisher_id", lambda rows: rows.of_ad_document("publisher_id"), 1_000),
-        list_feature("doc_ad_topic_id", "topic", "ad", 3, "mean"),
-        list_feature("doc_ad_entity_id", "entity", "ad", 6, "mean"),
-        list_feature("doc_ad_category_id", "category", "ad", 3, "mean"),
+        id_feature("ad_id", 250_000, "ad_id"),
+        id_feature("doc_ad_source_id", 4_000, "source_id", "ad_document"),
+        id_feature("ad_advertiser", 2_500, "advertiser_id", "ad"),
+        id_feature("doc_ad_publisher_id", 1_000, "publisher_id", "ad_document"),
+        list_feature("doc_ad_topic_id", "topic", "ad_document", 3, "mean"),
+        list_feature("doc_ad_entity_id", "entity", "ad_document", 6, "mean"),
+        list_feature("doc_ad_category_id", "category", "ad_document", 3, "mean"),
         number("pop_ad_id", rate_of("ad"), SHARE),
         number("pop_ad_id_conf", confidence_of("ad")),
         number("pop_advertiser_id", rate_of("advertiser"), SHARE),
@@ -101,7 +101,7 @@ def _full_features() -> tuple[Definition, ...]:
         number("user_doc_ad_sim_topics_conf", user_similarity_confidence("topic")),
         *(number(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", landing_similarity(aspect), SHARE) for aspect in ASPECTS),
         number("ad_views", views_of("ad"), COUNT),
-        number("doc_ad_days_since_published", days_since_published("ad"), COUNT),
+        number("doc_ad_days_since_published", days_since_published("ad_document"), COUNT),
     )
 
 
@@ -119,18 +119,18 @@ def _lean_features() -> tuple[Definition, ...]:
         number("ad_id_count", views_of("ad"), LOG_COUNT),
         number("document_id_promo_count", views_of("document"), LOG_COUNT),
         number("publish_time_days_since_published", days_since_published("landing"), DAYS),
-        number("publish_time_promo_days_since_published", days_since_published("ad"), DAYS),
-        id_feature("document_id", lambda rows: rows.landing_id, 300_000),
-        id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
-        id_feature("document_id_promo", lambda rows: rows.ad_document_id, 100_000),
-        id_feature("campaign_id", lambda rows: rows.of_ad("campaign_id"), 5_000),
-        id_feature("source_id", lambda rows: rows.of_landing("source_id"), 4_000),
-        id_feature("source_id_promo", lambda rows: rows.of_ad_document("source_id"), 4_000),
+        number("publish_time_promo_days_since_published", days_since_published("ad_document"), DAYS),
+        id_feature("document_id", 300_000, "document_id"),
+        id_feature("ad_id", 250_000, "ad_id"),
+        id_feature("document_id_promo", 100_000, "document_id", "ad"),
+        id_feature("campaign_id", 5_000, "campaign_id", "ad"),
+        id_feature("source_id", 4_000, "source_id", "landing"),
+        id_feature("source_id_promo", 4_000, "source_id", "ad_document"),
         place_feature("geo_location", lambda places: places, 2_500),
-        id_feature("advertiser_id", lambda rows: rows.of_ad("advertiser_id"), 2_500),
+        id_feature("advertiser_id", 2_500, "advertiser_id", "ad"),
         place_feature("geo_location_state", states, 2_000),
-        id_feature("publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000),
-        id_feature("publisher_id_promo", lambda rows: rows.of_ad_document("publisher_id"), 1_000),
+        id_feature("publisher_id", 1_000, "publisher_id", "landing"),
+        id_feature("publisher_id_promo", 1_000, "publisher_id", "ad_document"),
         place_feature("geo_location_country", countries, 300),
         code_feature("platform", lambda rows: rows.numbers("platform"), 1, 3),
         *(list_feature(f"{aspect}_id_list", aspect, "landing", 3, "sum") for aspect in LIST_ROWS),
@@ -139,9 +139,9 @@ def _lean_features() -> tuple[Definition, ...]:
 
 def _has_viewed_ad_document(rows: AdRows) -> Numbers:
     """Return 1 if the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
-    document = rows.ad_document_id
-    has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values)
-    return Numbers(has_viewed.astype(np.int64), (rows.user != UNKNOWN) & document.valid)
+    document, (profiles, user) = rows.numbers("document_id", "ad"), rows.found("user")
+    has_viewed = profiles.contains("viewed", user, document.values)
+    return Numbers(has_viewed.astype(np.int64), (user != UNKNOWN) & document.valid)
 
 
 def _campaign_rate_times_confidence(rows: AdRows) -> NDArray[np.float64]:

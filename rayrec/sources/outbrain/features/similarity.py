@@ -25,9 +25,9 @@ class _Vectors:
 
 def landing_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that computes the cosines (n,) of the landing document with the ad document."""
-    return lambda rows: _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[
-        0
-    ]
+    return lambda rows: _cosine(
+        len(rows), _documents(rows.lists(aspect, "landing")), _documents(rows.lists(aspect, "ad_document"))
+    )[0]
 
 
 def user_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
@@ -42,17 +42,17 @@ def user_similarity_confidence(aspect: Aspect) -> Callable[[AdRows], NDArray[np.
 
 def compute_user_similarity(rows: AdRows, aspect: Aspect) -> RateEstimate:
     """Compare the user's profile with the ad document, once for these rows."""
-    return rows.once(f"user similarity {aspect}", lambda: _user_similarity(rows, aspect))
+    return rows.once(lambda: _user_similarity(rows, aspect), "user similarity", aspect)
 
 
 def _user_similarity(rows: AdRows, aspect: Aspect) -> RateEstimate:
-    profiles, user = rows.statistics.profiles, rows.user
+    profiles, user = rows.found("user")
     sizes = np.zeros(len(rows), np.int64)
     parts = list(profiles.ranges(aspect, user))
     for part in parts:
         sizes[part.asked] = part.stop - part.start
     left = _Vectors(parts, sizes, profiles.numbers(f"{aspect}_norm", user).values)
-    right = _documents(rows.ad_values(aspect))
+    right = _documents(rows.lists(aspect, "ad_document"))
     similarity, common = _cosine(len(rows), left, right)
     chance = sizes * right.sizes / max(rows.statistics.constants.values[aspect], 1) ** 2
     confidence = np.where(common > 0, 1.0 - chance**common, chance)

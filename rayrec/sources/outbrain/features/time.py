@@ -25,29 +25,29 @@ def hour_bin(rows: AdRows) -> Numbers:
     """Return 0 ... 5 by the local hour of the event."""
     hour = _local_milliseconds(rows) // _HOUR % 24
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
-    return Numbers(np.where(found < 0, _LAST_BIN, found), rows.timestamp.valid)
+    return Numbers(np.where(found < 0, _LAST_BIN, found), rows.numbers("timestamp").valid)
 
 
 def is_weekend(rows: AdRows) -> Numbers:
     """Return 1 if the event is on a local Saturday or Sunday, else 0."""
     weekday = (_local_milliseconds(rows) // DAY_MILLISECONDS + _FIRST_WEEKDAY) % 7
-    return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.timestamp.valid)
+    return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.numbers("timestamp").valid)
 
 
-def days_since_published(document: Literal["landing", "ad"]) -> Callable[[AdRows], NDArray[np.float64]]:
+def days_since_published(document: Literal["landing", "ad_document"]) -> Callable[[AdRows], NDArray[np.float64]]:
     """Return a function that counts the full days (n,) from a document's publication to the event.
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.
     """
 
     def compute(rows: AdRows) -> NDArray[np.float64]:
-        published = (rows.of_landing if document == "landing" else rows.of_ad_document)("publish_time")
-        days = (FIRST_MILLISECOND + rows.timestamp.values - published.values) // DAY_MILLISECONDS
+        published, shown = rows.numbers("publish_time", document), rows.numbers("timestamp")
+        days = (FIRST_MILLISECOND + shown.values - published.values) // DAY_MILLISECONDS
         kept = np.where((days >= 0) & (days <= MOST_DAYS), days, np.nan)
-        return np.where(rows.timestamp.valid & published.valid, kept, np.nan)
+        return np.where(shown.valid & published.valid, kept, np.nan)
 
     return compute
 
 
 def _local_milliseconds(rows: AdRows) -> NDArray[np.int64]:
-    return FIRST_MILLISECOND + rows.timestamp.values + _MINUTE * utc_offsets(rows.place)
+    return FIRST_MILLISECOND + rows.numbers("timestamp").values + _MINUTE * utc_offsets(rows.place)
