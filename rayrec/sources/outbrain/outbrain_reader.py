@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
+from rayrec.features.hashes import hash_texts
 from rayrec.features.raw_columns import RawColumn, RawType
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs
@@ -26,6 +27,7 @@ _TYPES: dict[Kind, RawType] = {
     "integer": "integer",
     "code": "integer",
     "string": "text",
+    "hash": "text",
     "confidence": "number",
     "time": "time",
 }
@@ -105,6 +107,8 @@ class OutbrainReader:
 
 
 def _typed(values: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "hash":
+        values = pa.array(hash_texts(values))
     if kind == "code":
         values = pc.if_else(pc.is_in(values, pa.array(CODES)), values, None)
     if kind == "time":

@@ -11,11 +11,14 @@ FIRST_MILLISECOND = 1_465_876_799_998
 DAY_MILLISECONDS = 86_400_000
 NULL = "\\N"
 
-Kind = Literal["integer", "string", "confidence", "click", "code", "time"]
-"""How the text of a field is read. `code`: 1, 2 or 3, anything else is null; `time`: 2016-06-05 00:00:00, UTC."""
+Kind = Literal["integer", "string", "hash", "confidence", "click", "code", "time"]
+"""How the text of a field is read. `hash`: the hash of the text; `code`: 1, 2 or 3, anything else is null; `time`:
+2016-06-05 00:00:00, UTC.
+"""
 ARROW_TYPES: dict[Kind, pa.DataType] = {
     "integer": pa.int64(),
     "string": pa.string(),
+    "hash": pa.int64(),
     "confidence": pa.float64(),
     "click": pa.int8(),
     "code": pa.int8(),
@@ -89,7 +92,7 @@ _LAYOUTS = {
     OutbrainTable.PROMOTED_CONTENT: TableLayout(("promoted_content",), _AD_COLUMNS),
     OutbrainTable.DOCUMENTS_META: TableLayout(("documents_meta",), _META),
     OutbrainTable.DOCUMENTS_TOPICS: _aspect("documents_topics", TableColumn("topic_id", is_needed=True)),
-    OutbrainTable.DOCUMENTS_ENTITIES: _aspect("documents_entities", TableColumn("entity_id", "string", is_needed=True)),
+    OutbrainTable.DOCUMENTS_ENTITIES: _aspect("documents_entities", TableColumn("entity_id", "hash", is_needed=True)),
     OutbrainTable.DOCUMENTS_CATEGORIES: _aspect("documents_categories", TableColumn("category_id", is_needed=True)),
 }
 EVENT_FIELDS = tuple(OutbrainTable.EVENTS.layout.schema)[1:]
