@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 FIRST_MILLISECOND = 1_465_876_799_998
 """Times in the tables count from here (milliseconds since the Unix epoch): 14 June 2016, 4:00 UTC."""
@@ -25,6 +26,11 @@ ARROW_TYPES: dict[Kind, pa.DataType] = {
     "time": pa.int64(),  # milliseconds since the Unix epoch
 }
 CODES = (1, 2, 3)
+
+
+def codes_of(values: pa.Array) -> pa.Array:
+    """Return (n,) codes (int8) of integers (n,); null where another number stands."""
+    return pc.if_else(pc.is_in(values, pa.array(CODES, values.type)), values, None).cast(pa.int8())
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,13 @@ _SATURDAY = 5
 
 def hour_bin(rows: AdRows) -> Numbers:
     """Return 0 ... 5 by the local hour of the event."""
-    hour = _local_milliseconds(rows) // _HOUR % 24
+    return Numbers(bins_of_hours(_local_milliseconds(rows) // _HOUR % 24), rows.numbers("timestamp").valid)
+
+
+def bins_of_hours(hour: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) the bins 0 ... 5 of hours of a day (n,)."""
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
-    return Numbers(np.where(found < 0, _LAST_BIN, found), rows.numbers("timestamp").valid)
+    return np.where(found < 0, _LAST_BIN, found)
 
 
 def is_weekend(rows: AdRows) -> Numbers:
