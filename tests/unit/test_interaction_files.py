@@ -19,7 +19,7 @@ from rayrec.sources.interactions.config import (
     InteractionSourceConfig,
     LeaveOneOutSplitConfig,
 )
-from rayrec.sources.interactions.interaction_inputs import resolve_interactions
+from rayrec.sources.interactions.interaction_job import find_files
 from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
 from rayrec.sources.registry import preprocessing
 
@@ -299,8 +299,8 @@ def test_refused(case: str, folder: Path) -> None:
 def names_of(folder: Path, paths: dict[str | None, list[str]], split: Any) -> list[str]:
     """Return the files that a job reads, in order."""
     given = {name: [str(folder / path) for path in of_split] for name, of_split in paths.items()}
-    inputs = resolve_interactions(InteractionSourceConfig(), split, given)
-    return [file.base_name for of_split in (inputs.files, *inputs.lists.values()) for file in of_split]
+    found = find_files(InteractionSourceConfig(), split, given)
+    return [file.base_name for of_split in found.values() for file in of_split]
 
 
 def test_a_folder_of_movielens_stands_for_its_ratings(folder: Path) -> None:
