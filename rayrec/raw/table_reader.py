@@ -24,7 +24,6 @@ from rayrec.raw.input_files import Chunk, InputFile
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
 """The columns of a file, and how its chunks are read."""
 
-_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd", ".bz2", ".xz", ".lz4"}
 _FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
     ".parquet": "parquet",
     ".parq": "parquet",
@@ -188,9 +187,9 @@ def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
     """Return the format of a file by its first bytes, or else its name."""
     if file.is_parquet:
         return "parquet"
-    path = PurePosixPath(file.base_name.lower())
-    suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
-    return _FORMATS.get(suffix, "delimited")
+    # The last suffix of a packed file says how it is packed, as a rule.
+    suffixes = PurePosixPath(file.base_name.lower()).suffixes[-1 if file.packing is None else -2 :]
+    return next((_FORMATS[suffix] for suffix in reversed(suffixes) if suffix in _FORMATS), "delimited")
 
 
 def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:

@@ -349,6 +349,7 @@ ENGLISH, GERMAN = "1,234.5", "1.234,5"
         ([f"{v % 90}%" for v in range(ROWS)], ENGLISH, 0),
         ([f"({v % 90}.25)" if v % 2 else f"{v % 90}.25" for v in range(ROWS)], ENGLISH, 0.25),
         (["n. a." if v % 9 == 1 else f"{v % 90},5" for v in range(ROWS)], GERMAN, 0.5),
+        (["0,125" if v % 9 == 1 else f"{v % 900 + 1},{v % 900 + 100}" for v in range(ROWS)], GERMAN, 1.1),
         (["?" if v == 77 else f"${v % 90}.5" for v in range(ROWS)], ENGLISH, 0.5),
     ],
 )
@@ -390,13 +391,14 @@ def test_each_column_has_its_own_number_format_where_one_does_not_suit_all(inspe
         "fee": pa.array([f"{v:.2f}".replace(".", ",") for v in rng.exponential(2, ROWS)]),
         "latitude": pa.array([f"{v:.4f}" for v in rng.uniform(46, 49, ROWS)]),
         "age": pa.array([f"{v}" for v in rng.integers(18, 90, ROWS)]),
+        "place": pa.array([";".join(f"{v:.2f}".replace(".", ",") for v in row) for row in rng.normal(size=(ROWS, 3))]),
         "user_id": pa.array([f"{v},0" for v in rng.integers(100, 150, ROWS)]),
         "weight": pa.array([f"{v:.1f}".replace(".", ",") for v in rng.uniform(1, 2, ROWS)]),
     }, parquet=True)  # fmt: skip
     recipe = yaml.safe_load(found.recipe)["source"]
     assert recipe["number_format"] == GERMAN and recipe["weight"] == "weight"
     own = {rule["columns"]: rule.get("number_format") for rule in recipe["features"]}
-    assert own == {"price": None, "fee": None, "latitude": "plain", "age": None, "user_id": GERMAN}
+    assert own == {"price": None, "fee": None, "latitude": "plain", "age": None, "place": None, "user_id": GERMAN}
     assert found.can_run and not found.left_out.bad
 
 
@@ -481,7 +483,7 @@ def test_lists_of_parquet_need_no_separator(inspect: Inspect) -> None:
 def test_names_that_no_table_can_have(inspect: Inspect, name: str) -> None:
     found = inspect({name: [f"v{i % 7}" for i in range(ROWS)], "shop": np.arange(ROWS) % 9})
     rule = decision(found, name).rules[0]
-    assert rule["name"] == f"{name.replace('.', '_')}_"
+    assert rule["name"] == (name.replace(".", "_") if "." in name else f"{name}_")
     assert name in yaml.safe_load(found.recipe)["source"]["ignore"]
 
 

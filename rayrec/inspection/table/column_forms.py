@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +12,12 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.base import NumberFormat
-from rayrec.features.number_formats import BETWEEN_THOUSANDS, CURRENCY, NUMBER_FORMATS, PERCENT, plain_numbers
+from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import BOOLEANS, in_form
 from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
+from rayrec.inspection.table.number_texts import PERHAPS_LISTS, find_null_words, find_number_formats, read_texts
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
@@ -35,17 +35,8 @@ _EPOCHS = ("s", "ms", "us")
 _TRIED = 2_000
 """Distinct values that a pattern is tried on before all of them."""
 _SEPARATORS = ("|", ";", ",", " ")
-_FEW_NUMBERS = 20
-"""So few different numbers may be kinds, of which others are words."""
-_MOST_WORDS, _MOST_WORDS_SHARE = 3, 0.3
-"""Words among numbers or times, beside the known ones, that are taken for missing values; and their share of rows."""
-_MOST_UNLIKE = 0.05
-_FEW_UNITS = 3
-_MANY_GROUPED = 20
-"""So many different numbers with three digits after a mark, beside others below 1,000 without, are thousands."""
-UNCLEAR = "numbers, but"
-"""How a note begins on texts that look like numbers, though which ones is not clear."""
-_PERHAPS_LISTS = f"{UNCLEAR} perhaps lists"
+_FORMATS_OF_VECTORS: dict[str, tuple[NumberFormat, ...]] = {".": ("plain", "1,234.5"), ",": ("1.234,5",)}
+"""The formats of decimals, by the mark that they have."""
 
 
 def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> ColumnProfile:
@@ -168,18 +159,18 @@ def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     # Numbers, as programs or people write them.
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
     is_word = pc.is_in(distinct, pa.array(NULL_WORDS, distinct.type)).to_numpy(zero_copy_only=False)
-    formats, words, notes = _number_formats(distinct, counts, is_word, is_boolean)
+    formats, words, notes = find_number_formats(distinct, counts, is_word, is_boolean)
     if formats:
         spelled = pc.coalesce(plain_numbers(distinct, formats[0]), distinct)
         column = _number_texts(name, shown, *_recoded(codes, spelled), words)
         return replace(column, number_formats=formats, notes=(*column.notes, *notes))
     if notes:
-        found = _list(name, shown, codes, texts, counts) if notes[0].startswith(_PERHAPS_LISTS) else None
+        found = _list(name, shown, codes, texts, counts) if notes[0].startswith(PERHAPS_LISTS) else None
         return found or ColumnProfile(name, shown, "text", codes, texts, notes=notes)
     # Times, in the first format that most are written in.
     for form in _text_time_formats(distinct):
         seconds, is_time = _times(distinct, form, _TEXT_YEARS)
-        null_words = _null_words(texts, counts, is_time, is_word)
+        null_words = find_null_words(texts, counts, is_time, is_word)
         if null_words is not None:
             notes = ("day and month could be the other way round",) if _is_ambiguous(distinct, is_time, form) else ()
             column = ColumnProfile(name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes)
@@ -187,47 +178,6 @@ def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     # Vectors, lists, or one value each.
     found = _vector(name, shown, codes, texts) or _list(name, shown, codes, texts, counts)
     return found or _plain(name, shown, codes, texts)
-
-
-def _null_words(
-    texts: Sequence[str],
-    counts: NDArray[np.int64],
-    is_value: NDArray[np.bool_],
-    is_word: NDArray[np.bool_],
-    few: int = 0,
-) -> tuple[str, ...] | None:
-    """Return the texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
-
-    Words of several rows among more than a few values do so, and few rows may have any other text, if there are more
-    than `few` values.
-    """
-    others = np.flatnonzero(~is_value & ~is_word)
-    null_words = tuple(text for text, is_null in zip(texts, is_word, strict=True) if is_null)
-    rest = tuple(texts[int(i)] for i in others)
-    values = np.count_nonzero(is_value & ~is_word)
-    if not values:
-        return None
-    share = counts[others].sum() / counts.sum()
-    are_words = len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and share <= _MOST_WORDS_SHARE
-    if are_words and values > _FEW_NUMBERS and (counts[others] > 1).all():
-        return (*null_words, *rest)
-    return null_words if not rest or (values > few and share <= MOST_MISFITS) else None
-
-
-def _has_digit(text: str) -> bool:
-    return any(map(str.isdigit, text))
-
-
-def _read(
-    values: pa.Array, kind: Literal["number", "time"], time_format: str = "iso", number_format: NumberFormat = "plain"
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return (n,) numbers, or microseconds since 1970, as preprocessing reads them, else NaN; and which can be read."""
-    read, unreadable = read_column(
-        values, RawColumn(name="", type=kind, time_format=time_format, number_format=number_format)
-    )
-    if kind == "time":
-        read = read.cast(pa.int64())
-    return read.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False), ~unreadable
 
 
 def _number_texts(
@@ -246,7 +196,7 @@ def _number_texts(
         if counts[found].sum() > MOST_MISFITS * counts.sum():
             return ColumnProfile(name, shown, "text", codes, distinct.to_pylist(), notes=(note,)).without(null_words)
     codes, distinct = _recoded(codes, in_form(distinct, "number"))
-    numbers, _ = _read(distinct, "number")
+    numbers, _ = read_texts(distinct, "number")
     is_missing = ~np.isfinite(numbers)  # infinity, too, is a missing value to preprocessing
     is_digits = pc.match_substring_regex(distinct, r"^[+-]?[0-9]+$").to_numpy(zero_copy_only=False)
     form: Form = "integer" if is_digits[~is_missing].all() else "number"
@@ -254,111 +204,6 @@ def _number_texts(
     column = ColumnProfile(name, shown, form, codes, texts, numbers=np.where(is_missing, np.nan, numbers))
     without = column.without([text for text, missing in zip(texts, is_missing, strict=True) if missing])
     return replace(without, null_words=null_words)
-
-
-class _Numbers(NamedTuple):
-    """How texts are numbers."""
-
-    formats: tuple[NumberFormat, ...] = ()
-    """Those in which they are the same numbers; none if they are no numbers, or it is not clear which."""
-    null_words: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    """How they look if not as programs write them; or what is not clear, and what would say it."""
-
-
-def _number_formats(
-    distinct: pa.Array, counts: NDArray[np.int64], is_word: NDArray[np.bool_], is_boolean: NDArray[np.bool_]
-) -> _Numbers:
-    """Return how texts are numbers: as programs write them, unless points seem to stand between thousands; or as people
-    do.
-    """
-    texts, has_point = distinct.to_pylist(), pc.any(pc.match_substring(distinct, ".")).as_py()
-    is_plain = _read(distinct, "number")[1] & ~is_boolean
-    words = _null_words(texts, counts, is_plain, is_word, _FEW_NUMBERS)
-    if words is None:
-        return _peoples_numbers(distinct, counts, is_word, is_boolean, is_plain)
-    if has_point:
-        tried = distinct.filter(pa.array(is_plain & ~is_word))[:_TRIED]
-        if pc.all(pc.match_substring_regex(tried, r"^-?([0-9]{1,3}|[1-9][0-9]{0,2}\.[0-9]{3})$")).as_py():
-            found = _peoples_numbers(distinct, counts, is_word, is_boolean, is_plain)
-            if found.formats == ("1.234,5",):
-                return found
-    return _Numbers(("plain", "1,234.5") if has_point else NUMBER_FORMATS, words)
-
-
-def _peoples_numbers(
-    distinct: pa.Array,
-    counts: NDArray[np.int64],
-    is_word: NDArray[np.bool_],
-    is_boolean: NDArray[np.bool_],
-    is_plain: NDArray[np.bool_],
-) -> _Numbers:
-    tried = distinct[:_TRIED]
-    if all(2 * plain_numbers(tried, form).null_count > len(tried) for form in NUMBER_FORMATS[1:]):
-        return _with_unit(distinct, counts)
-    # What nearly all texts are in one of the formats, or in both.
-    texts, of_values = distinct.to_pylist(), counts * ~is_word
-    numbers, readable, words, shares = {}, {}, {}, {}
-    for form in NUMBER_FORMATS[1:]:
-        numbers[form], is_number = _read(distinct, "number", number_format=form)
-        readable[form] = is_number & ~is_boolean
-        words[form] = _null_words(texts, counts, readable[form], is_word, _FEW_NUMBERS)
-        shares[form] = of_values[readable[form]].sum() / max(of_values.sum(), 1)
-    best = max(shares, key=shares.__getitem__)
-    fitting = [form for form in shares if words[form] is not None and shares[form] >= shares[best] - MOST_MISFITS]
-    example = distinct[int(np.argmax(of_values * (readable[best] & ~is_plain)))]
-    if not fitting:
-        note = f"{UNCLEAR} {1 - shares[best]:.1%} of the values are none; others are as '{example}'"
-        return _Numbers(notes=(note,) if shares[best] >= 1 - _MOST_UNLIKE else ())
-    # They are of one unit: 5 USD are not 5 EUR, and 0.08 may be 8 %.
-    signs = pc.struct_field(pc.extract_regex(distinct, f"(?P<sign>{PERCENT}|{CURRENCY})"), "sign")
-    signs = pc.if_else(pa.array(readable[best] & ~is_word), signs, None)
-    units = [f"'{sign}'" for sign in signs.drop_null().unique().to_pylist()]
-    without = of_values[readable[best] & signs.is_null().to_numpy(zero_copy_only=False)].sum()
-    if units in (["'%'"], ["'\u2030'"]) and without > MOST_MISFITS * of_values.sum():
-        units.append("none")
-    if len(units) > 1:
-        return _Numbers(notes=(f"{UNCLEAR} of several units ({', '.join(units[:3])}); write all in one",))
-    # They are not lists: those of thousands have one or two digits before a mark here and there.
-    one, other = fitting[0], fitting[-1]
-    differs = readable[one] & readable[other] & ~is_word & (numbers[one] != numbers[other])
-    grouped = max(fitting, key=lambda form: np.abs(numbers[form][differs]).sum()) if differs.any() else best
-    is_long, is_short = (
-        pc.any(
-            pc.match_substring_regex(distinct, f"(^|[^0-9]){digits}[{BETWEEN_THOUSANDS[grouped]}][0-9]{{3}}")
-        ).as_py()
-        for digits in ("[0-9]{3}", "[0-9]{1,2}")
-    )
-    if is_long and not is_short:
-        return _Numbers(
-            notes=(f"{_PERHAPS_LISTS}, such as '{example}'; {_say(grouped)} in a rule makes it one number",)
-        )
-    # They are one number each: of those with three digits after a mark, others below 1,000 without one say which.
-    if not differs.any():
-        return _Numbers(tuple(fitting), words[one] or (), (f"written as '{example}'",))
-    others = np.abs(numbers[one][readable[one] & readable[other] & ~is_word & ~differs])
-    if is_short and len(others) > 0 and (others < 1_000).all() and differs.sum() >= _MANY_GROUPED:
-        return _Numbers((grouped,), words[grouped] or (), (f"written as '{example}'",))
-    at = int(np.argmax(of_values * differs))
-    ways = " and ".join(f"{numbers[form][at]:.12g} by {_say(form)}" for form in fitting)
-    return _Numbers(notes=(f"{UNCLEAR} '{distinct[at]}' is {ways} in a rule",))
-
-
-def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> _Numbers:
-    """Return a note if nearly all texts are many different numbers, with one of a few units such as `kg` or `K`."""
-    if len(distinct) <= _FEW_NUMBERS or not re.search("[0-9]", distinct[0].as_py()):
-        return _Numbers()
-    units = pc.struct_field(pc.extract_regex(distinct, r"^[+-]?[0-9][0-9.,]* ?(?P<unit>[\pL\x{b0}]{1,4})$"), "unit")
-    is_number = units.is_valid().to_numpy(zero_copy_only=False)
-    if counts[is_number].sum() < (1 - _MOST_UNLIKE) * counts.sum() or len(units.drop_null().unique()) > _FEW_UNITS:
-        return _Numbers()
-    return _Numbers(
-        notes=(f"{UNCLEAR} with a unit, such as '{distinct[int(np.argmax(counts * is_number))]}'; write plain numbers",)
-    )
-
-
-def _say(form: NumberFormat) -> str:
-    return f'number_format: "{form}"'
 
 
 def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile:
@@ -408,7 +253,7 @@ def _is_ambiguous(distinct: pa.Array, is_time: NDArray[np.bool_], form: str) -> 
 def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return (n,) seconds since 1970, NaN if not a time of this format in plausible years; and which are one."""
     first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in years)
-    micros, is_readable = _read(values, "time", form)
+    micros, is_readable = read_texts(values, "time", form)
     seconds = micros / 1e6
     with np.errstate(invalid="ignore"):
         is_time = is_readable & (seconds >= first) & (seconds < last)
@@ -422,10 +267,13 @@ def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str
         size = tried[0].count(separator) + 1
         if size < 3 or any(t.count(separator) + 1 != size for t in tried):
             continue
-        items = [item for t in tried for item in t.split(separator)]
-        if _read(pa.array(items, pa.string()), "number")[1].all() and any("." in item for item in items):
-            lengths = np.where(codes >= 0, size, 0)
-            return ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
+        items = pa.array([item for t in tried for item in t.split(separator)])
+        for mark, formats in _FORMATS_OF_VECTORS.items():
+            is_number = read_texts(items, "number", number_format=formats[0])[1]
+            if is_number.all() and pc.any(pc.match_substring(items, mark)).as_py():
+                lengths = np.where(codes >= 0, size, 0)
+                found = ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
+                return replace(found, number_formats=formats)
     return None
 
 

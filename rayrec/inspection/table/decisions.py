@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from rayrec.config.base import NumberFormat
 from rayrec.features.number_formats import NUMBER_FORMATS
-from rayrec.inspection.table.column_forms import UNCLEAR
 from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
+from rayrec.inspection.table.number_texts import UNCLEAR
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table
 
@@ -252,7 +252,7 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
                 is_free = not made & (used | columns - {column})
                 if is_free and (not needs_table or all(map(can_name_a_table, made))):
                     break
-                name = f"{name.replace('.', '_')}_"
+                name = name.replace(".", "_") if "." in name else f"{name}_"
             used |= made
             rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
         reason = decision.reason
