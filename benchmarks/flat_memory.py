@@ -25,7 +25,7 @@ from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.common.progress import SilentProgress
 from rayrec.raw.input_files import list_inputs
 from rayrec.sources.criteo.generator import generate
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from tests.environments import environment_without_cluster
 
 _RECIPE = "dlrm-criteo-debug"
@@ -47,8 +47,8 @@ def main() -> None:
 def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
     raw = folder / "raw"
     raw.mkdir()
-    generate(folder / "plain", Generation(rows // 2, seed=1), SilentProgress())
-    generate(folder / "packed", Generation(rows - rows // 2, seed=2, compress=True), SilentProgress())
+    generate(folder / "plain", GeneratorOptions(rows // 2, seed=1), SilentProgress())
+    generate(folder / "packed", GeneratorOptions(rows - rows // 2, seed=2, compress=True), SilentProgress())
     for name in ("plain", "packed"):
         for file in list_inputs([str(folder / name)]):
             Path(file.name).rename(raw / f"{name}-{Path(file.name).name}")

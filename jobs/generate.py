@@ -75,13 +75,13 @@ class GenerateRequest(Request):
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
     """Write the data; `details` has what is known about it."""
-    from rayrec.sources.generated_files import Generation
+    from rayrec.sources.generated_files import GeneratorOptions
     from rayrec.sources.registry import source_of
 
     source = source_of(request.source)
     if request.days is not None and not (source.generated and source.generated.has_days):
         raise ConfigError(f"days: source '{request.source}' has no files of days; leave it out")
-    asked = Generation(
+    options = GeneratorOptions(
         rows=request.rows,
         seed=request.seed,
         days=request.days,
@@ -90,7 +90,7 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
         recipe=None if request.recipe is None else load_recipe(request.recipe, request.set),
         cardinality=request.cardinalities,
     )
-    details = source.generate(request.output, asked, progress)
+    details = source.generate(request.output, options, progress)
     return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 

@@ -255,7 +255,7 @@ class FileFormat(Config):
     comment: str | None = Field(None, pattern=r"^[!-~]{1,2}$", examples=["#"])
     """What lines of delimited text begin with that are no rows."""
     header: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
-    """Names of the columns if delimited text has no header."""
+    """Names of the columns if delimited text has no header, or one whose names are to be others."""
     null_values: tuple[str, ...] = ("",)
     """Texts that mean "missing" in delimited files."""
     number_format: NumberFormat = "plain"

@@ -22,8 +22,8 @@ _BATCH_ROWS = 16_384
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What a generator is asked for."""
+class GeneratorOptions:
+    """What raw files to generate."""
 
     rows: int
     seed: int = 0

@@ -18,7 +18,7 @@ from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 
 if TYPE_CHECKING:
     from rayrec.inference.predictor import Predictor
@@ -72,7 +72,7 @@ class Source(ABC):
             f"source.kind '{config.kind}': its raw files hold no examples; preprocess them and give the dataset folder"
         )
 
-    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
+    def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
         """Write raw rows drawn from a known truth into the new folder `output`; return facts about them.
 
         Raises UserError.

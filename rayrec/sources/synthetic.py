@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -98,14 +98,13 @@ class Drawn(NamedTuple):
     """(n,) whether no earlier day had the value."""
 
 
-class Column(Protocol):
+@dataclass(frozen=True)
+class Column:
     """A column, or a few that are drawn together."""
 
-    @property
-    def name(self) -> str: ...
-
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        """Return the values of the rows with these numbers (n,)."""
+    name: str
+    draw: Callable[[np.random.Generator, NDArray[np.int64]], Drawn]
+    """Returns the values of the rows with these numbers (n,)."""
 
 
 class Category:
@@ -180,7 +179,7 @@ class LabelledRows:
     """An endless sequence of the rows of a day, drawn column by column, and the logistic model of their labels."""
 
     world: World
-    columns: Sequence[Column]
+    columns: Sequence[Column | Category]
     write_label: Callable[[np.random.Generator, NDArray[np.bool_]], dict[str, pa.Array]]
     """Returns the column from which a label is read."""
     names: Sequence[str] | None = None

@@ -333,7 +333,7 @@ FILES = [
     _files(
         "file without a header, equal values",
         "twins.csv",
-        "twins.csv: two columns '1' in its first line; rename one, or list all names as 'header' if the file has none",
+        "twins.csv: two columns '1' in its first line; rename one, or list all names as 'header'",
     ),
     _files(
         "second file with other columns",

@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def peak_mebibytes(kind: str, folder: Path, rows: int, more: str = "") -> int:
     code = (
         "import resource, sys; from pathlib import Path; from rayrec.common.progress import SilentProgress\n"
-        "from rayrec.sources.generated_files import Generation; from rayrec.sources.registry import source_of\n"
-        f"asked = Generation(int(sys.argv[2]), {more})\n"
-        f"source_of({kind!r}).generate(Path(sys.argv[1]), asked, SilentProgress())\n"
+        "from rayrec.sources.generated_files import GeneratorOptions; from rayrec.sources.registry import source_of\n"
+        f"options = GeneratorOptions(int(sys.argv[2]), {more})\n"
+        f"source_of({kind!r}).generate(Path(sys.argv[1]), options, SilentProgress())\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
     return int(subprocess.check_output([sys.executable, "-c", code, str(folder), str(rows)], cwd=REPOSITORY))

@@ -22,7 +22,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.registry import preprocessing
 from rayrec.store.files import copy
 from rayrec.store.node_copy import on_this_node
@@ -191,7 +191,7 @@ def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None
 
 def test_raw_files_to_a_model(cluster: Cluster, tmp_path: Path) -> None:
     """Every node takes part in preprocessing, whose files are in the bucket alone, and in training."""
-    generate(tmp_path / "raw", Generation(20_000, seed=3), SilentProgress())
+    generate(tmp_path / "raw", GeneratorOptions(20_000, seed=3), SilentProgress())
     for file in (tmp_path / "raw").glob("*.tsv"):
         with cluster.store.filesystem.open_output_stream(f"raw/{file.name}") as out:
             out.write(file.read_bytes())

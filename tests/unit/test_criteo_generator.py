@@ -16,15 +16,15 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo import generator
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import PAIRS, CriteoTruth, criteo_rows
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
 from rayrec.sources.synthetic import BASE_RATE, CHUNK_ROWS, Drawn, Labelled
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
 
 
-def generate(output: Path, rows: int, progress: Progress | None = None, **asked: Any) -> CriteoTruth:
-    return generator.generate(output, Generation(rows, **asked), progress or SilentProgress())
+def generate(output: Path, rows: int, progress: Progress | None = None, **options: Any) -> CriteoTruth:
+    return generator.generate(output, GeneratorOptions(rows, **options), progress or SilentProgress())
 
 
 def read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:

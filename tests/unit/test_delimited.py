@@ -330,6 +330,12 @@ HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "names given": (b"1,a\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
     "names given, and in the file in another order": (b"y,x\na,1\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
+    "names given, as two in the file are equal": (
+        b"x,y,y\n1,a,b\n",
+        {"header": ("x", "y", "z")},
+        [{"x": "1", "y": "a", "z": "b"}],
+    ),
+    "names given, one of which is a value": (b"x,a\n", {"header": ("x", "y")}, [{"x": "x", "y": "a"}]),
     "only a header": (b"x,y\n", {}, []),
     "quotes are characters": (b'x,"y"\n"1,a\n', {"quote": False}, [{"x": '"1', '"y"': "a"}]),
     "a line that tells the separator": (b"\xef\xbb\xbfsep=;\r\nx;y\r\n1;a\r\n", {}, [{"x": "1", "y": "a"}]),

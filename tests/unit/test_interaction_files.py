@@ -62,6 +62,11 @@ TEXT: dict[str, tuple[bytes, dict[str, Any], list[Row]]] = {
         {"user": "who", "item": "what", "timestamp": "when"},
         [(1, "u", "i", 7)],
     ),
+    "two columns of one name": (
+        b"userId,movieId,x,x\n1,2,3,4\n",
+        {"header": ("userId", "movieId", "x", "y")},
+        [(1, "1", "2", None)],
+    ),
     "tab with a header": (b"item_id\tuser_id\ttimestamp\n1\t2\t3\n", {}, [(1, "2", "1", 3)]),
     "byte order mark": (b"\xef\xbb\xbfuser,item\n1,2\n", {}, [(1, "1", "2", None)]),
     "quotes": (
@@ -199,6 +204,15 @@ def test_pairs_to_score_need_no_time_and_no_rating(tmp_path: Path) -> None:
         InteractionReader.of_tables(config, files)
     (block,) = InteractionReader.of_tables(config, files, is_scored=True).read(plan_chunks(files, 2**20)[0])
     assert [tuple(row.values()) for row in block.rows.to_pylist()] == [(1, "2", "1", None), (1, "4", "3", None)]
+
+
+def test_the_first_file_with_rows_tells_the_form_of_all(tmp_path: Path) -> None:
+    for name, content in {"a.gz": gzip.compress(b""), "b": b"", "c": b"1\t2\n", "d": b"3\t4\n"}.items():
+        (tmp_path / name).write_bytes(content)
+    files = list_inputs([str(tmp_path)])
+    reader = InteractionReader.of_tables(InteractionSourceConfig(), files)
+    rows = [row for chunk in plan_chunks(files, 2**20) for b in reader.read(chunk) for row in b.rows.to_pylist()]
+    assert [(row["user"], row["item"]) for row in rows] == [("1", "2"), ("3", "4")]
 
 
 LOO = {"kind": "leave_one_out"}

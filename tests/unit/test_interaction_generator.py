@@ -13,7 +13,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.interactions import generator
 from rayrec.sources.interactions.generator import (
     BLOCK_USERS,
@@ -24,8 +24,8 @@ from rayrec.sources.interactions.generator import (
 )
 
 
-def generate(output: Path, rows: int, progress: Progress | None = None, **asked: Any) -> dict[str, int]:
-    return generator.generate(output, Generation(rows, **asked), progress or SilentProgress())
+def generate(output: Path, rows: int, progress: Progress | None = None, **options: Any) -> dict[str, int]:
+    return generator.generate(output, GeneratorOptions(rows, **options), progress or SilentProgress())
 
 
 @pytest.fixture(scope="module")

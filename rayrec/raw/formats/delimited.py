@@ -277,6 +277,8 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
         is_headed = set(shortest) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
         fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
         names = tuple(fields) if is_headed else next(fitting, given)
+        # Names that are given may also be others for a few of the header, such as one of two equal ones.
+        is_headed |= len(fields) == len(given) and 2 * sum(map(str.__eq__, fields, given)) > len(given)
     if is_headed:
         header_lines = layout.header_lines + length
         layout = replace(layout, header=first if length == 1 else None, header_lines=header_lines)
@@ -358,7 +360,6 @@ def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat, s
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(
-            f"{file.name}: two columns '{repeated}' in its first line; rename one, or list all names as 'header' if "
-            "the file has none"
+            f"{file.name}: two columns '{repeated}' in its first line; rename one, or list all names as 'header'"
         )
     return names

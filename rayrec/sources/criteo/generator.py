@@ -5,7 +5,6 @@ days drift, each has such a sequence of rows of its own, that of day 0 being the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.generated_files import Generation, rows_file, to_hexadecimal
+from rayrec.sources.generated_files import GeneratorOptions, rows_file, to_hexadecimal
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
 from rayrec.store.files import write_json
@@ -64,32 +63,28 @@ class CriteoTruth(GeneratedTruth):
     files: tuple[FileTruth, ...]
 
 
-@dataclass(frozen=True)
-class _Number:
-    """A column of integers; the logit is linear in ln(x + 3), as models are that read the features of the recipes."""
+def _integers(name: str, mean: float, deviation: float, missing: float) -> Column:
+    """Return a column; the logit is linear in ln(x + 3), as models are that read the features of the recipes."""
 
-    name: str
-    mean: float
-    deviation: float
-    missing: float
-
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        logs = self.mean + self.deviation * rng.standard_normal(len(rows))
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        logs = mean + deviation * rng.standard_normal(len(rows))
         numbers = np.minimum(np.exp(np.maximum(logs, 0.0)), 2.0**31).astype(np.int64) - 1
-        if self.name == _NEGATIVE:
+        if name == _NEGATIVE:
             negative = rng.random(len(rows))
             numbers[negative < _SHARE_OF_MINUS_ONE] = -1
             numbers[negative < _SHARE_OF_MINUS_TWO] = -2
-        missing = rng.random(len(rows)) < self.missing
+        is_missing = rng.random(len(rows)) < missing
         # A missing number is encoded as 0 in place of the logarithm.
-        return Drawn({self.name: pa.array(numbers, mask=missing)}, np.where(missing, 0.0, np.log(numbers + 3.0)))
+        return Drawn({name: pa.array(numbers, mask=is_missing)}, np.where(is_missing, 0.0, np.log(numbers + 3.0)))
+
+    return Column(name, draw)
 
 
 def criteo_rows(seed: int = 0, day: int = 0, drift: float = 0.0) -> LabelledRows:
     """Return the rows of a day, which depend on the seed, the drift and the day alone."""
     world = World(seed, day, drift)
-    numbers: list[Column] = [*map(_Number, NUMERIC, _LOG_MEANS, _LOG_SDS, _NUMERIC_MISSING)]
-    categories: list[Column] = [
+    numbers = map(_integers, NUMERIC, _LOG_MEANS, _LOG_SDS, _NUMERIC_MISSING)
+    categories = [
         Category(world, name, most, _spelling(world, name), _CATEGORICAL_MISSING.get(name, 0.0))
         for name, most in zip(CATEGORICAL, _MOST_VALUES, strict=True)
     ]
@@ -113,24 +108,24 @@ def _spelling(world: World, name: str) -> Callable[[NDArray[np.int64], NDArray[n
     return spell
 
 
-def generate(output: Path, asked: Generation, progress: Progress) -> CriteoTruth:
+def generate(output: Path, options: GeneratorOptions, progress: Progress) -> CriteoTruth:
     """Write rows and `truth.json` into the new folder `output`, which is whole or absent.
 
     One file `criteo.tsv` (Kaggle layout), or by day the files `day_0` ... (Terabyte layout) with equal shares of the
     rows; without drift the days together are the rows of the one file. Raises UserError on arguments out of range or
     an existing output.
     """
-    days, drift, given = asked.days, asked.drift, asked.files(SINGLE_FILE, "day_{}")
+    days, drift, given = options.days, options.drift, options.files(SINGLE_FILE, "day_{}")
     most_days = 1 + (_MOST_GENERATIONS - 1) // (TURNOVER * drift) if drift else np.inf
     if days is not None and days > most_days:
         raise UserError(f"days: {days}; with drift {drift:g} give at most {most_days:g}, or a smaller drift")
     total, files = TruthAccumulator(), []
-    source, first = criteo_rows(asked.seed, 0, drift), 0
+    source, first = criteo_rows(options.seed, 0, drift), 0
     with new_folder(output) as folder:
-        progress.stage("generate", asked.rows)
+        progress.stage("generate", options.rows)
         for day, (name, rows) in enumerate(given):
             if drift and day:
-                source, first = criteo_rows(asked.seed, day, drift), 0
+                source, first = criteo_rows(options.seed, day, drift), 0
             truth, values, new_values = TruthAccumulator(), 0, 0
             with rows_file(folder / name, separator=SEPARATOR, has_header=False) as write:
                 for chunk in source.chunks(rows, first=first):
@@ -143,6 +138,6 @@ def generate(output: Path, asked: Generation, progress: Progress) -> CriteoTruth
             first += rows
             files.append(FileTruth(path=name, new_values=new_values / values, **truth.result().model_dump()))
         stated = total.result().model_dump()
-        result = CriteoTruth(source="criteo", seed=asked.seed, drift=drift, files=tuple(files), **stated)
+        result = CriteoTruth(source="criteo", seed=options.seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result

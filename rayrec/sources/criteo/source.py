@@ -9,7 +9,7 @@ from rayrec.common.progress import Progress
 from rayrec.common.text import format_number
 from rayrec.sources.criteo.config import CATEGORICAL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.generator import SINGLE_FILE, generate
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.source import GeneratedData, TableSource
 
 _LINE = re.compile(
@@ -25,8 +25,8 @@ class CriteoSource(TableSource):
     def recognizes(self, lines: Sequence[str]) -> bool:
         return all(map(_LINE.fullmatch, lines))
 
-    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
-        truth = generate(output, asked, progress)
+    def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
+        truth = generate(output, options, progress)
         return {"truth": truth.model_dump(mode="json", exclude={"files", "method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:

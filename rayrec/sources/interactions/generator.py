@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.progress import Progress
-from rayrec.sources.generated_files import Generation, rows_file
+from rayrec.sources.generated_files import GeneratorOptions, rows_file
 from rayrec.sources.synthetic import World
 from rayrec.store.folders import new_folder
 
@@ -122,7 +122,7 @@ class Ratings:
         )
 
 
-def generate(output: Path, asked: Generation, progress: Progress) -> dict[str, int]:
+def generate(output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, int]:
     """Write ratings (userId, movieId, rating, timestamp) into the new folder `output`.
 
     One file `ratings.csv`, or by day the files `day_0.csv` ... with equal shares of the rows, whose times are on that
@@ -131,11 +131,11 @@ def generate(output: Path, asked: Generation, progress: Progress) -> dict[str, i
     catalogue, chosen or not, and without days that of `users`. Raises UserError on days without rows or an existing
     output.
     """
-    files = asked.files(FILE, "day_{}.csv")
+    files = options.files(FILE, "day_{}.csv")
     with new_folder(output) as folder:
-        progress.stage("generate", asked.rows)
+        progress.stage("generate", options.rows)
         for day, (name, rows) in enumerate(files):
-            ratings = Ratings(asked.seed, day=day, drift=asked.drift, days=asked.days is not None)
+            ratings = Ratings(options.seed, day=day, drift=options.drift, days=options.days is not None)
             blocks, left = ratings.blocks(), rows
             with rows_file(folder / name) as write:
                 while left:
@@ -144,4 +144,4 @@ def generate(output: Path, asked: Generation, progress: Progress) -> dict[str, i
                     progress.advance(len(last))
                     left -= len(last)
     made = {"items": ratings.items}
-    return made if asked.days is not None else {"users": last["userId"][-1].as_py(), **made}
+    return made if options.days is not None else {"users": last["userId"][-1].as_py(), **made}

@@ -22,7 +22,7 @@ from rayrec.sources.interactions.config import (
     ITEM,
     TIMESTAMP,
     USER,
-    InteractionFilesSplitConfig,
+    InteractionSplitConfig,
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA
@@ -46,8 +46,6 @@ GATHERED = pa.schema(
 _ROWS_PER_PARTITION, _MOST_PARTITIONS = 500_000, 4_096
 """Rows that a task brings into order, about; more rather than more partitions, of which each task makes a few rows."""
 _ROWS_PER_ROW_GROUP = 65_536
-
-InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def write_histories(
     interactions: Sequence[Segment],
     lists: Sequence[Segment],
     earlier: Sequence[Segment],
-    split: InteractionSplit,
+    split: InteractionSplitConfig,
 ) -> tuple[list[Piece], list[Piece], HistoryCounts]:
     """Write the histories of kept users, and the rows of dropped ones into the dataset (`HISTORY_SCHEMA`).
 
@@ -183,7 +181,7 @@ def _gather(kind: int, segment: Segment) -> Iterator[pa.RecordBatch]:
         yield gathered.filter(pa.array(kinds == LISTED)) if kind == LISTED else gathered
 
 
-def cut_histories(gathered: pa.Table, split: InteractionSplit) -> tuple[pa.Table, pa.Table, dict[str, Any]]:
+def cut_histories(gathered: pa.Table, split: InteractionSplitConfig) -> tuple[pa.Table, pa.Table, dict[str, Any]]:
     """Return the histories of whole users, the rows of dropped ones, and numbers by the names of `HistoryCounts`.
 
     The rows are of the kinds TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at
@@ -200,7 +198,7 @@ def cut_histories(gathered: pa.Table, split: InteractionSplit) -> tuple[pa.Table
     return *(table.select(HISTORY_SCHEMA.names).cast(HISTORY_SCHEMA) for table in (history, dropped)), counts
 
 
-def held_out_codes(split: InteractionSplit) -> tuple[int, ...]:
+def held_out_codes(split: InteractionSplitConfig) -> tuple[int, ...]:
     """Return the codes of the interactions that are cut from the end of a history, the last one first."""
     test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) and split.test else ()
     return (*test, VALIDATION) if split.validation else test

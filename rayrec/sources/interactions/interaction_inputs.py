@@ -10,7 +10,7 @@ from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.sources.interactions.config import (
     InteractionFilesSplitConfig,
     InteractionSourceConfig,
-    LeaveOneOutSplitConfig,
+    InteractionSplitConfig,
 )
 from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
 
@@ -32,7 +32,7 @@ class InteractionInputs:
 
 def resolve_interactions(
     source: InteractionSourceConfig,
-    split: LeaveOneOutSplitConfig | InteractionFilesSplitConfig,
+    split: InteractionSplitConfig,
     paths: Mapping[str | None, Sequence[str]],
 ) -> InteractionInputs:
     """Find the raw files and look at the beginning of each: `paths` by split, or all under None.

@@ -115,13 +115,14 @@ def has_lists(config: InteractionSourceConfig, file: InputFile) -> bool:
 
 def _format_of(config: InteractionSourceConfig, files: Sequence[InputFile]) -> FileFormat:
     """Return how files hold rows; published ones without a header have `_COLUMNS`."""
-    file = next((file for file in files if file.bytes), files[0])
-    kind = format_of(file) if config.format == "auto" else config.format
-    if kind != "delimited" or any((config.header, config.user, config.item)):
+    if config.header or config.user or config.item:
         return config
-    separator, fields = first_fields(file, config)
-    is_named = [any(field.strip() in names for field in fields) for names in config.names_in_files.values()]
-    if all(is_named[:2]) or separator not in _SEPARATORS or len(fields) not in _COLUMN_COUNTS:
+    kinds = ((file, format_of(file) if config.format == "auto" else config.format) for file in files)
+    found = (first_fields(file, config) for file, kind in kinds if kind == "delimited")
+    separator, fields = next((first for first in found if first[1]), ("", []))
+    names = config.names_in_files
+    is_headed = all(any(field.strip() in names[side] for field in fields) for side in (USER, ITEM))
+    if is_headed or separator not in _SEPARATORS or len(fields) not in _COLUMN_COUNTS:
         return config
     return config.model_copy(update={"header": _COLUMNS[: len(fields)]})
 

@@ -12,7 +12,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.interaction_job import InteractionJob
@@ -37,8 +37,8 @@ class InteractionSource(Source):
             return InteractionReader()
         return InteractionReader.of_tables(config, files, is_scored=True)
 
-    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
-        return generate(output, asked, progress)
+    def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
+        return generate(output, options, progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         rows, lists, hr = metrics["rows"], metrics["groups"], metrics["hr@10"]

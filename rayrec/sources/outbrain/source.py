@@ -13,7 +13,7 @@ from rayrec.common.text import format_number
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import raw_features
@@ -71,8 +71,8 @@ class OutbrainSource(Source):
         assert isinstance(recipe.preprocess, DisplayPreprocessConfig)
         return DisplayJob(recipe.preprocess, inputs)
 
-    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
-        truth = generate(output, asked.rows, seed=asked.seed, compress=asked.compress, progress=progress)
+    def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
+        truth = generate(output, options.rows, seed=options.seed, compress=options.compress, progress=progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:

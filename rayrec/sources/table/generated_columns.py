@@ -1,7 +1,6 @@
 """The columns of a generated table: values as the rules of a recipe read them, and what these add to the logit."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.config.preprocess import Names
 from rayrec.config.table import BucketsRule, ListRule, NumericRule, TimeColumn, TimestampRule, VectorRule
-from rayrec.sources.synthetic import Category, Drawn, World, skewed
+from rayrec.sources.synthetic import Category, Column, Drawn, World, skewed
 
 MISSING = 0.03
 """Share of the rows without a value, in columns that may have such."""
@@ -21,106 +20,91 @@ _DAYS_BEFORE = 10.0
 _PARTS = {"hour": pc.hour, "weekday": pc.day_of_week, "day": pc.day, "month": pc.month}
 
 
-@dataclass(frozen=True)
-class Number:
-    """Numbers that ascend with normal ones, in the range that the recipe expects."""
+def numbers(name: str, rule: NumericRule | BucketsRule, missing: float) -> Column:
+    """Return numbers that ascend with normal ones, in the range that the recipe expects."""
 
-    name: str
-    rule: NumericRule | BucketsRule
-    missing: float
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        normal, is_missing = rng.standard_normal(len(rows)), rng.random(len(rows)) < missing
+        values = pa.array(np.round(_in_range(rule, normal), 3), mask=is_missing)
+        return Drawn({name: values}, np.where(is_missing, 0.0, normal))
 
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        normal, missing = rng.standard_normal(len(rows)), rng.random(len(rows)) < self.missing
-        values = pa.array(np.round(self._in_range(normal), 3), mask=missing)
-        return Drawn({self.name: values}, np.where(missing, 0.0, normal))
-
-    def _in_range(self, normal: NDArray[np.float64]) -> NDArray[np.float64]:
-        if isinstance(self.rule, BucketsRule):
-            low, high = (self.rule.boundaries[0], self.rule.boundaries[-1]) if self.rule.boundaries else (0.0, 100.0)
-            return (low + high) / 2 + max(high - low, 1.0) / 3 * normal
-        steps: Mapping[str, Any] = {step.op: step for step in self.rule.transforms}
-        if {"log", "log2"} & steps.keys():
-            return np.exp(2.0 + normal)
-        least, most = (getattr(steps.get("clip"), bound, None) for bound in ("min", "max"))
-        low = least if least is not None else (0.0 if most is None else most - 100.0)
-        high = most if most is not None else low + 100.0
-        return (low + high) / 2 + (high - low) / 6 * normal
+    return Column(name, draw)
 
 
-@dataclass(frozen=True)
-class Vector:
-    """Lists of a fixed number of normal numbers, each of which says something."""
+def _in_range(rule: NumericRule | BucketsRule, normal: NDArray[np.float64]) -> NDArray[np.float64]:
+    if isinstance(rule, BucketsRule):
+        low, high = (rule.boundaries[0], rule.boundaries[-1]) if rule.boundaries else (0.0, 100.0)
+        return (low + high) / 2 + max(high - low, 1.0) / 3 * normal
+    steps: Mapping[str, Any] = {step.op: step for step in rule.transforms}
+    if {"log", "log2"} & steps.keys():
+        return np.exp(2.0 + normal)
+    least, most = (getattr(steps.get("clip"), bound, None) for bound in ("min", "max"))
+    low = least if least is not None else (0.0 if most is None else most - 100.0)
+    high = most if most is not None else low + 100.0
+    return (low + high) / 2 + (high - low) / 6 * normal
 
-    name: str
-    rule: VectorRule
-    world: World
-    has_lists: bool
 
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        numbers = np.round(rng.standard_normal((len(rows), self.rule.size)), 3)
+def vectors(name: str, rule: VectorRule, world: World, has_lists: bool) -> Column:
+    """Return lists of a fixed number of normal numbers, each of which says something."""
+
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        values = np.round(rng.standard_normal((len(rows), rule.size)), 3)
         # Without BLAS, whose order of summation depends on the machine's threads.
-        term = np.einsum("nd,d->n", numbers, self.world.effects(self.name, np.arange(self.rule.size)))
-        lengths = np.full(len(rows), self.rule.size)
-        return Drawn({self.name: _lists(pa.array(numbers.ravel()), lengths, self.rule, self.has_lists)}, term)
+        term = np.einsum("nd,d->n", values, world.effects(name, np.arange(rule.size)))
+        lengths = np.full(len(rows), rule.size)
+        return Drawn({name: _lists(pa.array(values.ravel()), lengths, rule, has_lists)}, term)
+
+    return Column(name, draw)
 
 
-@dataclass(frozen=True)
-class Time:
-    """Times up to the row's own, of which the derived parts say something; the row's own if `is_own`."""
+def times(
+    name: str,
+    rule: TimestampRule,
+    world: World,
+    is_own: bool,
+    seconds_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+) -> Column:
+    """Return times up to the row's own, of which the derived parts say something; the row's own if `is_own`.
 
-    name: str
-    rule: TimestampRule
-    world: World
-    is_own: bool
-    times: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    """Returns the times of rows (n,) in seconds since 1970."""
+    `seconds_of`: returns the times of rows (n,) in seconds since 1970.
+    """
 
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        seconds = self.times(rows)
-        before = np.zeros(len(rows)) if self.is_own else rng.exponential(_DAYS_BEFORE, len(rows))
-        seconds = seconds - (before * 86_400).astype(np.int64)
-        local = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("s", self.rule.zone))
-        term = -before / _DAYS_BEFORE * ("age" in self.rule.derive)
-        for part in (part for part in self.rule.derive if part != "age"):
-            term += self.world.effects(f"{self.name} {part}", _PARTS[part](local).to_numpy())
-        form = TimeColumn(column=self.name, format=self.rule.format, zone=self.rule.zone)
-        return Drawn({self.name: written_times(seconds, form)}, term)
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        before = np.zeros(len(rows)) if is_own else rng.exponential(_DAYS_BEFORE, len(rows))
+        seconds = seconds_of(rows) - (before * 86_400).astype(np.int64)
+        local = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp("s", rule.zone))
+        term = -before / _DAYS_BEFORE * ("age" in rule.derive)
+        for part in (part for part in rule.derive if part != "age"):
+            term += world.effects(f"{name} {part}", _PARTS[part](local).to_numpy())
+        form = TimeColumn(column=name, format=rule.format, zone=rule.zone)
+        return Drawn({name: written_times(seconds, form)}, term)
+
+    return Column(name, draw)
 
 
-@dataclass(frozen=True)
-class Lists:
-    """Lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
+def lists(name: str, rule: ListRule, values: Category, missing: float, has_lists: bool) -> Column:
+    """Return lists of up to 5 values, whose effects are pooled as the recipe pools embeddings."""
 
-    name: str
-    rule: ListRule
-    values: Category
-    missing: float
-    has_lists: bool
-
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        missing = rng.random(len(rows)) < self.missing
-        lengths = np.where(missing, 0, rng.integers(1, min(self.rule.max_length, _MOST_IN_LIST) + 1, len(rows)))
+    def draw(rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
+        is_missing = rng.random(len(rows)) < missing
+        lengths = np.where(is_missing, 0, rng.integers(1, min(rule.max_length, _MOST_IN_LIST) + 1, len(rows)))
         row = np.repeat(np.arange(len(rows)), lengths)
-        ranks = skewed(rng, len(row), self.values.cardinality)
-        weights = np.round(rng.uniform(0.5, 2.0, len(row)), 2) if self.rule.weights else np.ones(len(row))
-        totals = np.bincount(row, weights, len(rows)) if self.rule.pooling == "mean" else np.ones(len(rows))
-        term = np.bincount(row, weights * self.values.effects_of(ranks), len(rows)) / np.maximum(totals, 1e-9)
-        spelled = self.values.spell(ranks, np.zeros(len(row), np.bool_))
-        written = {self.name: _lists(spelled, lengths, self.rule, self.has_lists)}
-        if self.rule.weights:
-            written[self.rule.weights] = _lists(pa.array(weights), lengths, self.rule, self.has_lists)
+        ranks = skewed(rng, len(row), values.cardinality)
+        weights = np.round(rng.uniform(0.5, 2.0, len(row)), 2) if rule.weights else np.ones(len(row))
+        totals = np.bincount(row, weights, len(rows)) if rule.pooling == "mean" else np.ones(len(rows))
+        term = np.bincount(row, weights * values.effects_of(ranks), len(rows)) / np.maximum(totals, 1e-9)
+        spelled = values.spell(ranks, np.zeros(len(row), np.bool_))
+        written = {name: _lists(spelled, lengths, rule, has_lists)}
+        if rule.weights:
+            written[rule.weights] = _lists(pa.array(weights), lengths, rule, has_lists)
         return Drawn(written, term)
 
+    return Column(name, draw)
 
-@dataclass(frozen=True)
-class Role:
-    """A column that no rule reads and that says nothing."""
 
-    name: str
-    values: Callable[[np.random.Generator, NDArray[np.int64]], pa.Array]
-
-    def draw(self, rng: np.random.Generator, rows: NDArray[np.int64]) -> Drawn:
-        return Drawn({self.name: self.values(rng, rows)}, np.zeros(len(rows)))
+def role(name: str, values: Callable[[np.random.Generator, NDArray[np.int64]], pa.Array]) -> Column:
+    """Return a column that no rule reads and that says nothing."""
+    return Column(name, lambda rng, rows: Drawn({name: values(rng, rows)}, np.zeros(len(rows))))
 
 
 def spelling(

@@ -29,17 +29,17 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import Generation, rows_file
+from rayrec.sources.generated_files import GeneratorOptions, rows_file
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, LabelledRows, World
 from rayrec.sources.table.generated_columns import (
     MISSING,
-    Lists,
-    Number,
-    Role,
-    Time,
-    Vector,
+    lists,
+    numbers,
+    role,
     spelling,
+    times,
+    vectors,
     written_times,
 )
 from rayrec.store.files import write_json
@@ -88,7 +88,9 @@ class GeneratedTable:
         weights = {rule.weights for rule in self._rules.values() if isinstance(rule, ListRule)}
         own = {source.label_column, source.weight, *weights}
         self.cardinality: dict[str, int] = {}
-        columns: list[Column] = [self._column(name, rule) for name, rule in self._rules.items() if name not in own]
+        columns: list[Column | Category] = [
+            self._column(name, rule) for name, rule in self._rules.items() if name not in own
+        ]
         # What no rule reads: rates are looked up by some of it, of the rest no model hears.
         keys = {key for rate in source.rates for key in rate.keys}
         hashed = self._split.column if isinstance(self._split, HashSplitConfig) else None
@@ -100,7 +102,7 @@ class GeneratedTable:
             if not any(matches(name, pattern) for name in self.cardinality):
                 hint = did_you_mean(pattern, self.cardinality, "the recipe has")
                 raise ConfigError(f"--cardinality {pattern}={size}: no column of categories or lists; {hint}")
-        columns += (role for role in self._roles() if role.name not in self._rules or role.name == source.weight)
+        columns += (one for one in self._roles() if one.name not in self._rules or one.name == source.weight)
         # Scaled on rows from all over the table, whose times are as those of all rows.
         sample = np.linspace(0, rows - 1, CHUNK_ROWS).astype(np.int64)
         self.rows = LabelledRows(self._world, columns, self._written_label, source.header, sample=sample)
@@ -117,7 +119,7 @@ class GeneratedTable:
             raise ConfigError(f"source.features.{number}.separator: missing; delimited text has no lists")
         return self.source.format
 
-    def _column(self, name: str, rule: Rule) -> Column:
+    def _column(self, name: str, rule: Rule) -> Column | Category:
         # Only an empty field of delimited text is sure to be read as missing, and roles must have a value.
         split = self._split.column if isinstance(self._split, ColumnSplitConfig) else None
         is_role = name in {self.source.group, self.source.candidate, self.source.time_column, split}
@@ -127,13 +129,13 @@ class GeneratedTable:
             case CategoricalRule():
                 return self._category(name, rule, missing)
             case ListRule():
-                return Lists(name, rule, self._category(name, rule, 0.0), missing, rule.separator is None)
+                return lists(name, rule, self._category(name, rule, 0.0), missing, rule.separator is None)
             case VectorRule():
-                return Vector(name, rule, self._world, rule.separator is None)
+                return vectors(name, rule, self._world, rule.separator is None)
             case TimestampRule():
-                return Time(name, rule, self._world, not may_miss, self._times)
+                return times(name, rule, self._world, not may_miss, self._times)
         assert not isinstance(rule, CrossRule)
-        return Number(name, rule, missing)
+        return numbers(name, rule, missing)
 
     def _category(self, name: str, rule: CategoricalRule | ListRule | None, missing: float) -> Category:
         """Return the values of a column, which may be those of another one; `rule` is None if no rule reads it."""
@@ -160,22 +162,22 @@ class GeneratedTable:
         """(n,) the times of rows in seconds since 1970, ascending."""
         return _FIRST_SECOND + rows * _SECONDS // self._rows
 
-    def _roles(self) -> list[Role]:
+    def _roles(self) -> list[Column]:
         """Return the columns of a row's place in the data; groups are of 8 rows after each other."""
         source, roles = self.source, []
         if source.time_column is not None:
             form = source.time if isinstance(source.time, TimeColumn) else TimeColumn(column=source.time_column)
-            roles.append(Role(source.time_column, lambda rng, rows: written_times(self._times(rows), form)))
+            roles.append(role(source.time_column, lambda rng, rows: written_times(self._times(rows), form)))
         if source.weight is not None:
-            roles.append(Role(source.weight, lambda rng, rows: pa.array(np.round(rng.uniform(0.5, 1.5, len(rows)), 2))))
+            roles.append(role(source.weight, lambda rng, rows: pa.array(np.round(rng.uniform(0.5, 1.5, len(rows)), 2))))
         if source.group is not None:
-            roles.append(Role(source.group, lambda rng, rows: pa.array(rows // _GROUP_ROWS)))
+            roles.append(role(source.group, lambda rng, rows: pa.array(rows // _GROUP_ROWS)))
         if isinstance(self._split, ColumnSplitConfig):
             # Every named split has a tenth of the rows.
             names = [*(values[0] for values in self._split.values.values())]
             places = pa.array([*names, *["train"] * (10 - len(names))])
             column = self._split.column
-            roles.append(Role(column, lambda rng, rows: places.take(pa.array(rng.integers(0, 10, len(rows))))))
+            roles.append(role(column, lambda rng, rows: places.take(pa.array(rng.integers(0, 10, len(rows))))))
         return roles
 
     def _written_label(self, rng: np.random.Generator, label: NDArray[np.bool_]) -> dict[str, pa.Array]:
@@ -194,34 +196,34 @@ class GeneratedTable:
         return {self.source.label_column: written}
 
 
-def generate(output: Path, asked: Generation, progress: Progress) -> TableTruth:
+def generate(output: Path, options: GeneratorOptions, progress: Progress) -> TableTruth:
     """Write the raw file of a recipe and `truth.json` into the new folder `output`, which is whole or absent.
 
     The file is `table.csv` (`.tsv` if fields are separated by tabs), `table.jsonl` or `table.parquet`, as the recipe's
     format says. Raises ConfigError on a recipe whose table cannot be made.
     """
-    assert asked.recipe is not None
-    table, truth = GeneratedTable(asked.recipe, asked.cardinality, asked.rows, asked.seed), TruthAccumulator()
+    assert options.recipe is not None
+    table, truth = GeneratedTable(options.recipe, options.cardinality, options.rows, options.seed), TruthAccumulator()
     source = table.source
     ending = {"delimited": ".tsv" if source.separator == "\t" else ".csv", "json_lines": ".jsonl"}
-    name = "table" + (ending[table.format] + ".gz" * asked.compress if table.format in ending else ".parquet")
+    name = "table" + (ending[table.format] + ".gz" * options.compress if table.format in ending else ".parquet")
     with new_folder(output) as folder:
-        progress.stage("generate", asked.rows)
+        progress.stage("generate", options.rows)
         with rows_file(
             folder / name,
             separator=source.separator or ",",
             has_header=source.header is None,
             quotes=source.quote is True,
-            codec="gzip" if asked.compress else "snappy",
+            codec="gzip" if options.compress else "snappy",
         ) as write:
-            for chunk in table.rows.chunks(asked.rows):
+            for chunk in table.rows.chunks(options.rows):
                 write(chunk.rows)
                 truth.add(chunk.probability, chunk.label)
                 progress.advance(len(chunk.label))
         result = TableTruth(
             source=source.kind,
-            recipe=asked.recipe.name,
-            seed=asked.seed,
+            recipe=options.recipe.name,
+            seed=options.seed,
             path=name,
             cardinality=table.cardinality,
             **truth.result().model_dump(),
@@ -230,8 +232,8 @@ def generate(output: Path, asked: Generation, progress: Progress) -> TableTruth:
     return result
 
 
-def _without_effect(values: Category) -> Role:
-    return Role(values.name, lambda rng, rows: values.draw(rng, rows).written[values.name])
+def _without_effect(values: Category) -> Column:
+    return role(values.name, lambda rng, rows: values.draw(rng, rows).written[values.name])
 
 
 def _columns_of(rule: Rule) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.sources.generated_files import Generation
+from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.source import TableSource
 
 
@@ -13,10 +13,10 @@ class OwnTableSource(TableSource):
 
     generates_from_recipe = True
 
-    def generate(self, output: Path, asked: Generation, progress: Progress) -> dict[str, Any]:
+    def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
         from rayrec.sources.table.generator import generate
 
-        truth = generate(output, asked, progress)
+        truth = generate(output, options, progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
 
