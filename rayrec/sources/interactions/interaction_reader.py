@@ -82,8 +82,6 @@ class InteractionReader:
                 )
         if choices is not None:
             choices = choices.model_copy(update={"missing": choices.missing or 0})
-        null_values = tuple(word for word in config.null_values if word)
-        columns = [column.model_copy(update={"null_values": null_values}) for column in columns]
         return cls(table.reader(columns, choices, required=[column.name for column in columns]))
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
