@@ -257,7 +257,7 @@ class FileFormat(Config):
     header: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
     """Names of the columns if delimited text has no header, or one whose names are to be others."""
     null_values: tuple[str, ...] = ("",)
-    """Texts that mean "missing" in delimited files."""
+    """Texts that mean "missing", beside the empty one."""
     number_format: NumberFormat = "plain"
     """How texts are numbers: by an example of people's, also with blanks or apostrophes between thousands, a currency
     or percent sign (`$5`, `20 %`), or a minus as `(5)` or `5-`; signs are left out.
@@ -268,6 +268,11 @@ class FileFormat(Config):
         if self.separator is not None and not {"\n", "\r", '"'}.isdisjoint(self.separator):
             raise ValueError("separator: must not be a quote or a line break")
         return self
+
+    @property
+    def null_words(self) -> tuple[str, ...]:
+        """Return the texts that mean "missing", without the empty one, which always does."""
+        return tuple(word for word in self.null_values if word)
 
     @property
     def quote_mark(self) -> str | None:

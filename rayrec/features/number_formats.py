@@ -33,7 +33,8 @@ def _pattern(between: str) -> str:
     """Return the pattern of a number whose thousands are divided by one of some characters."""
     mark = between[0]
     before = "," if mark == "." else "."
-    whole = rf"[0-9]+|[0-9]{{1,3}}(?:[{between}][0-9]{{3}})+|[0-9]{{1,2}}(?:[{mark}][0-9]{{2}})+[{mark}][0-9]{{3}}"
+    lakhs = rf"[1-9][0-9]?(?:[{mark}][0-9]{{2}})+[{mark}][0-9]{{3}}"
+    whole = rf"[0-9]+|[1-9][0-9]{{0,2}}(?:[{between}][0-9]{{3}})+|{lakhs}"
     digits = rf"(?:{whole})(?:[{before}][0-9]*)?|[{before}][0-9]+|(?i:inf|infinity|nan)"
     sign = rf"(?:{CURRENCY}|{PERCENT})"
     return (

@@ -34,8 +34,8 @@ class RawColumn(Config):
     null_values: tuple[str, ...] = ()
     """Texts that stand for a missing value, as the empty text does."""
     number_format: NumberFormat = Field("plain", exclude_if=lambda given: given == "plain")
-    """How texts are numbers; of a column of texts, those that are numbers so are spelled as plain ones. Left out of
-    files where `plain`, as before there were others.
+    """How texts are numbers; of a column of texts, those that are numbers so have one spelling. Left out of files where
+    `plain`, as before there were others.
     """
 
     @property

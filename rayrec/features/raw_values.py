@@ -27,6 +27,7 @@ Read: TypeAlias = Callable[[Any], tuple[pa.Array, Unreadable]]
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999 in microseconds since 1970
 _NUMBER = r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))"
 _INTEGER = r"-?\d+"
+_DECIMAL = r"^(-?[0-9]+)\.([0-9]+)$"
 _WHOLE = r"^([+-]?\d+)\.0*$"
 _PLAIN_TYPES = ("number", "integer", "numbers", "integers")
 """Types of columns whose values, if Arrow has them in this type, are read as they are."""
@@ -79,7 +80,12 @@ def _plainly(texts: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     if raw.type in ("number", "integer") or (raw.type == "time" and raw.time_format in _EPOCHS):
         return plain, _lost(texts, plain)
     # The elements of a list are read when it was split.
-    return pc.coalesce(plain, texts) if raw.type == "text" else texts, _none_of(texts)
+    return pc.coalesce(in_form(plain, "number"), texts) if raw.type == "text" else texts, _none_of(texts)
+
+
+def _as_the_column_has_them(texts: pa.Array, raw: RawColumn) -> pa.Array:
+    """Spell decimals with the column's comma, so that a text that is read again, as rows of files are, stays itself."""
+    return pc.replace_substring_regex(texts, _DECIMAL, r"\1,\2") if raw.number_format == "1.234,5" else texts
 
 
 def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
@@ -101,7 +107,8 @@ def read_few_texts(texts: list[str | None], raw: RawColumn) -> list[str | None]:
     if raw.null_values:
         texts = [None if text in raw.null_values else text for text in texts]
     if raw.number_format != "plain":
-        texts = _plainly(pa.array(texts, pa.string()), raw)[0].to_pylist()
+        column, _ = _plainly(pa.array(texts, pa.string()), raw)
+        return _as_the_column_has_them(in_form(column, raw.form), raw).to_pylist()
     return few_in_form(texts, raw.form)
 
 
@@ -204,7 +211,7 @@ def _texts(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
         column = in_form(column, "number")
     elif pa.types.is_temporal(kind):
         column = pc.replace_substring_regex(column, r"\.0+([+-]\d+|Z)?$", r"\1")
-    return in_form(column, raw.form), unreadable
+    return _as_the_column_has_them(in_form(column, raw.form), raw), unreadable
 
 
 def _times(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:

@@ -429,8 +429,8 @@ class _Planner:
             of_files = self.wanted[column.name][0].number_format
         else:
             of_files = "plain" if column.type in ("text", "texts") else files.number_format
-        null_values = tuple(word for word in files.null_values if word)
-        column = column.model_copy(update={"null_values": null_values, "number_format": number_format or of_files})
+        update = {"null_values": files.null_words, "number_format": number_format or of_files}
+        column = column.model_copy(update=update)
         before, place = self.wanted.setdefault(column.name, (column, where))
         for one, other, key in ((before, column, place), (column, before, where)):
             if other.type in _FROM_INTEGERS.get(one.type, ()) and one.separator == other.separator:

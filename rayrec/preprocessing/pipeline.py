@@ -156,4 +156,4 @@ def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
 
 
 def _is_dense(file: InputFile) -> bool:
-    return file.packing is not None or file.base_name.endswith(".parquet")
+    return file.packing is not None or file.is_parquet

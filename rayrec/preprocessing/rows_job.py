@@ -201,6 +201,7 @@ class RowsJob:
         division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
         fixes: dict[str, str] = {
             Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
+            Reason.NUMBER: "`number_format` of the source or of a rule says how people write numbers, such as 1.234,5",
             Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
         }
         most = config.max_rejected_fraction

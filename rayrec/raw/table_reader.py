@@ -24,7 +24,6 @@ from rayrec.raw.input_files import Chunk, InputFile
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
 """The columns of a file, and how its chunks are read."""
 
-_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd", ".bz2", ".xz", ".lz4"}
 _FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
     ".parquet": "parquet",
     ".parq": "parquet",
@@ -121,14 +120,17 @@ class TableFiles:
     ) -> TableReader:
         """Return a reader of raw columns, and of the label if there is one.
 
-        A row is bad if a value cannot be read, if the label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of
-        the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has not
-        the length that `list_lengths` says, or no weight from 0 on for each value. A row without a label is left out.
-        Without `needs_label` the label of all these rows is null. The label's column is not one of `columns`. Raises
-        UserError if a column is not there, unless it is optional, or if it holds what it cannot be read from.
+        Columns without null values of their own have those of the files. A row is bad if a value cannot be read, if the
+        label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of the columns `required` has no value, if the
+        column `weight` (a number) has none from 0 on, or if a list has not the length that `list_lengths` says, or no
+        weight from 0 on for each value. A row without a label is left out. Without `needs_label` the label of all these
+        rows is null. The label's column is not one of `columns`. Raises UserError if a column is not there, unless it
+        is optional, or if it holds what it cannot be read from.
         """
+        null_words = {"null_values": self.format.null_words}
+        read = tuple(raw if raw.null_values else raw.model_copy(update=null_words) for raw in columns)
         lengths, of_label = tuple(list_lengths), label_column(self.format)
-        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, of_label, needs_label)
+        types = RowTypes(read, label, weight, frozenset(required), lengths, of_label, needs_label)
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 hint = did_you_mean(name, self.columns.names, "it has")
@@ -188,9 +190,9 @@ def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
     """Return the format of a file by its first bytes, or else its name."""
     if file.is_parquet:
         return "parquet"
-    path = PurePosixPath(file.base_name.lower())
-    suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
-    return _FORMATS.get(suffix, "delimited")
+    # The last suffix of a packed file says how it is packed, as a rule.
+    suffixes = PurePosixPath(file.base_name.lower()).suffixes[-1 if file.packing is None else -2 :]
+    return next((_FORMATS[suffix] for suffix in reversed(suffixes) if suffix in _FORMATS), "delimited")
 
 
 def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:

@@ -174,14 +174,13 @@ def split_fields(
     data: bytes,
     names: Sequence[str],
     separator: str,
-    null_values: Sequence[str] = ("",),
     *,
     wanted: Sequence[str] | None = None,
     quote: str | None = None,
     has_joined: bool = False,
     skipped: list[int] | None = None,
 ) -> pa.RecordBatch:
-    """Return the fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
+    """Return the fields of all columns, or of the `wanted` ones, as strings; empty ones are null.
 
     `quote` may enclose a field, two in it stand for one; without it, none means anything. `has_joined`: newlines may
     stand in quotes. The numbers, from 0, of rows with another number of fields are added to `skipped`.
@@ -213,7 +212,7 @@ def split_fields(
         convert_options=csv.ConvertOptions(
             column_types=strings,
             include_columns=wanted,
-            null_values=list(null_values),
+            null_values=[""],
             strings_can_be_null=True,
             check_utf8=False,
         ),

@@ -454,7 +454,8 @@ BAD_ROWS = [
         f"text in row {FAR:,} of a column of numbers",
         "far.csv" + _set(("preprocess.max_rejected_fraction=0", _rules("{columns: price, kind: numeric}"))),
         "1 of 1,000,000 rows are bad (not a number: 1), more than preprocess.max_rejected_fraction (0); the first "
-        "is far.csv, line 1000000: not a number (column 'price': 'cheap')",
+        "is far.csv, line 1000000: not a number (column 'price': 'cheap'); `number_format` of the source or of a rule "
+        "says how people write numbers, such as 1.234,5",
     ),
     _files(
         "weights below zero",

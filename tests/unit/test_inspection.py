@@ -349,6 +349,7 @@ ENGLISH, GERMAN = "1,234.5", "1.234,5"
         ([f"{v % 90}%" for v in range(ROWS)], ENGLISH, 0),
         ([f"({v % 90}.25)" if v % 2 else f"{v % 90}.25" for v in range(ROWS)], ENGLISH, 0.25),
         (["n. a." if v % 9 == 1 else f"{v % 90},5" for v in range(ROWS)], GERMAN, 0.5),
+        (["0,125" if v % 9 == 1 else f"{v % 900 + 1},{v % 900 + 100}" for v in range(ROWS)], GERMAN, 1.1),
         (["?" if v == 77 else f"${v % 90}.5" for v in range(ROWS)], ENGLISH, 0.5),
     ],
 )
@@ -383,6 +384,12 @@ def test_numbers_that_could_be_others_are_warned_of(inspect: Inspect, values: li
     assert decision(found, "x").kind in ("categorical", "ignored")
 
 
+def test_codes_that_look_like_numbers_but_for_some_are_no_cause_for_a_warning(inspect: Inspect) -> None:
+    codes = [f"{v % 900 + 10_000}" if v % 50 else f"T8H{v % 9}" for v in range(ROWS)]
+    found = inspect({"zip_code": pa.array(codes), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    assert not found.warnings and decision(found, "zip_code").kind == "categorical"
+
+
 def test_each_column_has_its_own_number_format_where_one_does_not_suit_all(inspect: Inspect) -> None:
     rng = np.random.default_rng(0)
     found = inspect({
@@ -390,13 +397,14 @@ def test_each_column_has_its_own_number_format_where_one_does_not_suit_all(inspe
         "fee": pa.array([f"{v:.2f}".replace(".", ",") for v in rng.exponential(2, ROWS)]),
         "latitude": pa.array([f"{v:.4f}" for v in rng.uniform(46, 49, ROWS)]),
         "age": pa.array([f"{v}" for v in rng.integers(18, 90, ROWS)]),
+        "place": pa.array([";".join(f"{v:.2f}".replace(".", ",") for v in row) for row in rng.normal(size=(ROWS, 3))]),
         "user_id": pa.array([f"{v},0" for v in rng.integers(100, 150, ROWS)]),
         "weight": pa.array([f"{v:.1f}".replace(".", ",") for v in rng.uniform(1, 2, ROWS)]),
     }, parquet=True)  # fmt: skip
     recipe = yaml.safe_load(found.recipe)["source"]
     assert recipe["number_format"] == GERMAN and recipe["weight"] == "weight"
     own = {rule["columns"]: rule.get("number_format") for rule in recipe["features"]}
-    assert own == {"price": None, "fee": None, "latitude": "plain", "age": None, "user_id": GERMAN}
+    assert own == {"price": None, "fee": None, "latitude": "plain", "age": None, "place": None, "user_id": GERMAN}
     assert found.can_run and not found.left_out.bad
 
 

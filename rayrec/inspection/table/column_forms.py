@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config.base import NumberFormat
 from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
@@ -34,6 +35,8 @@ _EPOCHS = ("s", "ms", "us")
 _TRIED = 2_000
 """Distinct values that a pattern is tried on before all of them."""
 _SEPARATORS = ("|", ";", ",", " ")
+_FORMATS_OF_VECTORS: dict[str, tuple[NumberFormat, ...]] = {".": ("plain", "1,234.5"), ",": ("1.234,5",)}
+"""The formats of decimals, by the mark that they have."""
 
 
 def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named: bool = True) -> ColumnProfile:
@@ -264,10 +267,13 @@ def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str
         size = tried[0].count(separator) + 1
         if size < 3 or any(t.count(separator) + 1 != size for t in tried):
             continue
-        items = [item for t in tried for item in t.split(separator)]
-        if read_texts(pa.array(items, pa.string()), "number")[1].all() and any("." in item for item in items):
-            lengths = np.where(codes >= 0, size, 0)
-            return ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
+        items = pa.array([item for t in tried for item in t.split(separator)])
+        for mark, formats in _FORMATS_OF_VECTORS.items():
+            is_number = read_texts(items, "number", number_format=formats[0])[1]
+            if is_number.all() and pc.any(pc.match_substring(items, mark)).as_py():
+                lengths = np.where(codes >= 0, size, 0)
+                found = ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
+                return replace(found, number_formats=formats)
     return None
 
 

@@ -135,14 +135,14 @@ class _Parsed:
 
 def _parse(lines: Sequence[str], separator: str, quote: bool | str = True, escape: str | None = None) -> _Parsed:
     form = FileFormat.model_validate({"separator": separator, "quote": quote, "escape": escape})
-    layout = DelimitedLayout(("",), separator, form.quote_mark, (), header=None, escape=escape)
+    layout = DelimitedLayout(("",), separator, form.quote_mark, header=None, escape=escape)
     texts = [line.encode() for line in lines]
     length, row = layout.first_row(texts)
     first = layout.fields(row) or []
     names = tuple(map(str, range(len(first))))
     rest = b"".join(text + b"\n" for text in texts[length:])
     cells = replace(layout, names=names).fitted(rest).split(rest, names)
-    rows = list(zip(*(pa.array(cells.columns[name]).to_pylist() for name in names), strict=True))
+    rows = list(zip(*(pa.array(cells.columns[name]).fill_null("").to_pylist() for name in names), strict=True))
     return _Parsed(first, rows, len(rows) / max(len(rows) + len(cells.bad_lines), 1) if rest else 1.0)
 
 

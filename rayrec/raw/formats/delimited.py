@@ -40,7 +40,6 @@ class DelimitedLayout:
     names: tuple[str, ...]
     separator: str
     quote: str | None
-    null_values: tuple[str, ...]
     header: bytes | None
     """The line that names the columns, without what ends it; None if there is none."""
     text: TextEncoding = UTF8
@@ -195,7 +194,6 @@ class DelimitedLayout:
             data,
             [*self.names, *beyond],
             self._mark,
-            self.null_values,
             wanted=[*names, *beyond],
             quote=self.quote,
             has_joined=lines.has_joined,
@@ -314,7 +312,6 @@ def _begin(file: InputFile, text_format: FileFormat) -> tuple[DelimitedLayout, i
         names=("",),
         separator=separator,
         quote=text_format.quote_mark,
-        null_values=text_format.null_values,
         header=None,
         text=form,
         header_lines=before,

@@ -133,7 +133,7 @@ class RowTypes:
 
 def label_column(files: FileFormat) -> RawColumn:
     """Return how the label of such files is read where it holds numbers."""
-    return _LABEL.model_copy(update={"null_values": files.null_values, "number_format": files.number_format})
+    return _LABEL.model_copy(update={"null_values": files.null_words, "number_format": files.number_format})
 
 
 def read_labels(
