@@ -35,7 +35,7 @@ from rayrec.ingest.dataset import DatasetManifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.preprocessing.engines.embedded import RowFile
 from rayrec.preprocessing.engines.engine import messages_by_partition, partition_by_hash
-from rayrec.preprocessing.engines.spark import joined_messages, keys_of_partitions, packed_items
+from rayrec.preprocessing.engines.spark import joined_messages, sent_message
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.parts import rows_of_a_part
@@ -48,7 +48,6 @@ _GPUS_A_NODE, _BATCH_A_GPU, _BATCHES = 8, 65_536, 100
 _MIB = 2**20
 _QUERY_MEMORY = 3 * 2**27
 """That of a task of Spark."""
-_SENT = pa.schema([("source", pa.int32()), ("message", pa.binary())])
 _ENCODED = pa.schema([
     ("place", pa.int64()), ("label", pa.float32()), *((f"I{n}", pa.float32()) for n in range(1, 14)),
     *((f"C{n}", pa.int32()) for n in range(1, 27)),
@@ -121,7 +120,7 @@ def _parts(rows: int) -> tuple[PartInfo, ...]:
 
 def _sent(items: list[Any]) -> dict[str, Any]:
     """Return the bytes that the tasks of `items` are sent."""
-    sizes = [batch.nbytes for batch in packed_items(items)]
+    sizes = [len(pickle.dumps(item)) for item in items]
     return {"tasks": len(sizes), "sent_mib": round(sum(sizes) / _MIB, 2), "most_bytes_of_a_task": max(sizes)}
 
 
@@ -237,7 +236,6 @@ def _sent_by_a_task(
     rows: pa.RecordBatch, schema: pa.Schema, partitions: int, partition: NDArray[np.integer]
 ) -> dict[str, Any]:
     began = time.process_time()
-    keys_of_partitions(partitions)
     cut = range(0, len(rows), 65_536)
     produced = ((partition[start : start + 65_536], rows.slice(start, 65_536)) for start in cut)
     sizes = [message.size for _, message in messages_by_partition(produced, schema, partitions)]
@@ -257,15 +255,14 @@ def _got_by_a_task(rows: pa.RecordBatch, schema: pa.Schema, wanted: int, message
     size = max(1, wanted // messages)
     before, anonymous = _anonymous(), 0
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def messages_of_all() -> Iterator[bytes]:
         for start in range(0, wanted, size):
-            message = rows.slice(start % max(1, len(rows) - size), size).serialize().to_pybytes()
-            yield pa.record_batch([pa.array([0], pa.int32()), pa.array([message], pa.binary())], _SENT)
+            yield sent_message(rows.slice(start % max(1, len(rows) - size), size).serialize(), 0)
 
     with tempfile.TemporaryDirectory() as folder, RowFile(schema, Path(folder)) as file:
         set_share(SqlShare(1, _QUERY_MEMORY, Path(folder)))
         began = time.process_time()
-        for _, message in joined_messages(batches(), [schema]):
+        for _, message in joined_messages(messages_of_all(), [schema]):
             file.append(0, message)
         table = file.table(0)
         found = 0

@@ -49,6 +49,18 @@ def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) 
         yield found
 
 
+def cpu_by_kind(root: psutil.Process) -> dict[str, float]:
+    """Return the CPU seconds of all that `root` started, also of what has ended, by kind of process."""
+    seconds: dict[str, float] = {}
+    for process in _tree(root)[1:]:
+        with suppress(psutil.Error):
+            kind, times = _kind(process, root), process.cpu_times()
+            # A process that has ended counts for the one that waited for it.
+            spent = times.user + times.system + times.children_user + times.children_system
+            seconds[kind] = seconds.get(kind, 0.0) + spent
+    return seconds
+
+
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files in a folder; 0 if there is none."""
     total = 0
@@ -83,9 +95,10 @@ def _memory(processes: list[psutil.Process]) -> dict[str, int]:
     return sizes
 
 
-def _kind(process: psutil.Process, driver: psutil.Process) -> str:
-    if process == driver:
+def _kind(process: psutil.Process, root: psutil.Process) -> str:
+    words = " ".join(process.cmdline())
+    if process == root or "bin/rayrec " in words:
         return "driver"
     if process.name() == "java":
-        return "driver's JVM" if process.ppid() == driver.pid else "executors' JVM"
-    return "Python workers" if "spark_python_daemon" in " ".join(process.cmdline()) else "Ray"
+        return "executors' JVM" if "RayDPExecutor" in words or "DefaultWorker" in words else "driver's JVM"
+    return "Python workers" if "spark_python_daemon" in words else "Ray"

@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +30,11 @@ _MOST_HEAP = 16 * _GIB
 """Memory of an executor: 2 GiB a core, as a task sorts up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
 _PYTHON_WORKER = 3 * 2**28
 """Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
-_LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For processes that plan and wait: to compile their code only lightly saves half of their CPU time on a short job."""
+_LIGHT_COMPILER = "-XX:TieredStopAtLevel=1"
+"""For Java, which only plans, waits and moves bytes. It saves half of the CPU time of a short job, and costs a long one
+nothing: a shuffle of 860 MB took an executor 6.6 CPU seconds instead of 8.3."""
+_LIGHT_JAVA = f"{_LIGHT_COMPILER} -XX:+UseSerialGC"
+_WAKE_SECONDS = 30.0
 _OF_EXECUTORS = "spark.ray.raydp_spark_executor.actor.resource."
 """Before the name of a resource that each executor takes from Ray."""
 _HEAD = "node:__internal_head__"
@@ -74,15 +79,15 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
                 "spark.log.level": "FATAL",  # the caller receives a failed task's error as an exception
                 "spark.driver.extraJavaOptions": _LIGHT_JAVA,
                 "spark.ray.raydp_app_master.extraJavaOptions": _LIGHT_JAVA,
+                "spark.executor.extraJavaOptions": _LIGHT_COMPILER,
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
                 "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
                 # Otherwise Python would import from the folder in which Ray was started, before any other.
                 "spark.executorEnv.PYTHONSAFEPATH": "1",
                 "spark.python.daemon.module": "cluster.spark_python_daemon",
-                "spark.sql.execution.arrow.pyspark.enabled": "true",
-                "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-                "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
+                # All nodes see the files that tasks read, so none waits seconds for a certain one.
+                "spark.locality.wait": "0s",
                 "spark.default.parallelism": str(parallelism),
                 # RayDP would ask Ray for the heap alone.
                 f"{_OF_EXECUTORS}memory": str(executors.memory),
@@ -93,6 +98,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
             },
         )
     try:
+        _wake(session, executors)
         yield session
     finally:
         raydp.stop_spark()
@@ -138,6 +144,19 @@ def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, fr
             f"{free_memory / _GIB:.1f} GiB that Ray has free; lower executors or executor_memory"
         )
     return Executors(count, cores, heap, heap + min(cores * _PYTHON_WORKER, free_memory // count - heap))
+
+
+def _wake(session: "SparkSession", executors: Executors) -> None:
+    """Wait until each executor has done a task, for which it starts Python, so that no stage of a job waits for that.
+
+    One that takes too long, such as where Ray has no room for it now, joins later.
+    """
+    deadline, cores = time.monotonic() + _WAKE_SECONDS, executors.count * executors.cores
+    asked = session.sparkContext.parallelize(range(cores), cores).map(lambda _: (socket.gethostname(), os.getppid()))
+    awake = set(asked.collect())
+    while len(awake) < executors.count and time.monotonic() < deadline:
+        time.sleep(0.1)
+        awake |= set(asked.collect())
 
 
 def _own_node() -> dict[str, Any]:

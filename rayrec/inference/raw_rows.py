@@ -19,6 +19,7 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
 from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
+from rayrec.features.nested_fields import flat_row
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
 from rayrec.features.schema import Schema
@@ -124,6 +125,9 @@ class RawRows:
             if not isinstance(row, Mapping):
                 raise UserError(f"row {index}: {describe_value(row)}; a row is an object of feature names and values")
             if not row.keys() <= known:
+                others = [(name, value) for name, value in row.items() if name not in known]
+                if any(isinstance(value, Mapping) or self._is_missing_object(name, value) for name, value in others):
+                    return self._of_known_names(list(map(self._flat, rows)))
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
                 if unknown is not None and self._column(unknown) in self._known:
                     self.require_features(self.named(row))
@@ -134,6 +138,14 @@ class RawRows:
                 known = known if isinstance(known, set) else set(known)
                 known.update(row)
         return rows
+
+    def _flat(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row with the fields of its objects as columns; a missing object has none."""
+        fields = flat_row(row, self._known).items()
+        return {name: value for name, value in fields if not self._is_missing_object(name, value)}
+
+    def _is_missing_object(self, name: str, value: Any) -> bool:
+        return value is None and name not in self._known and any(column.startswith(f"{name}.") for column in self._raw)
 
     def _plain_together(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
         """Return the columns by name. Those that are read alike are read in one call, unless one of their values may be

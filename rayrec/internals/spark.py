@@ -1,12 +1,11 @@
-"""Private parts of PySpark: the Java objects of a session, data frames of given batches, and running tasks."""
+"""Private parts of PySpark: the Java objects of a session, bytes in partitions by number, and running tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 
 def java(spark: "SparkSession") -> Any:
@@ -14,27 +13,26 @@ def java(spark: "SparkSession") -> Any:
     return spark.sparkContext._jvm
 
 
-def frame_of_batches(spark: "SparkSession", batches: Sequence[pa.RecordBatch]) -> "DataFrame":
-    """Return a data frame with a partition for each batch, of which a task is sent only its own; at least one batch.
+def moved_to_partitions(numbered: "RDD[tuple[int, bytes]]", partitions: int) -> "RDD[bytes]":
+    """Return the bytes of pairs (partition, bytes), each in its partition, from 0, in no order.
 
-    What Spark offers for this, `createDataFrame` of a pandas data frame, cuts the rows by a setting that also sizes the
-    batches of every other stage, and keeps a small frame in one place.
+    This is `RDD.partitionBy` without its Python side, which holds hundreds of pairs before it pickles them.
     """
-    from pyspark.sql import DataFrame
-    from pyspark.sql.pandas.serializers import ArrowStreamSerializer
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer, pack_long
 
-    # Below this size (bytes) Spark would deal the rows to as many partitions as there are cores.
-    spark.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")
-    functions = java(spark).PythonSQLUtils
-    sent = spark.sparkContext._serialize_to_jvm(
-        iter(batches),
-        ArrowStreamSerializer(),
-        functions.readArrowStreamFromFile,
-        java(spark).ArrowIteratorServer,
-    )
-    schema = from_arrow_schema(batches[0].schema).json()
-    return DataFrame(functions.toDataFrame(sent, schema, spark._jsparkSession), spark)
+    def alternating(_: int, pairs: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+        for partition, content in pairs:
+            yield pack_long(partition)
+            yield content
+
+    context = numbered.context
+    sent: Any = numbered.mapPartitionsWithIndex(alternating, preservesPartitioning=True)
+    sent._bypass_serializer = True
+    classes: Any = context._jvm
+    pairs = classes.PairwiseRDD(sent._jrdd.rdd()).asJavaPairRDD()
+    moved = classes.PythonRDD.valueOfPair(pairs.partitionBy(classes.PythonPartitioner(partitions, 0)))
+    return RDD(moved, context, NoOpSerializer())
 
 
 def has_running_tasks(spark: "SparkSession") -> bool:

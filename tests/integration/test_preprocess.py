@@ -19,7 +19,7 @@ from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engines.spark import SparkEngine, packed_items
+from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.workspace import user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
@@ -314,7 +314,6 @@ def test_long_gzip_gives_several_files_and_the_same_dataset(
 def test_a_task_is_sent_its_own_item(spark: Any) -> None:
     """Each partition holds one item, in order, however small they are."""
     items = [(number, bytes([number % 256]) * 10_000) for number in range(200)]
-    assert max(batch.nbytes for batch in packed_items(items)) < 11_000
 
     def look(item: tuple[int, bytes]) -> tuple[int, int, int]:
         from pyspark import TaskContext

@@ -22,7 +22,7 @@ from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
-from rayrec.preprocessing.engines.spark import _messages, joined_messages, keys_of_partitions
+from rayrec.preprocessing.engines.spark import joined_messages, sent_message
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
 from rayrec.preprocessing.workspace import run_brief_tasks
 from rayrec.sources.registry import preprocessing
@@ -182,12 +182,6 @@ def test_mapped_rows_are_given_back() -> None:
     assert mapped() == before
 
 
-def test_a_key_for_each_partition_of_spark() -> None:
-    """Values that `pmod(hash(key), n)` of Spark gives; `tests/integration/test_spark_engine.py` asks Spark itself."""
-    assert keys_of_partitions(1).tolist() == [71]
-    assert len(set(keys_of_partitions(4_096).tolist())) == 4_096
-
-
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 2**31 - 1))
 def test_partitions_of_hashes_are_ascending_ranges(hashes: list[int], partitions: int) -> None:
     found = partition_by_hash(np.array(sorted(hashes)), partitions)
@@ -228,20 +222,18 @@ def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
 
 
 def test_messages_are_given_back_when_they_are_sent() -> None:
-    keys = keys_of_partitions(1)
     before = pa.total_allocated_bytes()
     for _ in range(10):
-        _messages(0, [(0, numbered(0, 10_000).serialize())], keys)
+        sent_message(numbered(0, 10_000).serialize(), 0)
     assert pa.total_allocated_bytes() - before < numbered(0, 10_000).nbytes
 
 
 def test_small_messages_are_joined_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayrec.preprocessing.engines.spark._LEAST_MESSAGE", 3_000)
-    keys = keys_of_partitions(1)
     sent = [(n % 2, numbered(n, n + (400 if n == 7 else 3))) for n in range(50)]
-    batches = [_messages(source, [(0, rows.serialize())], keys) for source, rows in sent]
+    messages = [sent_message(rows.serialize(), source) for source, rows in sent]
     got: list[list[pa.RecordBatch]] = [[], []]
-    for source, message in joined_messages(iter(batches), [NUMBERS, NUMBERS]):
+    for source, message in joined_messages(messages, [NUMBERS, NUMBERS]):
         got[source].append(pa.ipc.read_record_batch(message, NUMBERS))
     assert sum(map(len, got)) < 20
     for source, found in enumerate(got):

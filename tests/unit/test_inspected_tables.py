@@ -95,6 +95,7 @@ TYPED: dict[str, pa.Array] = {
     "lists of whole floats": pa.array([[float(v)] * (v % 3) for v in WHOLE]),
     "vector": pa.array([[v, 0.5] for v in AMOUNTS]),
     "objects": pa.array([{"a": v} for v in WHOLE]),
+    "lists of objects": pa.array([[{"a": v}] for v in WHOLE]),
 }
 
 
@@ -202,8 +203,9 @@ def test_names_that_others_have_or_want(tmp_path: Path) -> None:
 def test_types_of_parquet(tmp_path: Path) -> None:
     found = decisions(run(tmp_path, "pq", TYPED))
     assert {name for name, decision in found.items() if decision.role == "ignored"} == {
-        "objects", "no UTF-8", "times beyond all calendars"
+        "lists of objects", "no UTF-8", "times beyond all calendars"
     }  # fmt: skip
+    assert found["objects.a"].role == "feature"
     kinds = {name: found[name].kind for name in ("binary", "booleans", "decimals", "epoch_float", "lists of bytes")}
     assert kinds == {"binary": "categorical", "booleans": "categorical", "decimals": "numeric",
                      "epoch_float": "timestamp", "lists of bytes": "list"}  # fmt: skip

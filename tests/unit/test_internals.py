@@ -207,6 +207,21 @@ def test_a_spark_session_stands_for_java_objects() -> None:
     )
 
 
+def test_spark_partitions_pairs_as_ours_are() -> None:
+    """What `moved_to_partitions` does is the end of PySpark's own method."""
+    from pyspark import RDD
+
+    source, message = inspect.getsource(RDD.partitionBy), GONE.format("PySpark", "spark")
+    for part in (
+        "yield pack_long(split)",
+        "keyed._bypass_serializer = True",
+        "PairwiseRDD(keyed._jrdd.rdd()).asJavaPairRDD()",
+        "PythonPartitioner(numPartitions, id(partitionFunc))",
+        "PythonRDD.valueOfPair(pairRDD.partitionBy(jpartitioner))",
+    ):
+        assert part in source, message
+
+
 def test_torch_has_onednns_linear_layer() -> None:
     message = GONE.format("torch", "onednn")
     input, weight, bias, grad = torch.randn(9, 5), torch.randn(4, 5), torch.randn(4), torch.randn(9, 4)

@@ -34,7 +34,6 @@ ALLOWED = {
     # Between processes of one session, never in a file.
     "rayrec/inference/batch/pool.py": 2,
     "rayrec/ingest/packed_rows.py": 1,
-    "rayrec/preprocessing/engines/spark.py": 2,
     # Which knows the classes of torch's metadata alone.
     "rayrec/internals/torch_checkpoint.py": 2,
 }

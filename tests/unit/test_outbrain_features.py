@@ -49,7 +49,7 @@ def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
     )
     # The number of ads is that of all folds; 8 - 5 rows are too few.
     assert found.confidence.tolist() == pytest.approx([confidence(10, 2), confidence(17, 2), confidence(20, 2), 0, 0])
-    assert click_rates.views_of("ad")(rows).tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
+    assert click_rates.views(rows, "ad").tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
 
 
 def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_values_that_every_document_has(feature_set: str, tmp_path: Path) -> Non
     constants = make_constants(feature_set=feature_set, documents=2)
     statistics = make_statistics(tmp_path, constants, documents=documents, ads={1: Ad(1), 2: Ad(2)})
     rows = make_rows(statistics, [{"document_id": 1, "ad_id": 2}, {"document_id": 2, "ad_id": 2}])
-    assert similarity.landing_similarity("topic")(rows).tolist() == pytest.approx([0.0, 1.0])
+    assert similarity.landing_similarity(rows, "topic").tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_similarity_of_users(tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_days_since_published(tmp_path: Path) -> None:
     documents = {n: Document(published=None if gap is None else event - gap) for n, gap in enumerate(gaps)}
     statistics = make_statistics(tmp_path, make_constants(), documents=documents)
     rows = make_rows(statistics, [{"ad_id": 1, "document_id": n, "timestamp": 5 * DAY_MILLISECONDS} for n in documents])
-    found = days_since_published("landing")(rows)
+    found = days_since_published(rows, "landing")
     assert found.tolist() == pytest.approx(list(gaps.values()), nan_ok=True)
     untimed = make_rows(statistics, [{"ad_id": 1, "document_id": 0}])
-    assert np.isnan(days_since_published("landing")(untimed)).all()
+    assert np.isnan(days_since_published(untimed, "landing")).all()
 
 
 # --- whole rows

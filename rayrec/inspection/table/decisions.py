@@ -252,7 +252,7 @@ def _named(decisions: Sequence[Decision]) -> list[Decision]:
                 is_free = not made & (used | columns - {column})
                 if is_free and (not needs_table or all(map(can_name_a_table, made))):
                     break
-                name = f"{name.replace('.', '_')}_"
+                name = name.replace(".", "_") if "." in name else f"{name}_"
             used |= made
             rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
         reason = decision.reason

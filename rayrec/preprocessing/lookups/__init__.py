@@ -1,6 +1,7 @@
 """Side tables joined by key, and smoothed rates of the label: written before the fits, then read with the rows.
 
-A job of rows calls, after its rows are parsed and split (`side_tables`, `rates` and `rows` are modules of this folder):
+A job of rows calls, after its rows are parsed and split, what `side_tables`, `label_rates` and `completed_rows` have
+(`keyed_rows` brings the rows of a key together, and writes their table):
 
     # tables: a SideTable for each side table; forms: those of the texts of the log (`text_forms`)
     schema = Schema(label=label, features=(), columns=columns, lookups=tables)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from rayrec.common.errors import UserError
+from rayrec.features.nested_fields import fields_of, flat_batch, flat_row, nested_schema
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import Values, read_column
 from rayrec.raw.blocks import Reason
@@ -47,7 +48,8 @@ class JsonLinesLayout:
     """Names in order of appearance in the first lines, with the types that their values have there."""
     mixed: frozenset[str] = frozenset()
     """Columns whose values have several types there; they count as text."""
-
+    nested: frozenset[tuple[str, ...]] = frozenset()
+    """The names that lead to the columns that are fields of objects within rows (`rayrec.features.nested_fields`)."""
     text: TextEncoding = UTF8
     is_document: bool = False
     """Whether objects are found by their braces, not by lines; they count as lines."""
@@ -77,10 +79,16 @@ class JsonLinesLayout:
 
     def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, RawCells]]:
         """Parse whole lines, each ended by a newline; in one part or several."""
-        return _parse_parts(data, {name: self._read_as(name, raw) for name, raw in wanted.items()})
+        kinds = {name: self._read_as(name, raw) for name, raw in wanted.items()}
+        paths = {".".join(path): path for path in self.nested}
+        exact = {paths.get(name, (name,)): kind for name, kind in kinds.items() if kind is not None}
+        schema = nested_schema(exact) if len(exact) == len(kinds) else None
+        return _parse_parts(data, kinds, schema)
 
     def _read_as(self, name: str, raw: RawColumn | None) -> pa.DataType | None:
         """Return the type with which Arrow reads a column; None if values may need one each."""
+        if "." in name and name not in self.columns.names:  # perhaps an object's field, perhaps a name with a dot
+            return None
         found = self.columns.field(name).type if name in self.columns.names else pa.null()
         kind = None if name in self.mixed else _exact_type(found, raw.type if raw else None)
         try:
@@ -91,24 +99,26 @@ class JsonLinesLayout:
         return kind
 
 
-def _parse_parts(data: bytes, kinds: Mapping[str, pa.DataType | None]) -> Iterator[tuple[bytes, RawCells]]:
-    """Yield whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
+def _parse_parts(data: bytes, wanted: Collection[str], schema: pa.Schema | None) -> Iterator[tuple[bytes, RawCells]]:
+    """Yield whole lines in parts, so that a line that Arrow cannot read with `schema` slows down few others.
+
+    `schema`: None if Arrow has no types for all columns.
+    """
     lines = TextLines(data)
     lines.reject_undecodable()
-    exact = {name: kind for name, kind in kinds.items() if kind is not None}
-    columns = _parse_at_once(lines, exact) if len(exact) == len(kinds) else None
-    if columns is None and len(exact) == len(kinds) and len(lines) > _FEW_LINES:
+    columns = None if schema is None else _parse_at_once(lines, wanted, schema)
+    if columns is None and schema is not None and len(lines) > _FEW_LINES:
         middle = data.index(b"\n", len(data) // 2) + 1
         for part in (data[:middle], data[middle:]):
             if part:
-                yield from _parse_parts(part, kinds)
+                yield from _parse_parts(part, wanted, schema)
         return
     if columns is None:
-        columns = _parse_by_line(lines, kinds)
+        columns = _parse_by_line(lines, wanted)
     yield data, RawCells(columns, np.flatnonzero(lines.good), len(lines), lines.bad, lines.line)
 
 
-def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[str, Values] | None:
+def _parse_at_once(lines: TextLines, wanted: Collection[str], schema: pa.Schema) -> dict[str, Values] | None:
     """Return the columns; None if a line is no object, or if a value is not of its column's type."""
     is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
     if not len(lines) or not (is_object & lines.good).all():
@@ -118,7 +128,7 @@ def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[s
             pa.BufferReader(lines.data),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
             parse_options=pa_json.ParseOptions(
-                explicit_schema=pa.schema(kinds), newlines_in_values=False, unexpected_field_behavior="ignore"
+                explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore"
             ),
         )
     except pa.ArrowInvalid:
@@ -126,7 +136,8 @@ def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[s
     if len(table) != len(lines):  # Arrow also reads several objects of one line
         return None
     (batch,) = table.combine_chunks().to_batches()
-    return dict(zip(kinds, batch.columns, strict=True))
+    flat = flat_batch(batch)
+    return {name: flat.column(name) for name in wanted}
 
 
 def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
@@ -144,15 +155,15 @@ def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
     return None if pa.types.is_struct(found) or not is_exact else found
 
 
-def _parse_by_line(lines: TextLines, wanted: Iterable[str]) -> dict[str, Values]:
+def _parse_by_line(lines: TextLines, wanted: Collection[str]) -> dict[str, Values]:
     """Return the columns, as Python's values; lines that are no objects are rejected."""
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for number in np.flatnonzero(lines.good).tolist():
         row = _parse_line(lines.line(number))
         if isinstance(row, Reason):
             lines.reject([number], row)
         else:
-            rows.append(row)
+            rows.append(flat_row(row, wanted))
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
@@ -190,14 +201,23 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
         rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
     if not rows:
         raise UserError(f"{file.name}: no JSON object in its first lines; write one object a line, or set 'format'")
+    # Where some rows have an object and others a value, the object is a value, too.
+    filled = {".".join(path) for row in rows for path, value in fields_of(row) if value is not None}
     values: dict[str, list[Any]] = {}
-    for row in rows:
-        for name, value in row.items():
-            values.setdefault(name, []).append(value)
-    types = {name: _common_type(found) for name, found in values.items()}
+    paths: dict[str, set[tuple[str, ...]]] = {}
+    for path, value in (field for row in rows for field in fields_of(row, filled)):
+        values.setdefault(".".join(path), []).append(value)
+        paths.setdefault(".".join(path), set()).add(path)
+    # An object that is null in a row is no column.
+    objects = {path[:length] for of_name in paths.values() for path in of_name for length in range(1, len(path))}
+    for path in objects:
+        if not any(value is not None for value in values.get(".".join(path), [0])):
+            del values[".".join(path)]
+    types = {name: _common_type(found) if len(paths[name]) == 1 else None for name, found in values.items()}
     columns = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
     mixed = frozenset(name for name, kind in types.items() if kind is None)
-    return JsonLinesLayout(columns, mixed, form, is_document)
+    nested = frozenset(path for name in types for path in paths[name] if len(path) > 1)
+    return JsonLinesLayout(columns, mixed, nested, form, is_document)
 
 
 def _is_array(head: bytes) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
+from rayrec.features.nested_fields import flat_batch, flat_schema
 from rayrec.raw.formats.row_types import RawCells, as_python
 from rayrec.raw.input_files import Chunk, InputFile
 
@@ -19,7 +20,7 @@ _MOST_BATCH_ROWS, _BATCH_BYTES = 65_536, 2**22
 
 @dataclass(frozen=True)
 class ParquetLayout:
-    """The columns of a Parquet file."""
+    """The columns of a Parquet file, those of structs flat."""
 
     columns: pa.Schema
 
@@ -33,7 +34,7 @@ class ParquetLayout:
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, RawCells]]:
         """Yield the rows of the row groups that begin in the chunk, with no text; rows count as lines."""
-        for batch in read_row_groups(chunk, [name for name in self.columns.names if name in wanted]):
+        for batch in map(flat_batch, read_row_groups(chunk, [name for name in self.columns.names if name in wanted])):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             yield b"", RawCells(columns, np.arange(len(batch)), len(batch), {}, partial(_text_of_row, batch))
 
@@ -95,7 +96,7 @@ def read_layout(file: InputFile) -> ParquetLayout:
     if file.packing is not None:
         raise UserError(f"{file.name}: a Parquet file inside a {file.packing} file; unpack it")
     with open_parquet(file) as opened:
-        schema = opened.schema_arrow.remove_metadata()
+        schema = flat_schema(opened.schema_arrow.remove_metadata())
     repeated = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{file.name}: two columns '{repeated}'; rename one")

@@ -4,28 +4,29 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
+from rayrec.features.hashes import hash_texts
 from rayrec.features.raw_columns import RawColumn, RawType
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs
 from rayrec.raw.table_reader import TableReader, open_table
 from rayrec.sources.outbrain.outbrain_tables import (
     ARROW_TYPES,
-    CODES,
     FULL_TABLES,
     NULL,
     Kind,
     OutbrainTable,
     TableLayout,
+    codes_of,
 )
 
 _TYPES: dict[Kind, RawType] = {
     "integer": "integer",
     "code": "integer",
     "string": "text",
+    "hash": "text",
     "confidence": "number",
     "time": "time",
 }
@@ -105,8 +106,10 @@ class OutbrainReader:
 
 
 def _typed(values: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "hash":
+        values = pa.array(hash_texts(values))
     if kind == "code":
-        values = pc.if_else(pc.is_in(values, pa.array(CODES)), values, None)
+        values = codes_of(values)
     if kind == "time":
         microseconds = values.cast(pa.int64())
         milliseconds = microseconds.fill_null(0).to_numpy() // 1000  # an earlier one, also before 1970

@@ -5,23 +5,32 @@ from enum import Enum
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 FIRST_MILLISECOND = 1_465_876_799_998
 """Times in the tables count from here (milliseconds since the Unix epoch): 14 June 2016, 4:00 UTC."""
 DAY_MILLISECONDS = 86_400_000
 NULL = "\\N"
 
-Kind = Literal["integer", "string", "confidence", "click", "code", "time"]
-"""How the text of a field is read. `code`: 1, 2 or 3, anything else is null; `time`: 2016-06-05 00:00:00, UTC."""
+Kind = Literal["integer", "string", "hash", "confidence", "click", "code", "time"]
+"""How the text of a field is read. `hash`: the hash of the text; `code`: 1, 2 or 3, anything else is null; `time`:
+2016-06-05 00:00:00, UTC.
+"""
 ARROW_TYPES: dict[Kind, pa.DataType] = {
     "integer": pa.int64(),
     "string": pa.string(),
+    "hash": pa.int64(),
     "confidence": pa.float64(),
     "click": pa.int8(),
     "code": pa.int8(),
     "time": pa.int64(),  # milliseconds since the Unix epoch
 }
 CODES = (1, 2, 3)
+
+
+def codes_of(values: pa.Array) -> pa.Array:
+    """Return (n,) codes (int8) of integers (n,); null where another number stands."""
+    return pc.if_else(pc.is_in(values, pa.array(CODES, values.type)), values, None).cast(pa.int8())
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ _LAYOUTS = {
     OutbrainTable.PROMOTED_CONTENT: TableLayout(("promoted_content",), _AD_COLUMNS),
     OutbrainTable.DOCUMENTS_META: TableLayout(("documents_meta",), _META),
     OutbrainTable.DOCUMENTS_TOPICS: _aspect("documents_topics", TableColumn("topic_id", is_needed=True)),
-    OutbrainTable.DOCUMENTS_ENTITIES: _aspect("documents_entities", TableColumn("entity_id", "string", is_needed=True)),
+    OutbrainTable.DOCUMENTS_ENTITIES: _aspect("documents_entities", TableColumn("entity_id", "hash", is_needed=True)),
     OutbrainTable.DOCUMENTS_CATEGORIES: _aspect("documents_categories", TableColumn("category_id", is_needed=True)),
 }
 EVENT_FIELDS = tuple(OutbrainTable.EVENTS.layout.schema)[1:]

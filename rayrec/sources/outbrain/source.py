@@ -17,7 +17,7 @@ from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
 from rayrec.sources.outbrain.features.feature_sets import raw_features
-from rayrec.sources.outbrain.outbrain_tables import CODES
+from rayrec.sources.outbrain.outbrain_tables import codes_of
 from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob
 from rayrec.sources.outbrain.statistics import Statistics
 from rayrec.sources.outbrain.synthetic.generator import generate
@@ -25,8 +25,6 @@ from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 if TYPE_CHECKING:
     from rayrec.inference.predictor import Predictor
-
-_CODED = ("platform", "traffic_source")
 
 
 class AdLookup:
@@ -52,13 +50,7 @@ class AdLookup:
 
     def features(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the raw features (n rows) of n rows with the columns of `candidate` and `context`."""
-        columns = []
-        for field in ROW_SCHEMA:
-            values = rows[field.name]
-            if field.name in _CODED:
-                is_known = pc.is_in(values, value_set=pa.array(sorted(CODES), values.type))
-                values = pc.if_else(is_known, values, None).cast(field.type)
-            columns.append(values)
+        columns = [codes_of(rows[f.name]) if f.type == pa.int8() else rows[f.name] for f in ROW_SCHEMA]
         return raw_features(self.statistics, pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA))
 
 

@@ -1,6 +1,5 @@
 """Click-through rates by key, with a confidence that grows with the number of rows; see docs/outbrain.md."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,25 +25,21 @@ class Keys:
     """The ad document's confidence in the value of an aspect; 1 for other keys."""
 
 
-def rate_of(name: str) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that computes the rates (n,) of a key, or the mean rates over the values of an aspect."""
-    return lambda rows: compute_rate(rows, name).value
+def rate(rows: AdRows, name: str) -> NDArray[np.float64]:
+    """(n,) the rates of a key, or the mean rates over the values of an aspect."""
+    return compute_rate(rows, name).value
 
 
-def confidence_of(name: str) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that computes the confidences (n,) of these rates."""
-    return lambda rows: compute_rate(rows, name).confidence
+def confidence(rows: AdRows, name: str) -> NDArray[np.float64]:
+    """(n,) the confidences of these rates."""
+    return compute_rate(rows, name).confidence
 
 
-def views_of(name: str) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that counts the rows (n,) of `train` with a key (not of an aspect); NaN if unknown."""
-
-    def compute(rows: AdRows) -> NDArray[np.float64]:
-        key = RATE_KEYS[name]
-        counted = _count(rows, key, keys_of(rows, key), None)["views"]
-        return np.where(counted > 0, counted, np.nan)
-
-    return compute
+def views(rows: AdRows, name: str) -> NDArray[np.float64]:
+    """(n,) the number of rows of `train` with a key (not of an aspect); NaN if unknown."""
+    key = RATE_KEYS[name]
+    counted = _count(rows, key, keys_of(rows, key), None)["views"]
+    return np.where(counted > 0, counted, np.nan)
 
 
 def keys_of(rows: AdRows, key: RateKey) -> Keys:
@@ -64,18 +59,18 @@ def compute_rate(rows: AdRows, name: str) -> RateEstimate:
 def _rate(rows: AdRows, key: RateKey) -> RateEstimate:
     constants, keys = rows.statistics.constants, keys_of(rows, key)
     counts = _count(rows, key, keys, None if rows.folds is None else rows.folds[keys.owner])
-    rate = smoothed_rates(counts["clicks"], counts["views"], constants.mean_rate, constants.smoothing, key.least)
+    rates = smoothed_rates(counts["clicks"], counts["views"], constants.mean_rate, constants.smoothing, key.least)
     per_ad = counts["views"] / np.maximum(counts["ads"], 1)
-    confidence = np.minimum(np.log1p(per_ad) / np.log(_FULL_CONFIDENCE + 1), 1.0)
-    confidence = np.where(counts["views"] > key.least, confidence, 0.0)
+    sure = np.minimum(np.log1p(per_ad) / np.log(_FULL_CONFIDENCE + 1), 1.0)
+    sure = np.where(counts["views"] > key.least, sure, 0.0)
     if key.column not in ASPECTS:
-        return RateEstimate(rate, confidence)
+        return RateEstimate(rates, sure)
     # The mean over the values of the ad document, weighted by confidence; the largest weight is its confidence.
-    weight = confidence * counts["confidence"] * keys.confidence
+    weight = sure * counts["confidence"] * keys.confidence
     total, largest = np.bincount(keys.owner, weight, len(rows)), np.zeros(len(rows))
     np.maximum.at(largest, keys.owner, weight)
     mean = np.full(len(rows), constants.mean_rate)
-    np.divide(np.bincount(keys.owner, rate * weight, len(rows)), total, out=mean, where=total > 0.0)
+    np.divide(np.bincount(keys.owner, rates * weight, len(rows)), total, out=mean, where=total > 0.0)
     return RateEstimate(mean, largest)
 
 

@@ -23,6 +23,7 @@ LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
 Steps = tuple[NumericStep | NumericTransform, ...]
 """The transforms of a number, some of them to be fitted to the rows of `train`."""
 
+AS_IS: Steps = ()
 SHARE: Steps = (Log2(scale=1000.0), FitMinMax())
 """A share x becomes log2(1 + 1000 x), scaled to 0 ... 1."""
 COUNT: Steps = (Log2(scale=1.0), FitMinMax())
@@ -46,9 +47,14 @@ class Definition:
     """The transforms of a number."""
 
 
-def number(name: str, compute: Callable[[AdRows], NDArray[np.float64]], steps: Steps = ()) -> Definition:
-    """Return a number; NaN if missing, which a model reads as 0."""
-    return Definition(name, pa.float64(), compute, steps=steps)
+def number(name: str, steps: Steps, compute: Callable[..., Numbers | NDArray[np.float64]], *of: str) -> Definition:
+    """Return the number that `compute` makes of rows and `of`; NaN if missing, which a model reads as 0."""
+
+    def values(rows: AdRows) -> NDArray[np.float64]:
+        found = compute(rows, *of)
+        return np.where(found.valid, found.values, np.nan) if isinstance(found, Numbers) else found
+
+    return Definition(name, pa.float64(), values, steps=steps)
 
 
 def id_feature(name: str, cardinality: int, column: str, owner: Owner | None = None) -> Definition:
@@ -57,8 +63,10 @@ def id_feature(name: str, cardinality: int, column: str, owner: Owner | None = N
     return Definition(name, pa.int64(), lambda rows: _ids(rows.numbers(column, owner)), feature)
 
 
-def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> Definition:
-    """Return a part of the place of the event, hashed into a table of `cardinality` rows; null if missing."""
+def place_feature(
+    name: str, cardinality: int, part: Callable[[pa.Array], pa.Array] = lambda place: place
+) -> Definition:
+    """Return the place, or a part, of the event, hashed into a table of `cardinality` rows; null if missing."""
     return Definition(name, pa.string(), lambda rows: part(rows.place), _hashed(name, cardinality, "strings"))
 
 
@@ -67,14 +75,16 @@ def _hashed(name: str, cardinality: int, of: Literal["integers", "strings"]) -> 
     return CategoricalFeature(name=name, transforms=transforms, cardinality=cardinality)
 
 
-def code_feature(name: str, values: Callable[[AdRows], Numbers], first: int, size: int) -> Definition:
-    """Return one of `size` values from `first` on; they count from 1, and 0 is missing."""
+def code_feature(name: str, first: int, size: int, compute: Callable[..., Numbers], *of: str) -> Definition:
+    """Return what `compute` makes of rows and `of`, one of `size` values from `first` on; they count from 1, and 0 is
+    missing.
+    """
 
-    def compute(rows: AdRows) -> pa.Array:
-        found = values(rows)
+    def values(rows: AdRows) -> pa.Array:
+        found = compute(rows, *of)
         return _ids(Numbers(found.values - first + 1, found.valid))
 
-    return Definition(name, pa.int64(), compute, CategoricalFeature(name=name, cardinality=size + 1))
+    return Definition(name, pa.int64(), values, CategoricalFeature(name=name, cardinality=size + 1))
 
 
 def list_feature(

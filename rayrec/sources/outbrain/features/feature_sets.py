@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rayrec.features.lookup_table import UNKNOWN
 from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
-from rayrec.sources.outbrain.features.click_rates import compute_rate, confidence_of, rate_of, views_of
+from rayrec.sources.outbrain.features.click_rates import confidence, rate, views
 from rayrec.sources.outbrain.features.definitions import (
+    AS_IS,
     COUNT,
     DAYS,
     LIST_ROWS,
@@ -65,24 +66,24 @@ def _full_features() -> tuple[Definition, ...]:
         id_feature("doc_event_id", 300_000, "document_id"),
         id_feature("doc_id", 100_000, "document_id", "ad"),
         id_feature("doc_event_source_id", 4_000, "source_id", "landing"),
-        place_feature("event_geo_location", lambda places: places, 2_500),
-        place_feature("event_country_state", states, 2_000),
+        place_feature("event_geo_location", 2_500),
+        place_feature("event_country_state", 2_000, states),
         id_feature("doc_event_publisher_id", 1_000, "publisher_id", "landing"),
-        place_feature("event_country", countries, 300),
-        code_feature("event_hour", hour_bin, 0, 6),
-        code_feature("event_platform", lambda rows: rows.numbers("platform"), 1, 3),
-        code_feature("traffic_source", lambda rows: rows.numbers("traffic_source"), 1, 3),
-        code_feature("event_weekend", is_weekend, 0, 2),
-        code_feature("user_has_already_viewed_doc", _has_viewed_ad_document, 0, 2),
+        place_feature("event_country", 300, countries),
+        code_feature("event_hour", 0, 6, hour_bin),
+        code_feature("event_platform", 1, 3, AdRows.numbers, "platform"),
+        code_feature("traffic_source", 1, 3, AdRows.numbers, "traffic_source"),
+        code_feature("event_weekend", 0, 2, is_weekend),
+        code_feature("user_has_already_viewed_doc", 0, 2, _has_viewed_ad_document),
         list_feature("doc_event_entity_id", "entity", "landing", 6, "mean"),
         list_feature("doc_event_topic_id", "topic", "landing", 3, "mean"),
         list_feature("doc_event_category_id", "category", "landing", 3, "mean"),
-        *(number(f"pop_{key}_id", rate_of(key), SHARE) for key in keys),
-        *(number(f"pop_{key}_id_conf", confidence_of(key)) for key in keys),
-        number("user_views", lambda rows: _or_nan(rows.numbers("views", "user")), COUNT),
-        number("doc_views", views_of("document"), COUNT),
-        number("doc_event_days_since_published", days_since_published("landing"), COUNT),
-        number("doc_event_hour", lambda rows: _or_nan(hour_bin(rows)), COUNT),
+        *(number(f"pop_{key}_id", SHARE, rate, key) for key in keys),
+        *(number(f"pop_{key}_id_conf", AS_IS, confidence, key) for key in keys),
+        number("user_views", COUNT, AdRows.numbers, "views", "user"),
+        number("doc_views", COUNT, views, "document"),
+        number("doc_event_days_since_published", COUNT, days_since_published, "landing"),
+        number("doc_event_hour", COUNT, hour_bin),
         id_feature("ad_id", 250_000, "ad_id"),
         id_feature("doc_ad_source_id", 4_000, "source_id", "ad_document"),
         id_feature("ad_advertiser", 2_500, "advertiser_id", "ad"),
@@ -90,18 +91,18 @@ def _full_features() -> tuple[Definition, ...]:
         list_feature("doc_ad_topic_id", "topic", "ad_document", 3, "mean"),
         list_feature("doc_ad_entity_id", "entity", "ad_document", 6, "mean"),
         list_feature("doc_ad_category_id", "category", "ad_document", 3, "mean"),
-        number("pop_ad_id", rate_of("ad"), SHARE),
-        number("pop_ad_id_conf", confidence_of("ad")),
-        number("pop_advertiser_id", rate_of("advertiser"), SHARE),
-        number("pop_advertiser_id_conf", confidence_of("advertiser")),
-        number("pop_campain_id_conf_multipl", _campaign_rate_times_confidence, SHARE),
-        number("pop_campain_id", rate_of("campaign"), SHARE),
-        *(number(f"user_doc_ad_sim_{PLURALS[aspect]}", user_similarity(aspect), SHARE) for aspect in ASPECTS),
-        number("user_doc_ad_sim_categories_conf", user_similarity_confidence("category")),
-        number("user_doc_ad_sim_topics_conf", user_similarity_confidence("topic")),
-        *(number(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", landing_similarity(aspect), SHARE) for aspect in ASPECTS),
-        number("ad_views", views_of("ad"), COUNT),
-        number("doc_ad_days_since_published", days_since_published("ad_document"), COUNT),
+        number("pop_ad_id", SHARE, rate, "ad"),
+        number("pop_ad_id_conf", AS_IS, confidence, "ad"),
+        number("pop_advertiser_id", SHARE, rate, "advertiser"),
+        number("pop_advertiser_id_conf", AS_IS, confidence, "advertiser"),
+        number("pop_campain_id_conf_multipl", SHARE, _rate_times_confidence, "campaign"),
+        number("pop_campain_id", SHARE, rate, "campaign"),
+        *(number(f"user_doc_ad_sim_{PLURALS[aspect]}", SHARE, user_similarity, aspect) for aspect in ASPECTS),
+        number("user_doc_ad_sim_categories_conf", AS_IS, user_similarity_confidence, "category"),
+        number("user_doc_ad_sim_topics_conf", AS_IS, user_similarity_confidence, "topic"),
+        *(number(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", SHARE, landing_similarity, aspect) for aspect in ASPECTS),
+        number("ad_views", COUNT, views, "ad"),
+        number("doc_ad_days_since_published", COUNT, days_since_published, "ad_document"),
     )
 
 
@@ -109,30 +110,30 @@ def _lean_features() -> tuple[Definition, ...]:
     """Return the 29 features of NVIDIA's newest version: numeric, one-hot and multi-hot ones."""
     similarities = {f"document_id_document_id_promo_sim_{PLURALS[aspect]}": aspect for aspect in ASPECTS}
     return (
-        *(number(name, landing_similarity(aspect)) for name, aspect in similarities.items()),
-        number("document_id_promo_ctr", rate_of("document")),
-        number("publisher_id_promo_ctr", rate_of("publisher")),
-        number("source_id_promo_ctr", rate_of("source")),
-        number("ad_id_ctr", rate_of("ad")),
-        number("advertiser_id_ctr", rate_of("advertiser")),
-        number("campaign_id_ctr", rate_of("campaign")),
-        number("ad_id_count", views_of("ad"), LOG_COUNT),
-        number("document_id_promo_count", views_of("document"), LOG_COUNT),
-        number("publish_time_days_since_published", days_since_published("landing"), DAYS),
-        number("publish_time_promo_days_since_published", days_since_published("ad_document"), DAYS),
+        *(number(name, AS_IS, landing_similarity, aspect) for name, aspect in similarities.items()),
+        number("document_id_promo_ctr", AS_IS, rate, "document"),
+        number("publisher_id_promo_ctr", AS_IS, rate, "publisher"),
+        number("source_id_promo_ctr", AS_IS, rate, "source"),
+        number("ad_id_ctr", AS_IS, rate, "ad"),
+        number("advertiser_id_ctr", AS_IS, rate, "advertiser"),
+        number("campaign_id_ctr", AS_IS, rate, "campaign"),
+        number("ad_id_count", LOG_COUNT, views, "ad"),
+        number("document_id_promo_count", LOG_COUNT, views, "document"),
+        number("publish_time_days_since_published", DAYS, days_since_published, "landing"),
+        number("publish_time_promo_days_since_published", DAYS, days_since_published, "ad_document"),
         id_feature("document_id", 300_000, "document_id"),
         id_feature("ad_id", 250_000, "ad_id"),
         id_feature("document_id_promo", 100_000, "document_id", "ad"),
         id_feature("campaign_id", 5_000, "campaign_id", "ad"),
         id_feature("source_id", 4_000, "source_id", "landing"),
         id_feature("source_id_promo", 4_000, "source_id", "ad_document"),
-        place_feature("geo_location", lambda places: places, 2_500),
+        place_feature("geo_location", 2_500),
         id_feature("advertiser_id", 2_500, "advertiser_id", "ad"),
-        place_feature("geo_location_state", states, 2_000),
+        place_feature("geo_location_state", 2_000, states),
         id_feature("publisher_id", 1_000, "publisher_id", "landing"),
         id_feature("publisher_id_promo", 1_000, "publisher_id", "ad_document"),
-        place_feature("geo_location_country", countries, 300),
-        code_feature("platform", lambda rows: rows.numbers("platform"), 1, 3),
+        place_feature("geo_location_country", 300, countries),
+        code_feature("platform", 1, 3, AdRows.numbers, "platform"),
         *(list_feature(f"{aspect}_id_list", aspect, "landing", 3, "sum") for aspect in LIST_ROWS),
     )
 
@@ -144,10 +145,5 @@ def _has_viewed_ad_document(rows: AdRows) -> Numbers:
     return Numbers(has_viewed.astype(np.int64), (user != UNKNOWN) & document.valid)
 
 
-def _campaign_rate_times_confidence(rows: AdRows) -> NDArray[np.float64]:
-    found = compute_rate(rows, "campaign")
-    return found.value * found.confidence
-
-
-def _or_nan(numbers: Numbers) -> NDArray[np.float64]:
-    return np.where(numbers.valid, numbers.values, np.nan)
+def _rate_times_confidence(rows: AdRows, name: str) -> NDArray[np.float64]:
+    return rate(rows, name) * confidence(rows, name)

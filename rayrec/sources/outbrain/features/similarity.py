@@ -1,6 +1,6 @@
 """Cosines of sparse vectors over the values of an aspect; NaN if missing. See docs/outbrain.md."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,21 +23,20 @@ class _Vectors:
     """(n,)"""
 
 
-def landing_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that computes the cosines (n,) of the landing document with the ad document."""
-    return lambda rows: _cosine(
-        len(rows), _documents(rows.lists(aspect, "landing")), _documents(rows.lists(aspect, "ad_document"))
-    )[0]
+def landing_similarity(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
+    """(n,) the cosines of the landing document with the ad document."""
+    landing, ad = (_documents(rows.lists(aspect, document)) for document in ("landing", "ad_document"))
+    return _cosine(len(rows), landing, ad)[0]
 
 
-def user_similarity(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that computes the cosines (n,) of the user's profile with the ad document."""
-    return lambda rows: compute_user_similarity(rows, aspect).value
+def user_similarity(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
+    """(n,) the cosines of the user's profile with the ad document."""
+    return compute_user_similarity(rows, aspect).value
 
 
-def user_similarity_confidence(aspect: Aspect) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that computes the confidences (n,) of these cosines."""
-    return lambda rows: compute_user_similarity(rows, aspect).confidence
+def user_similarity_confidence(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
+    """(n,) the confidences of these cosines."""
+    return compute_user_similarity(rows, aspect).confidence
 
 
 def compute_user_similarity(rows: AdRows, aspect: Aspect) -> RateEstimate:

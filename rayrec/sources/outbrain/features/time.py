@@ -1,8 +1,5 @@
 """Features of the time of an event: the hour and the weekend at the user's place, and the age of documents."""
 
-from collections.abc import Callable
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +7,7 @@ from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import utc_offsets
+from rayrec.sources.outbrain.statistics import Owner
 
 MOST_DAYS = 3650
 _HOUR, _MINUTE = 3_600_000, 60_000
@@ -23,9 +21,13 @@ _SATURDAY = 5
 
 def hour_bin(rows: AdRows) -> Numbers:
     """Return 0 ... 5 by the local hour of the event."""
-    hour = _local_milliseconds(rows) // _HOUR % 24
+    return Numbers(bins_of_hours(_local_milliseconds(rows) // _HOUR % 24), rows.numbers("timestamp").valid)
+
+
+def bins_of_hours(hour: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) the bins 0 ... 5 of hours of a day (n,)."""
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
-    return Numbers(np.where(found < 0, _LAST_BIN, found), rows.numbers("timestamp").valid)
+    return np.where(found < 0, _LAST_BIN, found)
 
 
 def is_weekend(rows: AdRows) -> Numbers:
@@ -34,19 +36,14 @@ def is_weekend(rows: AdRows) -> Numbers:
     return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.numbers("timestamp").valid)
 
 
-def days_since_published(document: Literal["landing", "ad_document"]) -> Callable[[AdRows], NDArray[np.float64]]:
-    """Return a function that counts the full days (n,) from a document's publication to the event.
+def days_since_published(rows: AdRows, document: Owner) -> NDArray[np.float64]:
+    """(n,) the full days from a document's publication to the event.
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.
     """
-
-    def compute(rows: AdRows) -> NDArray[np.float64]:
-        published, shown = rows.numbers("publish_time", document), rows.numbers("timestamp")
-        days = (FIRST_MILLISECOND + shown.values - published.values) // DAY_MILLISECONDS
-        kept = np.where((days >= 0) & (days <= MOST_DAYS), days, np.nan)
-        return np.where(shown.valid & published.valid, kept, np.nan)
-
-    return compute
+    published, shown = rows.numbers("publish_time", document), rows.numbers("timestamp")
+    days = (FIRST_MILLISECOND + shown.values - published.values) // DAY_MILLISECONDS
+    return np.where(shown.valid & published.valid & (days >= 0) & (days <= MOST_DAYS), days, np.nan)
 
 
 def _local_milliseconds(rows: AdRows) -> NDArray[np.int64]:

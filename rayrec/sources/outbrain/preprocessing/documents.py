@@ -1,7 +1,6 @@
 """The tables of documents and ads: what several raw tables say of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.hashes import hash_key
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
@@ -24,16 +23,6 @@ from rayrec.store.paths import KeptPath
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
-_META_SCHEMA = pa.schema([(HASH, pa.int64()), *OutbrainTable.DOCUMENTS_META.layout.schema])
-_VALUED = pa.schema(
-    [
-        (HASH, pa.int64()),
-        ("document_id", pa.int64()),
-        ("aspect", pa.int8()),  # position in ASPECTS
-        ("value", pa.int64()),
-        ("confidence", pa.float64()),
-    ]
-)
 _KNOWN = """
 with known as (
     -- Of lines with the same document the smallest, null before any value.
@@ -50,6 +39,9 @@ select coalesce(sum(documents), 0)::bigint as documents, greatest(max(publisher)
 from source
 """
 """What `DocumentRows` says of all documents."""
+_OF_ASPECT = """
+    select hash, document_id, {number} as aspect, {aspect}_id as value, max(confidence_level) as confidence
+    from {aspect} group by all"""
 _LISTS = """
     coalesce(list({{value: value, confidence: confidence, weight: 0.0}} order by value)
         filter (aspect = {number}), []) as {aspect},
@@ -57,7 +49,7 @@ _LISTS = """
 _DOCUMENTS = f"""
 {_KNOWN}, once as (
     -- Of a repeated value the surest.
-    select hash, document_id, aspect, value, max(confidence) as confidence from valued group by all
+    {" union all ".join(_OF_ASPECT.format(number=number, aspect=aspect) for number, aspect in enumerate(ASPECTS))}
 ), lists as (
     select hash, document_id,
         {",".join(_LISTS.format(number=n, aspect=a, listed=LISTED[a]) for n, a in enumerate(ASPECTS))}
@@ -99,37 +91,22 @@ class DocumentRows(NamedTuple):
 
 def write_document_rows(workspace: Workspace, tables: Mapping[str, Sequence[Piece]], folder: Path) -> DocumentRows:
     """Bring together what the tables say of each document, and count the documents of each value."""
-    sources = {"meta": KeyedRows.of_files(tables["documents_meta"], _META_SCHEMA, "document_id")}
-    for number, aspect in enumerate(ASPECTS):
-        segments = make_segments(tables[f"documents_{PLURALS[aspect]}"])
-        columns = ["document_id", f"{aspect}_id", "confidence_level"]
-        sources[aspect] = KeyedRows(segments, _VALUED, partial(_read_values, number=number, columns=columns))
+    named = {"meta": OutbrainTable.DOCUMENTS_META}
+    named |= {aspect: OutbrainTable(f"documents_{PLURALS[aspect]}") for aspect in ASPECTS}
+    sources = {}
+    for name, table in named.items():
+        schema = pa.schema([pa.field(HASH, pa.int64()), *table.layout.schema])
+        sources[name] = KeyedRows.of_files(tables[table.value], schema, "document_id")
 
     def write(partition: int, rows: Mapping[str, pa.Table]) -> tuple[list[Piece], pa.Table]:
-        meta, valued = rows["meta"], pa.concat_tables(rows[aspect] for aspect in ASPECTS)
-        documents = query(_DOCUMENTS, meta=meta, valued=valued)
-        pieces = write_piece(folder / f"rows-{partition:06d}.parquet", DOCUMENT_SCHEMA, documents)
-        return pieces, query(_SOURCES, meta=meta).read_all()
+        path = folder / f"rows-{partition:06d}.parquet"
+        pieces = write_piece(path, DOCUMENT_SCHEMA, query(_DOCUMENTS, **rows))
+        return pieces, query(_SOURCES, meta=rows["meta"]).read_all()
 
     written = shuffle_rows(workspace, "list documents", sources, write)
     (facts,) = query(_FACTS, sources=pa.concat_tables(found for _, found in written)).read_all().to_pylist()
     rows = [piece for pieces, _ in written for piece in pieces]
     return DocumentRows(folder, rows, _write_value_tables(workspace, rows, folder), **facts)
-
-
-def _read_values(segment: Segment, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for batch in read_piece(segment.piece, columns):
-        document, value, confidence = batch.columns
-        yield batch_of(
-            _VALUED,
-            {
-                HASH: hash_key(document.to_numpy()),
-                "document_id": document,
-                "aspect": np.full(len(batch), number),
-                "value": hash_texts(value) if pa.types.is_string(value.type) else value,
-                "confidence": confidence,
-            },
-        )
 
 
 def _write_value_tables(workspace: Workspace, documents: Sequence[Piece], folder: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ families, all functions of what the tables hold:
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.sources.outbrain.features.time import bins_of_hours
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import DEFAULT_OFFSET
 from rayrec.sources.outbrain.synthetic.catalogue import (
@@ -64,8 +65,6 @@ _OF_CATEGORY = {"hour", "traffic"}
 """Kinds of context that act on a trait of the category; the others on one of the advertiser."""
 _COUNTRIES = ("US", "CA", "GB", "AU")
 """Countries with effects of their own; all others share one."""
-_HOUR_BINS = np.repeat([5, 0, 1, 2, 3, 4, 5], [5, 3, 3, 3, 5, 3, 2])
-"""The bin of each local hour."""
 _VALUES = 2**40
 """More values than an aspect has: keys are owner * _VALUES + value."""
 
@@ -266,7 +265,7 @@ def _utilities(
     states = {
         "platform": platform - 1,
         "country": np.where(place < 0, -1, np.array(codes)[place]),
-        "hour": _HOUR_BINS[minute // 60 % 24],
+        "hour": bins_of_hours(minute // 60 % 24),
         "traffic": np.where(is_logged & (platform > 0) & (place >= 0), landing["traffic"] - 1, -1),
     }
     category = np.where(slots["categories"].confidence[:, 0] > 0.0, slots["categories"].values[:, 0], -1)

@@ -44,7 +44,7 @@ from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder
 
 _DOCUMENTS_A_BATCH = 16_384
-_WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | {"code": pa.string(), "time": pa.string()}
+_WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | dict.fromkeys(("hash", "code", "time"), pa.string())
 _CODES = pa.array([NULL, "1", "2", "3"])
 _FIRST_CATEGORY = 1_000
 Rows = tuple[OutbrainTable, list[Any]]
