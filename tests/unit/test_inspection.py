@@ -395,6 +395,12 @@ def test_lists_of_numbers_are_no_numbers(inspect: Inspect) -> None:
     assert decision(found, "genres").kind == "list" and not found.warnings
 
 
+def test_codes_that_look_like_numbers_but_for_some_are_no_cause_for_a_warning(inspect: Inspect) -> None:
+    codes = [f"{v % 900 + 10_000}" if v % 50 else f"T8H{v % 9}" for v in range(ROWS)]
+    found = inspect({"zip_code": pa.array(codes), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    assert not found.warnings and decision(found, "zip_code").kind == "categorical"
+
+
 def test_each_column_has_its_own_number_format_where_one_does_not_suit_all(inspect: Inspect) -> None:
     rng = np.random.default_rng(0)
     found = inspect({

@@ -11,7 +11,7 @@ from rayrec.config.base import NumberFormat
 from rayrec.features.number_formats import NUMBER_FORMATS
 from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
-from rayrec.inspection.table.number_rules import RANGES, number_rules, ranges_rule, with_auc
+from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table
@@ -294,7 +294,7 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
-        if note.startswith(UNCLEAR):
+        if note.startswith(UNCLEAR) and ID_WORDS.isdisjoint(name_words(column.name)):
             what = "read as categories" if decision.rules else "ignored"
             warnings.append(f"{column.name}: {note}; they are {what}")
         elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":

@@ -22,7 +22,7 @@ _AMOUNT_WORDS = {
     "seconds", "year", "distance", "rate", "ratio", "share", "percent", "pct", "avg", "mean", "sum", "total", "balance",
     "income", "quantity", "qty", "temperature", "lat", "lon", "lng", "latitude", "longitude", "bid", "rank", "depth",
 }  # fmt: skip
-_ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "hash", "key"}
+ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "hash", "key"}
 _FEW_KINDS, _MANY_KINDS = 50, 1_000
 """Integers with up to 50 values are taken for categories unless something speaks for numbers; those with more only if
 their name or the label says so."""
@@ -99,7 +99,7 @@ def _reads_as_category(column: ColumnProfile, readings: Mapping[str, Reading]) -
             return True, "better as category"
         if number.is_better_than(category):
             return False, "better as number"
-    if known and (known[-1] in _ID_WORDS | _AMOUNT_WORDS or not _falls_from_the_first(column)):
+    if known and (known[-1] in ID_WORDS | _AMOUNT_WORDS or not _falls_from_the_first(column)):
         return known[-1] in _CATEGORY_WORDS, f"'{known[-1]}' in its name"
     if _looks_like_counts(column):
         return False, "small values are the most frequent, as in counts"
