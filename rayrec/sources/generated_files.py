@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config.table import FileFormat
 from rayrec.recipes import Recipe
 
 _BATCH_ROWS = 16_384
+_WITHOUT_QUOTES = FileFormat(quote=False)
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ class GeneratorOptions:
 
 @contextmanager
 def rows_file(
-    path: Path, *, separator: str = ",", has_header: bool = True, quotes: bool = False, codec: str = "snappy"
+    path: Path, form: FileFormat = _WITHOUT_QUOTES, *, codec: str = "snappy"
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Yield a function that appends rows to a new file: Parquet, JSON lines, or else delimited text, as `path` ends.
 
-    Text is packed by gzip if the path ends in `.gz`, Parquet's columns by `codec`. `quotes`: around texts that need
-    them.
+    Text is packed by gzip if the path ends in `.gz`, Parquet's columns by `codec`. `form`: that of delimited text, of
+    which separator, header and double quotes count.
     """
     name, writer = path.name.removesuffix(".gz"), None
     with ExitStack() as stack:
@@ -77,10 +79,10 @@ def rows_file(
             if writer is None and name.endswith(".parquet"):
                 writer = stack.enter_context(pq.ParquetWriter(sink, batch.schema, compression=codec))
             elif writer is None:
-                style = "needed" if quotes else "none"
+                style = "needed" if form.quote is True else "none"
                 options = csv.WriteOptions(
-                    include_header=has_header,
-                    delimiter=separator,
+                    include_header=form.header is None,
+                    delimiter=form.separator or ",",
                     quoting_style=style,
                     quoting_header=style,
                     batch_size=_BATCH_ROWS,

@@ -1,7 +1,7 @@
 """Files of interactions: layouts told from their beginning, rows parsed against expected ones, what is refused."""
 
 import gzip
-from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from rayrec.sources.interactions.config import (
     InteractionSourceConfig,
     LeaveOneOutSplitConfig,
 )
-from rayrec.sources.interactions.interaction_inputs import resolve_interactions
+from rayrec.sources.interactions.interaction_job import find_files
 from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
 from rayrec.sources.registry import preprocessing
 
-Row = tuple[float, str, str, int | None]
+Row = tuple[float, str, str, Fraction | None]
 
 
 def read(path: Path, chunk_bytes: int = 2**20, **config: Any) -> tuple[list[Row], list[tuple[int, str, str]]]:
@@ -38,7 +38,8 @@ def read(path: Path, chunk_bytes: int = 2**20, **config: Any) -> tuple[list[Row]
     for chunk in plan_chunks(files, chunk_bytes):
         for block in reader.read(chunk):
             assert block.rows.schema == reader.schema
-            rows += [tuple(row.values()) for row in block.rows.to_pylist()]
+            for *row, time in zip(*block.rows.to_pydict().values(), strict=True):
+                rows.append((*row, None if time is None else Fraction(time, 10**6)))
             assert len(block.lines) == block.rows.num_rows
             rejected += [(before + r["line"], r["reason"], r["text"]) for r in block.rejected.to_pylist()]
         before += _lines(reader, chunk)
@@ -175,7 +176,7 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_times_of_all_files_are_seconds_and_exact(tmp_path: Path) -> None:
     moments = ["2024-02-29 12:00:00.000001", "2024-02-29T12:00:00.000002Z", "1969-12-31 23:59:59.5"]
-    expected = [Decimal("1709208000.000001"), Decimal("1709208000.000002"), Decimal("-0.5")]
+    expected = [Fraction("1709208000.000001"), Fraction("1709208000.000002"), Fraction("-0.5")]
     table = pd.DataFrame({"user": [1, 2, 3], "item": [4, 5, 6], "timestamp": moments})
     table.to_csv(tmp_path / "text.csv", index=False)
     table.to_json(tmp_path / "lines.jsonl", orient="records", lines=True)
@@ -185,7 +186,7 @@ def test_times_of_all_files_are_seconds_and_exact(tmp_path: Path) -> None:
         rows, rejected = read(tmp_path / name)
         assert ([time for *_, time in rows], rejected) == (expected, [])
     (tmp_path / "numbers").write_text("1\t2\t3\t-9223372036854775808\n1\t2\t3\t9223372036854775807\n")
-    assert [time for *_, time in read(tmp_path / "numbers")[0]] == [-(2**63), 2**63 - 1]
+    assert [10**6 * time for *_, time in read(tmp_path / "numbers")[0]] == [-(2**63), 2**63 - 1], "of no unit"
 
 
 def test_rejected_rows_name_the_column(tmp_path: Path) -> None:
@@ -298,8 +299,8 @@ def test_refused(case: str, folder: Path) -> None:
 def names_of(folder: Path, paths: dict[str | None, list[str]], split: Any) -> list[str]:
     """Return the files that a job reads, in order."""
     given = {name: [str(folder / path) for path in of_split] for name, of_split in paths.items()}
-    inputs = resolve_interactions(InteractionSourceConfig(), split, given)
-    return [file.base_name for of_split in (inputs.files, *inputs.lists.values()) for file in of_split]
+    found = find_files(InteractionSourceConfig(), split, given)
+    return [file.base_name for of_split in found.values() for file in of_split]
 
 
 def test_a_folder_of_movielens_stands_for_its_ratings(folder: Path) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
+from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, CriteoSourceConfig
 from rayrec.sources.generated_files import GeneratorOptions, rows_file, to_hexadecimal
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
@@ -127,7 +127,7 @@ def generate(output: Path, options: GeneratorOptions, progress: Progress) -> Cri
             if drift and day:
                 source, first = criteo_rows(options.seed, day, drift), 0
             truth, values, new_values = TruthAccumulator(), 0, 0
-            with rows_file(folder / name, separator=SEPARATOR, has_header=False) as write:
+            with rows_file(folder / name, CriteoSourceConfig()) as write:
                 for chunk in source.chunks(rows, first=first):
                     write(chunk.rows)
                     for accumulator in (total, truth):

@@ -16,6 +16,7 @@ from rayrec.features.hashes import hash_texts
 from rayrec.ingest.dataset import DROPPED_FOLDER, Times
 from rayrec.preprocessing.engines.engine import Partition, Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, numbered, read_segment, write_piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import (
@@ -158,7 +159,7 @@ def write_histories(
 
         found = workspace.engine.shuffle({"rows": Source(items, GATHERED, gather)}, partitions, cut)
     kept, dropped, counts = zip(*found, strict=True)
-    moments = [float(of[end]) for of in counts for end in ("first", "last") if of[end] is not None]
+    moments = [of[end] / MICROSECONDS for of in counts for end in ("first", "last") if of[end] is not None]
     numbers = {name: int(sum(of[name] or 0 for of in counts)) for name in counts[0] if name not in ("first", "last")}
     times = Times(first=min(moments), last=max(moments)) if moments else None
     return [*chain(*kept)], [*chain(*dropped)], HistoryCounts(**numbers, times=times)

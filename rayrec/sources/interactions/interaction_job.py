@@ -4,12 +4,13 @@ Known positives are the rows of `train`; a held-out interaction is a list of row
 is a stage, after the last finished one of which a job that was killed goes on.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature
@@ -19,6 +20,7 @@ from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import ExtractedChunk, extract_tables, pieces_of
 from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
+from rayrec.preprocessing.rows_job import check_files, require_no_names
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
@@ -31,19 +33,24 @@ from rayrec.preprocessing.segments import (
 from rayrec.preprocessing.vocabularies import Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.blocks import Reason
+from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,
+    InteractionFilesSplitConfig,
     InteractionPreprocessConfig,
     InteractionSourceConfig,
+    InteractionSplitConfig,
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import HistoryCounts, held_out_codes, write_histories
-from rayrec.sources.interactions.interaction_inputs import resolve_interactions
-from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, id_column
+from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, has_lists, id_column
 from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
 
+_SPLITS = ("train", "validation", "test")
+_RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
+_PAPER_FILE = re.compile(r"\.((?P<train>train)\.(rating|pairs\.tsv)|(?P<held_out>validation|test)\.negative)(\.gz)?$")
 _FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
 _ITEM, _VALUE = pa.schema([(ITEM, pa.string())]), pa.schema([("value", pa.string())])
 
@@ -63,16 +70,18 @@ class InteractionJob:
             # A few rows of a user are a short history there alone where they are all of it.
             config = config.model_copy(update={"split": config.split.model_copy(update={"min_interactions": 0})})
         self._config, self._parent = config, parent
-        self._inputs = resolve_interactions(source, config.split, inputs)
-        self.files = (*self._inputs.files, *(file for files in self._inputs.lists.values() for file in files))
+        found = find_files(source, config.split, inputs)
+        self.files = tuple(file for files in found.values() for file in files)
+        self._train, self._lists = found["train"], {split: files for split, files in found.items() if split != "train"}
+        self._reader = InteractionReader.of_tables(source, self._train)
         require_new(self.files, parent)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress, most = self._config, workspace.progress, self._config.max_rejected_fraction
         stages = Stages(workspace.scratch, progress)
-        tables = {"": (self._inputs.reader, self._inputs.files)}
-        tables |= {split: (InteractionReader(), files) for split, files in self._inputs.lists.items()}
+        tables = {"": (self._reader, self._train)}
+        tables |= {split: (InteractionReader(), files) for split, files in self._lists.items()}
         extracted, rejected = stages.run(
             "parse",
             tuple[dict[str, list[ExtractedChunk]], dict[str, int]],
@@ -156,6 +165,67 @@ class InteractionJob:
             for name, code in HELD_OUT.items()
             if code in codes
         }
+
+
+def find_files(
+    source: InteractionSourceConfig, split: InteractionSplitConfig, paths: Mapping[str | None, Sequence[str]]
+) -> dict[str, list[InputFile]]:
+    """Return the files of interactions (`train`) and of lists (`validation`, `test`) at paths by split, or under None.
+
+    Raises UserError if a path gives no file, or the files do not suit the config.
+    """
+    found = _of_files(split, paths) if isinstance(split, InteractionFilesSplitConfig) else _of_leave_one_out(paths)
+    check_files([file for of_split in found.values() for file in of_split])
+    for name, of_split in found.items():
+        for file in of_split:
+            if name == "train" and has_lists(source, file):
+                raise UserError(
+                    f"{file.name}: lists of negatives, no interactions; give it as test=PATH with "
+                    "preprocess.split.kind 'files'"
+                )
+            if name != "train" and not has_lists(source, file):
+                raise UserError(
+                    f"{file.name}: no lists of a positive and its negatives, as {name}=PATH needs (*.test.negative); "
+                    "give these, or all interactions with preprocess.split.kind 'leave_one_out'"
+                )
+    return found
+
+
+def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> dict[str, list[InputFile]]:
+    require_no_names("leave_one_out", paths)
+    found = []
+    for path in paths[None]:
+        # The folders of MovieLens hold other files than ratings, too: movies.csv, tags.csv, u.item.
+        files = list_inputs([path])
+        found += [file for file in files if _RATINGS_FILE.match(file.base_name)] or files
+    return {"train": found}
+
+
+def _of_files(
+    split: InteractionFilesSplitConfig, paths: Mapping[str | None, Sequence[str]]
+) -> dict[str, list[InputFile]]:
+    unknown = next((name for name in paths if name not in (None, *_SPLITS)), None)
+    if unknown is not None:
+        raise ConfigError(f"--input {unknown}=...: no split of interactions; use train, validation or test")
+    found = {name: list_inputs(paths.get(name, ())) for name in _SPLITS}
+    for path in paths.get(None, ()):
+        # Of the paper's files *.test.rating is left out, whose content is in the lists too.
+        named = [(file, _PAPER_FILE.search(file.base_name)) for file in list_inputs([path])]
+        if not any(name for _, name in named):
+            raise UserError(
+                f"{path}: no files NAME.train.rating and NAME.test.negative; name the files: --input train=PATH "
+                "--input test=PATH"
+            )
+        for file, name in named:
+            if name:
+                found[name["train"] or name["held_out"]].append(file)
+    if not found["train"]:
+        raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
+    if split.validation and found["validation"]:
+        raise ConfigError(
+            "--input validation=...: preprocess.split.validation makes that split from train; leave one of them out"
+        )
+    return {name: files for name, files in found.items() if files}
 
 
 def _values_of(workspace: Workspace, vocabulary: Vocabulary) -> list[Piece]:

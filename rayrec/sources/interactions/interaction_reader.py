@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +22,12 @@ from rayrec.raw.text_lines import TextLines
 from rayrec.sources.interactions.config import ITEM, TIMESTAMP, USER, InteractionSourceConfig
 
 LABEL = "label"
-_SECONDS = pa.decimal128(25, 6)
-"""Holds every 64-bit integer, and microseconds: times of any file compare exactly."""
 ROW_SCHEMA = pa.schema(
     [
         pa.field(LABEL, pa.float32(), False),  # 1; 0 for what is no choice, such as the negatives of a list
         pa.field(USER, pa.string(), False),
         pa.field(ITEM, pa.string(), False),
-        pa.field(TIMESTAMP, _SECONDS),  # since 1970; null if the file has none
+        pa.field(TIMESTAMP, pa.int64()),  # microseconds since 1970, or of no unit; null if the file has none
     ]
 )
 _COLUMNS, _COLUMN_COUNTS, _SEPARATORS = (USER, ITEM, "rating", TIMESTAMP), (2, 4), ("\t", "::")
@@ -100,8 +97,8 @@ class InteractionReader:
             # A file of JSON lines may lack the column of choices.
             label = pa.array(np.full(len(user), 0.0 if self.table.label else 1.0, np.float32))
             label = columns[0] if len(columns) > len(values) else label
-            seconds = _seconds(times[0]) if times else pa.nulls(len(user), _SECONDS)
-            yield replace(block, rows=pa.RecordBatch.from_arrays([label, user, item, seconds], schema=ROW_SCHEMA))
+            time = times[0].cast(pa.int64()) if times else pa.nulls(len(user), pa.int64())
+            yield replace(block, rows=pa.RecordBatch.from_arrays([label, user, item, time], schema=ROW_SCHEMA))
 
 
 def has_lists(config: InteractionSourceConfig, file: InputFile) -> bool:
@@ -142,14 +139,6 @@ def _time_column(config: InteractionSourceConfig, table: TableFiles, name: str) 
     return ways[0]
 
 
-def _seconds(times: pa.Array) -> pa.Decimal128Array:
-    """Return times in seconds since 1970, and integers as they are."""
-    if pa.types.is_integer(times.type):
-        return times.cast(_SECONDS)
-    micros = times.cast(pa.int64()).cast(pa.decimal128(19))
-    return pc.multiply(micros, Decimal("0.000001")).cast(_SECONDS)
-
-
 def _parse_lists(data: bytes) -> ParsedLines:
     """Parse whole lines `(user,item)`, tab, and the negatives of this positive with tabs between.
 
@@ -181,6 +170,6 @@ def _parse_lists(data: bytes) -> ParsedLines:
     kept: NDArray[np.int64] = np.flatnonzero((is_positive | is_other) & ~is_bad[owner])
     owner = owner[kept]
     label = pa.array(is_positive[kept].astype(np.float32))
-    columns = [label, user.take(pa.array(owner)), item.take(pa.array(kept)), pa.nulls(len(kept), _SECONDS)]
+    columns = [label, user.take(pa.array(owner)), item.take(pa.array(kept)), pa.nulls(len(kept), pa.int64())]
     rows = pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
     return lines.parsed(rows, numbers[owner])

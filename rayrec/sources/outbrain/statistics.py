@@ -65,8 +65,8 @@ PROFILE_SCHEMA = pa.schema(
 )
 
 
-Owner = Literal["user", "landing", "ad", "ad_document"]
-"""What an ad in a context belongs to: the user's profile, the landing document, the ad, and the ad's document."""
+Referred = Literal["user", "landing", "ad", "ad_document"]
+"""What an ad in a context refers to: the profile of the user, the landing document, the ad, and the ad's document."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RateKey:
     """A rate is known if more rows of `train` than these have the key."""
     column: str
     """The column of the key; in lists of values each one is a key."""
-    owner: Owner | None = None
+    of: Referred | None = None
     """Whose column it is; None for one of the row itself."""
 
     @property

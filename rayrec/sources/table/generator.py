@@ -209,13 +209,7 @@ def generate(output: Path, options: GeneratorOptions, progress: Progress) -> Tab
     name = "table" + (ending[table.format] + ".gz" * options.compress if table.format in ending else ".parquet")
     with new_folder(output) as folder:
         progress.stage("generate", options.rows)
-        with rows_file(
-            folder / name,
-            separator=source.separator or ",",
-            has_header=source.header is None,
-            quotes=source.quote is True,
-            codec="gzip" if options.compress else "snappy",
-        ) as write:
+        with rows_file(folder / name, source, codec="gzip" if options.compress else "snappy") as write:
             for chunk in table.rows.chunks(options.rows):
                 write(chunk.rows)
                 truth.add(chunk.probability, chunk.label)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import Lists, Numbers
 from rayrec.sources.outbrain.outbrain_tables import EVENT_FIELDS
-from rayrec.sources.outbrain.statistics import Owner, Statistics
+from rayrec.sources.outbrain.statistics import Referred, Statistics
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class RateEstimate:
 
 
 class AdRows:
-    """n rows, and what belongs to each of them. Arrays are (n,) in their order."""
+    """n rows, and what each of them refers to. Arrays are (n,) in their order."""
 
     def __init__(self, statistics: Statistics, batch: pa.RecordBatch) -> None:
         """`batch`: columns of `ROW_SCHEMA`, perhaps `FOLD`, among others."""
@@ -53,13 +53,13 @@ class AdRows:
         fold = self.numbers(FOLD)
         return np.where(fold.valid, fold.values, -1)
 
-    def found(self, owner: Owner) -> tuple[LookupTable, NDArray[np.int64]]:
-        """Return the table of an owner, and the rows in it that belong to these rows."""
-        return self.once(lambda: self._find(owner), owner)
+    def found(self, of: Referred) -> tuple[LookupTable, NDArray[np.int64]]:
+        """Return the table of what these rows refer to, and (n,) its rows there."""
+        return self.once(lambda: self._find(of), of)
 
-    def _find(self, owner: Owner) -> tuple[LookupTable, NDArray[np.int64]]:
+    def _find(self, of: Referred) -> tuple[LookupTable, NDArray[np.int64]]:
         tables = self.statistics
-        match owner:
+        match of:
             case "user":
                 return tables.profiles, tables.profiles.find_texts(self._batch.column("uuid"))
             case "ad":
@@ -70,23 +70,23 @@ class AdRows:
                 table, key, ids = tables.documents, "document_id", self.numbers("document_id", "ad")
         return table, table.find({key: ids.values}, ids.valid)
 
-    def numbers(self, column: str, owner: Owner | None = None) -> Numbers:
-        """Return a column of what owns the rows, or of the rows themselves."""
+    def numbers(self, column: str, of: Referred | None = None) -> Numbers:
+        """Return a column of what the rows refer to, or of the rows themselves."""
 
         def compute() -> Numbers:
-            if owner is not None:
-                table, rows = self.found(owner)
+            if of is not None:
+                table, rows = self.found(of)
                 return table.numbers(column, rows)
             values = self._batch.column(column)
             is_valid = values.is_valid().to_numpy(zero_copy_only=False)
             return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)
 
-        return self.once(compute, column, owner)
+        return self.once(compute, column, of)
 
-    def lists(self, column: str, owner: Owner) -> Lists:
+    def lists(self, column: str, of: Referred) -> Lists:
         """Return a column of lists, such as the values of a document with confidences and weights."""
-        table, rows = self.found(owner)
-        return self.once(lambda: table.lists(column, rows), column, owner)
+        table, rows = self.found(of)
+        return self.once(lambda: table.lists(column, rows), column, of)
 
     def once(self, compute: Callable[[], T], *name: str | None) -> T:
         """Return the result of `compute`, called once for each name: several features share a result."""

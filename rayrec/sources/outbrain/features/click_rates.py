@@ -45,7 +45,7 @@ def views(rows: AdRows, name: str) -> NDArray[np.float64]:
 def keys_of(rows: AdRows, key: RateKey) -> Keys:
     """Return the keys of n rows: one for each row, or one for each value of its ad document."""
     if key.column not in ASPECTS:
-        return Keys(np.arange(len(rows)), rows.numbers(key.column, key.owner), np.ones(len(rows)))
+        return Keys(np.arange(len(rows)), rows.numbers(key.column, key.of), np.ones(len(rows)))
     values = rows.lists(key.column, "ad_document")
     value = values.field("value")
     return Keys(values.owner, Numbers(value, np.ones(len(value), bool)), values.field("confidence", np.float64))

@@ -14,7 +14,7 @@ from rayrec.config.transforms import Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
-from rayrec.sources.outbrain.statistics import Aspect, Owner
+from rayrec.sources.outbrain.statistics import Aspect, Referred
 
 LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
 """Rows of the embedding table of a list, by aspect."""
@@ -47,20 +47,20 @@ class Definition:
     """The transforms of a number."""
 
 
-def number(name: str, steps: Steps, compute: Callable[..., Numbers | NDArray[np.float64]], *of: str) -> Definition:
-    """Return the number that `compute` makes of rows and `of`; NaN if missing, which a model reads as 0."""
+def number(name: str, steps: Steps, compute: Callable[..., Numbers | NDArray[np.float64]], *what: str) -> Definition:
+    """Return the number that `compute` makes of rows and `what`; NaN if missing, which a model reads as 0."""
 
     def values(rows: AdRows) -> NDArray[np.float64]:
-        found = compute(rows, *of)
+        found = compute(rows, *what)
         return np.where(found.valid, found.values, np.nan) if isinstance(found, Numbers) else found
 
     return Definition(name, pa.float64(), values, steps=steps)
 
 
-def id_feature(name: str, cardinality: int, column: str, owner: Owner | None = None) -> Definition:
-    """Return an id of the row or of what owns it, hashed into a table of `cardinality` rows; null if missing."""
+def id_feature(name: str, cardinality: int, column: str, of: Referred | None = None) -> Definition:
+    """Return an id of the row or of what it refers to, hashed into a table of `cardinality` rows; null if missing."""
     feature = _hashed(name, cardinality, "integers")
-    return Definition(name, pa.int64(), lambda rows: _ids(rows.numbers(column, owner)), feature)
+    return Definition(name, pa.int64(), lambda rows: _ids(rows.numbers(column, of)), feature)
 
 
 def place_feature(
@@ -75,13 +75,11 @@ def _hashed(name: str, cardinality: int, of: Literal["integers", "strings"]) -> 
     return CategoricalFeature(name=name, transforms=transforms, cardinality=cardinality)
 
 
-def code_feature(name: str, first: int, size: int, compute: Callable[..., Numbers], *of: str) -> Definition:
-    """Return what `compute` makes of rows and `of`, one of `size` values from `first` on; they count from 1, and 0 is
-    missing.
-    """
+def code_feature(name: str, first: int, size: int, compute: Callable[..., Numbers], *what: str) -> Definition:
+    """Return the code that `compute` makes of rows and `what`: `size` of them count from `first` as 1; missing is 0."""
 
     def values(rows: AdRows) -> pa.Array:
-        found = compute(rows, *of)
+        found = compute(rows, *what)
         return _ids(Numbers(found.values - first + 1, found.valid))
 
     return Definition(name, pa.int64(), values, CategoricalFeature(name=name, cardinality=size + 1))

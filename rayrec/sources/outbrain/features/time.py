@@ -7,7 +7,7 @@ from rayrec.features.table_parts import Numbers
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import utc_offsets
-from rayrec.sources.outbrain.statistics import Owner
+from rayrec.sources.outbrain.statistics import Referred
 
 MOST_DAYS = 3650
 _HOUR, _MINUTE = 3_600_000, 60_000
@@ -36,7 +36,7 @@ def is_weekend(rows: AdRows) -> Numbers:
     return Numbers((weekday >= _SATURDAY).astype(np.int64), rows.numbers("timestamp").valid)
 
 
-def days_since_published(rows: AdRows, document: Owner) -> NDArray[np.float64]:
+def days_since_published(rows: AdRows, document: Referred) -> NDArray[np.float64]:
     """(n,) the full days from a document's publication to the event.
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.

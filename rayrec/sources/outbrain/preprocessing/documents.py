@@ -120,11 +120,8 @@ def _write_value_tables(workspace: Workspace, documents: Sequence[Piece], folder
                 yield batch_of(_COUNTED, columns)
 
     def write(_: int, rows: Mapping[str, pa.Table]) -> list[int]:
-        by_aspect = [query(_FREQUENCIES.format(number=number), **rows) for number in range(len(ASPECTS))]
-        return [
-            write_sorted(counted, folder / aspect, VALUE_SCHEMA)
-            for aspect, counted in zip(ASPECTS, by_aspect, strict=True)
-        ]
+        counted = {aspect: _FREQUENCIES.format(number=number) for number, aspect in enumerate(ASPECTS)}
+        return [write_sorted(query(sql, **rows), folder / aspect, VALUE_SCHEMA) for aspect, sql in counted.items()]
 
     sources = {"counted": KeyedRows(make_segments(documents), _COUNTED, read)}
     sizes = shuffle_rows(workspace, "count document values", sources, write)
