@@ -27,7 +27,8 @@ from typing import Any
 import psutil
 
 from benchmarks.preprocess_kills import files_of
-from benchmarks.process_tree import cpu_by_kind
+from benchmarks.process_tree import CpuByKind
+from benchmarks.repeated import repeated
 from cluster.java import provide_java
 from cluster.local_cluster import ray_head, ray_nodes
 from cluster.ray_serve import NICENESS
@@ -39,6 +40,7 @@ from tests.environments import environment_of_a_user
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = ("--set", "preprocess.split={kind: hash, validation: 0.1, test: 0.1}")
 _STAGE = re.compile(r"^(.+): ([\d.]+) s(?:,|$)")
+_LOOK_SECONDS = 0.3
 _OF_START = "start "
 """How the names of stages begin that do no work."""
 
@@ -81,7 +83,7 @@ def _measure(checkout: Path, on: str, folder: str, output: str) -> dict[str, Any
     """Run the command; return its seconds, and by stage seconds and CPU seconds."""
     shutil.rmtree(Path(folder) / output, ignore_errors=True)
     words = ["preprocess", "dlrm-criteo-small", "--input", "raw/criteo.tsv", "--output", output, *SETTINGS, "--on", on]
-    environment, tree = _environment(checkout), psutil.Process()
+    environment = _environment(checkout)
     with ExitStack() as stack:
         if on == "ray":
             # Ray's workers would stand back behind all other processes.
@@ -89,19 +91,22 @@ def _measure(checkout: Path, on: str, folder: str, output: str) -> dict[str, Any
             head = stack.enter_context(ray_head(environment, num_cpus=0))
             stack.enter_context(ray_nodes(head, environment, available_cpus()))
             environment["RAY_ADDRESS"] = head.address
-        began, before = time.monotonic(), cpu_by_kind(tree)
-        stages, cpu_seconds = {}, {}
-        with subprocess.Popen(
-            _rayrec(checkout, words), cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
-        ) as command:
-            assert command.stderr is not None
-            for line in command.stderr:
-                if stage := _STAGE.match(line):
-                    stages[stage[1]], spent = float(stage[2]), cpu_by_kind(tree)
-                    cpu_seconds[stage[1]] = {k: round(s - before.get(k, 0.0), 2) for k, s in spent.items()}
-                    before = spent
+        cpu = CpuByKind(psutil.Process())
+        began, before = time.monotonic(), cpu.look()
+        stages: dict[str, float] = {}
+        cpu_seconds: dict[str, dict[str, float]] = {}
+        command = stack.enter_context(
+            subprocess.Popen(_rayrec(checkout, words), cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+        stack.enter_context(repeated(cpu.look, _LOOK_SECONDS))
+        assert command.stderr is not None
+        for line in command.stderr:
+            if stage := _STAGE.match(line):
+                stages[stage[1]], spent = float(stage[2]), cpu.look()
+                cpu_seconds[stage[1]] = {kind: round(s - before.get(kind, 0.0), 2) for kind, s in spent.items()}
+                before = spent
+        assert command.wait() == 0
         seconds = time.monotonic() - began
-        assert command.returncode == 0
     return {"seconds": round(seconds, 1), "stages": stages, "cpu_seconds": cpu_seconds}
 
 

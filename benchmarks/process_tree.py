@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 import psutil
 
@@ -49,16 +50,23 @@ def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) 
         yield found
 
 
-def cpu_by_kind(root: psutil.Process) -> dict[str, float]:
-    """Return the CPU seconds of all that `root` started, also of what has ended, by kind of process."""
-    seconds: dict[str, float] = {}
-    for process in _tree(root)[1:]:
-        with suppress(psutil.Error):
-            kind, times = _kind(process, root), process.cpu_times()
-            # A process that has ended counts for the one that waited for it.
-            spent = times.user + times.system + times.children_user + times.children_system
-            seconds[kind] = seconds.get(kind, 0.0) + spent
-    return seconds
+class CpuByKind:
+    """CPU seconds of all that `root` started, by kind of process, as they were when one was last looked at."""
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._root, self._lock = root, Lock()
+        self._seen: dict[psutil.Process, tuple[str, float]] = {}
+
+    def look(self) -> dict[str, float]:
+        """Look at all processes; return the sums. What has ended counts as it was last seen."""
+        with self._lock:
+            for process in _tree(self._root)[1:]:
+                with suppress(psutil.Error):
+                    self._seen[process] = _kind(process, self._root), _cpu_seconds(process)
+            sums: dict[str, float] = {}
+            for kind, seconds in self._seen.values():
+                sums[kind] = sums.get(kind, 0.0) + seconds
+            return sums
 
 
 def folder_size(folder: Path) -> int:

@@ -8,7 +8,7 @@ from rayrec.common.process import in_background
 
 
 @contextmanager
-def repeated(action: Callable[[], None], seconds: float) -> Iterator[None]:
+def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
     """Call `action` at once, then every `seconds`, and once more at the end."""
 
     def work(ended: threading.Event) -> None:
