@@ -62,7 +62,8 @@ class CpuByKind:
         with self._lock:
             for process in _tree(self._root)[1:]:
                 with suppress(psutil.Error):
-                    self._seen[process] = _kind(process, self._root), _cpu_seconds(process)
+                    if process.cmdline():  # while it ends, it has none to tell its kind by
+                        self._seen[process] = _kind(process, self._root), _cpu_seconds(process)
             sums: dict[str, float] = {}
             for kind, seconds in self._seen.values():
                 sums[kind] = sums.get(kind, 0.0) + seconds

@@ -156,8 +156,14 @@ class SparkConfig(Config):
     """Tasks that an executor runs at once."""
     executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$", examples=["4g"])
     """JVM heap of an executor."""
-    shuffle_partitions: PositiveInt | None = None
-    """Number of partitions of a shuffle; `null`: four for each core."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_partitions(cls, content: Any) -> Any:
+        """Read the recipes of earlier datasets and models, in which the number of partitions was a setting."""
+        if isinstance(content, dict) and content.get("shuffle_partitions", 0) is None:
+            return {key: value for key, value in content.items() if key != "shuffle_partitions"}
+        return content
 
 
 class PreprocessConfig(Config):

@@ -22,8 +22,15 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
-from rayrec.preprocessing.sorted_rows import cut_row_groups, group_starts
+from rayrec.preprocessing.segments import (
+    ReadRows,
+    Segment,
+    count_rows,
+    cut_row_groups,
+    group_starts,
+    read_segment,
+    segments_by_part,
+)
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.random.splitmix64 import mix
 from rayrec.store.files import new_file, sha256_of

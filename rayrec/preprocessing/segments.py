@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.ingest import order
 from rayrec.store.parquet import new_parquet, open_parquet
 from rayrec.store.paths import KeptPath
 
@@ -218,3 +219,36 @@ def read_segment(
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a segment as its file holds them, as `read_piece` reads them."""
     return read_piece(segment.piece, columns, dictionaries)
+
+
+def group_starts(column: pa.Array) -> NDArray[np.int64]:
+    """Return the positions at which groups of equal integers or strings begin in a column without nulls."""
+    numbers = column if pa.types.is_integer(column.type) else column.dictionary_encode().indices
+    return order.group_starts(numbers.to_numpy())
+
+
+def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None = None) -> Iterator[pa.Table]:
+    """Yield the rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes
+    last.
+    """
+    buffered: list[pa.RecordBatch] = []
+    held = 0
+    for batch in batches:
+        buffered.append(batch)
+        held += batch.num_rows
+        while held >= size:
+            table = pa.Table.from_batches(buffered)
+            end = size if group is None else _end_of_group(table[group], size)
+            if end is None:
+                break
+            yield table.slice(0, end)
+            buffered = table.slice(end).to_batches()
+            held -= end
+    if held:
+        yield pa.Table.from_batches(buffered)
+
+
+def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
+    """Return the end of the group of row `rows` - 1; None if it may continue after the column."""
+    starts = group_starts(column.slice(rows - 1).combine_chunks())
+    return rows - 1 + int(starts[1]) if len(starts) > 1 else None

@@ -32,8 +32,7 @@ from rayrec.features.vocabulary import (
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
-from rayrec.preprocessing.sorted_rows import cut_row_groups
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_row_groups
 from rayrec.preprocessing.workspace import Stages, Workspace, counted_rows
 from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet_files, open_parquet

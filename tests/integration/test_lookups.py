@@ -15,9 +15,10 @@ from rayrec.config.table import FileFormat, SideTableConfig
 from rayrec.features.lookups import RATES_FOLDER, Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
-from rayrec.preprocessing import segments, sorted_rows
+from rayrec.preprocessing import segments
 from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.extract import extract, pieces_of
+from rayrec.preprocessing.lookups import keyed_rows
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import write_side_table
@@ -186,7 +187,7 @@ def test_completed_rows_equal_pandas_row_by_row(
     files: int, workspace: Workspace, write: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
-    monkeypatch.setattr(sorted_rows, "ROWS_PER_RANGE", 200)
+    monkeypatch.setattr(keyed_rows, "ROWS_PER_RANGE", 200)
     log, tables = make_log(), make_tables()
     opened = open_table(list_inputs(write_csv(log, tmp_path / "log", files)), FileFormat())
     chunks, _ = extract(workspace, opened.reader(LOG, "click"), opened.files, 0.0)

@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from jobs.command.runner import build_request
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
+from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import EarlyStopConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.models.dcnv2.config import DCNv2Config
@@ -230,3 +232,9 @@ def test_a_target_is_reached_from_its_better_side(metric: str, value: float, rea
 def test_only_true_and_false_are_booleans() -> None:
     text = "{on: user, values: [NO, yes, off, True, FALSE, trueish, 1, 0.5, ~]}"
     assert parse_yaml(text) == {"on": "user", "values": ["NO", "yes", "off", True, False, "trueish", 1, 0.5, None]}
+
+
+def test_recipes_of_earlier_datasets_may_have_partitions_of_shuffles() -> None:
+    assert SparkConfig.model_validate({"shuffle_partitions": None, "executors": 2}) == SparkConfig(executors=2)
+    with pytest.raises(ValidationError, match="shuffle_partitions"):
+        SparkConfig.model_validate({"shuffle_partitions": 7})

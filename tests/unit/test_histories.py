@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.preprocessing.sorted_rows import cut_row_groups, group_starts
+from rayrec.preprocessing.segments import cut_row_groups, group_starts
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
 from rayrec.sources.interactions.histories import (
     EARLIER,

@@ -372,9 +372,14 @@ def test_numbers_are_read_as_people_write_them(
         ),
         ([f"{'$' if v % 2 else 'EUR '}{v % 90}.5" for v in range(ROWS)], r"of several units \('EUR', '\$'\)"),
         ([f"{v % 90} %" if v % 2 else f"0.{v % 90}" for v in range(ROWS)], r"of several units \('%', none\)"),
-        ([f"{v % 90}.5 kg" for v in range(ROWS)], r"with a unit, such as '0.5 kg'; write plain numbers"),
+        ([f"{v % 90}.5 kg" for v in range(ROWS)], r"not alone, such as '0.5 kg'; write plain numbers"),
+        ([f"{v % 90}.5" if v % 2 else f"{v % 90},5" for v in range(ROWS)], "50.0% of the values are not as the others"),
+        ([f"<{v % 90}.5" for v in range(ROWS)], "not alone, such as '<0.5'"),
         ([f"{v % 900 + 100},{v * 7 % 900 + 100}" for v in range(ROWS)], "perhaps lists"),
-        ([f"${v}.5" if v % 30 else f"$ {v} or so" for v in range(ROWS)], "3.3% of the values are none"),
+        (
+            [f"${v}.5" if v % 30 else f"$ {v} or so" for v in range(ROWS)],
+            "3.3% of the values are not as the others, such as '\\$ ",
+        ),
     ],
 )
 def test_numbers_that_could_be_others_are_warned_of(inspect: Inspect, values: list[str], warning: str) -> None:
@@ -382,6 +387,12 @@ def test_numbers_that_could_be_others_are_warned_of(inspect: Inspect, values: li
     (said,) = found.warnings
     assert re.match(f"x: numbers, but .*{warning}", said)
     assert decision(found, "x").kind in ("categorical", "ignored")
+
+
+def test_lists_of_numbers_are_no_numbers(inspect: Inspect) -> None:
+    genres = lists_of([str(n) for n in range(1, 30)], ",", ROWS)
+    found = inspect({"genres": pa.array(genres), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    assert decision(found, "genres").kind == "list" and not found.warnings
 
 
 def test_codes_that_look_like_numbers_but_for_some_are_no_cause_for_a_warning(inspect: Inspect) -> None:

@@ -68,7 +68,7 @@ def _peoples_numbers(
 ) -> Numbers:
     """Return how texts are numbers as people write them; nothing if they are none."""
     tried = distinct[:_FIRST_TRIED]
-    if all(2 * plain_numbers(tried, form).null_count > len(tried) for form in NUMBER_FORMATS[1:]):
+    if 2 * pc.coalesce(*(plain_numbers(tried, form) for form in NUMBER_FORMATS[1:])).null_count > len(tried):
         return _with_unit(distinct, counts)
     # What nearly all texts are in one of the formats, or in both.
     texts, of_values = distinct.to_pylist(), counts * ~is_word
@@ -80,10 +80,15 @@ def _peoples_numbers(
         shares[form] = of_values[readable[form]].sum() / max(of_values.sum(), 1)
     best = max(shares, key=shares.__getitem__)
     fitting = [form for form in shares if words[form] is not None and shares[form] >= shares[best] - MOST_MISFITS]
-    example = distinct[int(np.argmax(of_values * (readable[best] & ~is_plain)))]
     if not fitting:
-        note = f"{UNCLEAR} {1 - shares[best]:.1%} of the values are none; others are as '{example}'"
-        return Numbers(notes=(note,) if shares[best] >= 1 - _MOST_UNLIKE else ())
+        in_some_format = np.logical_or.reduce([*readable.values()])
+        if of_values[in_some_format].sum() < (1 - _MOST_UNLIKE) * of_values.sum():
+            return Numbers()
+        odd = distinct[int(np.argmax(of_values * ~readable[best]))]
+        return Numbers(
+            notes=(f"{UNCLEAR} {1 - shares[best]:.1%} of the values are not as the others, such as '{odd}'",)
+        )
+    example = distinct[int(np.argmax(of_values * (readable[best] & ~is_plain)))]
     # They are of one unit: 5 USD are not 5 EUR, and 0.08 may be 8 %.
     signs = pc.struct_field(pc.extract_regex(distinct, f"(?P<sign>{PERCENT}|{CURRENCY})"), "sign")
     signs = pc.if_else(pa.array(readable[best] & ~is_word), signs, None)
@@ -118,7 +123,7 @@ def _peoples_numbers(
 
 def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> Numbers:
     """Return a note if nearly all texts are many different numbers, with one of a few units such as `kg` or `K`."""
-    number = r"^[+-]?[0-9][0-9.,]* ?(?P<unit>[\pL\x{b0}]{1,4})$"
+    number = rf"^[~<>\x{{2248}}\x{{2264}}\x{{2265}}]?{CURRENCY}?[+-]?[0-9]+(?:[.,][0-9]+)? ?(?P<unit>[^0-9]{{0,12}})$"
     tried = distinct[:_FIRST_TRIED]
     if len(tried) <= _FEW_NUMBERS or 2 * pc.sum(pc.match_substring_regex(tried, number)).as_py() < len(tried):
         return Numbers()
@@ -127,7 +132,7 @@ def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> Numbers:
     if counts[is_number].sum() < (1 - _MOST_UNLIKE) * counts.sum() or len(units.drop_null().unique()) > _FEW_UNITS:
         return Numbers()
     example = distinct[int(np.argmax(counts * is_number))]
-    return Numbers(notes=(f"{UNCLEAR} with a unit, such as '{example}'; write plain numbers",))
+    return Numbers(notes=(f"{UNCLEAR} not alone, such as '{example}'; write plain numbers",))
 
 
 def _say(form: NumberFormat) -> str:

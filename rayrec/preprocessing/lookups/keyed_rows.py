@@ -8,11 +8,23 @@ from typing import Self
 import pyarrow as pa
 
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.table_parts import HASH
+from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.engines.engine import Consume, Partition, Result, Source, partition_by_hash
-from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, make_segments, read_piece
-from rayrec.preprocessing.sorted_rows import range_count, write_sorted
+from rayrec.preprocessing.segments import (
+    Piece,
+    Segment,
+    batch_of,
+    count_rows,
+    cut_row_groups,
+    make_segments,
+    read_piece,
+)
 from rayrec.preprocessing.workspace import Workspace, counted_rows
+
+ROWS_PER_RANGE = 262_144
+"""Rows of a look-up table that a task writes, to a file; the same on every cluster, so that the files are."""
+_MOST_RANGES = 4_096
+_ROWS_PER_BATCH = 131_072
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,20 @@ class KeyedRows:
                 yield batch_of(schema, {HASH: hashes}, rows)
 
         return cls(make_segments(pieces), schema, read)
+
+
+def range_count(rows: int) -> int:
+    """Return the number of ranges of hashes in which about so many rows of a look-up table are written."""
+    return max(1, min(_MOST_RANGES, -(-rows // ROWS_PER_RANGE)))
+
+
+def write_sorted(rows: Iterable[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
+    """Write rows sorted by hash, which have the columns of `schema` among others, as a file of a look-up table
+    (`rayrec.features.lookup_table`); return their number.
+    """
+    # Cut by the rows alone: they may come in any batches.
+    whole = (table.select(schema.names).cast(schema) for table in cut_row_groups(rows, _ROWS_PER_BATCH, HASH))
+    return write_file(folder, schema, (table.combine_chunks().to_batches()[0] for table in whole))
 
 
 def shuffle_rows(

@@ -12,9 +12,8 @@ from rayrec.features.raw_columns import Rate
 from rayrec.features.table_parts import HASH, write_file
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows, write_sorted
 from rayrec.preprocessing.segments import Segment
-from rayrec.preprocessing.sorted_rows import write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name

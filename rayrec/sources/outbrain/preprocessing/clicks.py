@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, range_count, shuffle_rows
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
@@ -23,7 +23,6 @@ from rayrec.preprocessing.segments import (
     read_segment,
     write_pieces,
 )
-from rayrec.preprocessing.sorted_rows import range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

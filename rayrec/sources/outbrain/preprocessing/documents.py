@@ -13,9 +13,8 @@ from rayrec.features.hashes import hash_key
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows, write_table
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows, write_sorted, write_table
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, make_segments, read_piece, write_piece
-from rayrec.preprocessing.sorted_rows import write_sorted
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect

@@ -13,10 +13,9 @@ import pyarrow as pa
 from rayrec.features.hashes import hash_key
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, range_count, shuffle_rows, write_sorted
 from rayrec.preprocessing.lookups.label_rates import count_columns, sums_by_fold, with_folds
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, make_segments, read_piece, write_piece
-from rayrec.preprocessing.sorted_rows import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.ad_rows import FOLD, AdRows
 from rayrec.sources.outbrain.features.click_rates import keys_of
