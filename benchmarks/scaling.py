@@ -130,7 +130,7 @@ def _terabyte(model: str, limit: str, accelerator: AcceleratorName, gpus: int) -
 
 
 def _preprocessing(cores: int) -> dict[str, Any]:
-    by_core = json.loads(MEASURED.read_text())["rows_added_per_second_and_core"]["after"]
+    by_core = json.loads(MEASURED.read_text())["rows_added_per_second_and_core"]["after on ray"]
     return {
         "cores": cores,
         "rows_per_second_and_core": by_core,

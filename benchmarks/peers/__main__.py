@@ -52,7 +52,7 @@ from benchmarks import serving
 from benchmarks.conditions import ALONE, NEIGHBOURS, neighbours
 from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.peers.environments import python_of
-from benchmarks.process_tree import sampled
+from benchmarks.process_tree import MIB, sampled
 from cluster.java import provide_java
 from jobs.benchmark_serve import Post, measured
 from jobs.command.result import text_table
@@ -135,12 +135,10 @@ def _preprocess(rows: int, folder: Path, environments: Path, stack: ExitStack) -
 def _cost() -> Iterator[dict[str, Any]]:
     """Fill in the seconds of the programs that the block runs, and their memory."""
     found: dict[str, Any] = {}
-    began = time.perf_counter()
+    own, began = psutil.Process().memory_full_info().uss, time.perf_counter()
     with sampled(psutil.Process(), {}, 0.2) as seen:
         yield found
-    own = {"driver", "all processes"}
-    memory = sum(most for kind, most in seen.largest_mib.items() if kind not in own)
-    found.update(seconds=time.perf_counter() - began, peak_mib=memory)
+    found.update(seconds=time.perf_counter() - began, peak_mib=(seen.largest["all processes"] - own) // MIB)
 
 
 def _table_case(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:

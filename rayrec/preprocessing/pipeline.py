@@ -30,7 +30,7 @@ _MOST_CPUS, _MOST_TEXT = 8, 2**32
 """CPUs of this machine up to which its threads are always sooner done than Spark, and bytes of raw text on any machine.
 
 A sixth of the threads' work holds Python's lock, so they use six CPUs at most. Spark uses all, but takes half as much
-time again for the same rows, and 10 s to start: with 16 CPUs, both take 20 s for 4 GiB.
+time again for the same rows, and 12 s to start: with 16 CPUs, both take 20 s for 4 GiB.
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""

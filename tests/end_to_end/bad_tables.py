@@ -90,7 +90,7 @@ RECIPES = [
         "transform of a category",
         _rules("{columns: user, kind: categorical, transforms: [log]}"),
         "--set source.features: unknown key 'source.features.0.transforms'; known keys: cardinality, columns, "
-        "hash_buckets, kind, max_size, min_count, name, share, unlisted_buckets, values",
+        "hash_buckets, kind, max_size, min_count, name, number_format, share, unlisted_buckets, values",
     ),
     _recipe(
         "scalar where a list belongs",
