@@ -42,12 +42,8 @@ def flat_schema(schema: pa.Schema) -> pa.Schema:
 def flat_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return (n,) rows with the fields of structs in their place; those of a missing struct are missing."""
     while any(pa.types.is_struct(kind) for kind in batch.schema.types):
-        parts = zip(batch.schema, batch.columns, strict=True)
-        columns = [
-            inner for f, column in parts for inner in (column.flatten() if pa.types.is_struct(f.type) else [column])
-        ]
-        names = [part.name for field in batch.schema for part in field.flatten()]
-        batch = pa.RecordBatch.from_arrays(columns, names=names)
+        flat = pa.Table.from_batches([batch]).flatten()
+        batch = pa.RecordBatch.from_arrays([column.combine_chunks() for column in flat.columns], flat.column_names)
     return batch
 
 

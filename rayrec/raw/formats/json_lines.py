@@ -209,10 +209,10 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
         values.setdefault(".".join(path), []).append(value)
         paths.setdefault(".".join(path), set()).add(path)
     # An object that is null in a row is no column.
-    objects = {path[:length] for of_name in paths.values() for path in of_name for length in range(1, len(path))}
-    for path in objects:
-        if not any(value is not None for value in values.get(".".join(path), [0])):
-            del values[".".join(path)]
+    outer = {path[:length] for of_name in paths.values() for path in of_name for length in range(1, len(path))}
+    for name in {".".join(path) for path in outer} & values.keys():
+        if all(value is None for value in values[name]):
+            del values[name]
     types = {name: _common_type(found) if len(paths[name]) == 1 else None for name, found in values.items()}
     columns = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
     mixed = frozenset(name for name, kind in types.items() if kind is None)
