@@ -223,12 +223,13 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
     seconds: dict[str, float | None] = dict.fromkeys(phase.name for phase in PHASES)
     if is_vacant(published):
         _, seconds = run_phases(request, places, progress)
-        judgement = _judge(request, day, models, progress)
+        judgement = _judge(request, day, progress)
         if judgement.faults:
             day.end(places.model, None, judgement.faults)
             raise UserError(
                 f"{places.model}: not published: {'; '.join(judgement.faults)}; version {day.serving} keeps "
-                "serving, and the next day continues from it"
+                "serving, and the next day continues from it (if the day is right, change the keys by --set and give "
+                "its files again)"
             )
         began = time.perf_counter()
         progress.stage(f"publish version {day.version}")
@@ -240,7 +241,8 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
     return seconds
 
 
-def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> "Judgement":
+def _judge(request: PipelineRequest, day: Day, progress: Progress) -> "Judgement":
+    from jobs.stored_model import stored_model
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.gate import judge
 
@@ -248,14 +250,18 @@ def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress)
     assert places.before is not None
     progress.stage(f"compare with version {day.serving}")
     dataset, parent = Dataset.open(places.dataset), Dataset.open(places.before.dataset)
-    serving = models / day.serving
-    found = judge(recipe.publish, places.model, serving, dataset, parent, recipe.train.evaluation_split)
+    # Of runs, as what serves may have learned from held-out rows of the day before.
+    with stored_model(places.run) as candidate, stored_model(places.before.run) as serving:
+        found = judge(recipe.publish, candidate, serving, dataset, parent, recipe.train.evaluation_split)
     write_json(day.folder / GATE_FILE, found.as_json())
     if found.comparison is None:
         progress.message("no rows were held out, so the new model was not compared with the serving one")
     else:
         new, old = found.comparison.loss, found.comparison.serving_loss
         progress.message(f"{found.split}: log loss {new:.5f}, version {day.serving} {old:.5f}")
+    if found.before is not None and found.before.auc is not None:
+        new_auc, old_auc = found.before.auc, found.before.serving_auc
+        progress.message(f"the day before: auc {new_auc:.4f}, version {day.serving} {old_auc:.4f}")
     return found
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, WithJsonSchema
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, WithJsonSchema
 
 from rayrec.config.base import Config
 
@@ -131,6 +131,18 @@ class PublishConfig(Config):
 
     max_loss_increase: NonNegativeFloat = 0.01
     """Largest relative increase of log loss over the serving model's, beyond two standard errors."""
+    max_auc_loss: NonNegativeFloat = 0.05
+    """Largest decrease of the AUC on held-out rows of the day before, beyond two standard errors."""
+    min_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Least AUC, within two standard errors: below 0.5, which is chance, labels are swapped or wrong."""
+    min_rows: NonNegativeInt = 20
+    """Least number of held-out rows, if the day before held some out."""
+    min_positives: NonNegativeInt = 1
+    """Least number of held-out rows of label 1, and of label 0."""
+    max_rate_change: Annotated[float, Field(ge=1)] | None = 4.0
+    """Largest factor by which the odds of label 1 may differ from those of the day before, beyond two standard errors.
+    Not for models of interactions. `null`: no check.
+    """
     max_miscalibration: NonNegativeFloat = 0.25
     """Largest relative difference between predicted and actual positives, beyond two standard errors. Not for models
     of interactions.

@@ -116,6 +116,8 @@ def row_origins(
             values, first_value_row = added, now.values.start + len(before.values)
             kept = before.values[: len(of_values)]
             of_values[: len(kept)] = kept
+        elif before.added_after(now, old_folder()) is not None:  # backwards in time
+            of_values[:] = before.values[: len(of_values)]
         else:
             values, first_value_row = now.lookup(new_folder).values(np.arange(len(of_values)) + 1), now.values.start
             found = before.lookup(old_folder()).ids(values)

@@ -1,7 +1,8 @@
-"""Gate for the model of a new day: its scores of held-out rows, and the drift of its features."""
+"""Gate for the model of a new day: the labels, scores of held-out rows of two days, and the drift of features."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import PublishConfig
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.inference.batch.scoring import collect_split
-from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import FeatureDrift, drift_of_extension
+from rayrec.metrics.auc import ScoresOfClass, auc_influences
 from rayrec.metrics.binary import log_losses
 from rayrec.metrics.estimates import SumsOfRows
 
@@ -29,40 +31,52 @@ class Judgement:
     """Figures of a new model, and the verdict."""
 
     faults: tuple[str, ...]
-    """Why it should not serve, each in a line."""
+    """Why it should not serve, each in a line with the key of `publish` that decides."""
     split: str | None
-    """The held-out rows that both models scored; None if there are none."""
-    comparison: "LossComparison | None"
+    """The held-out rows of the day that both models scored; None if there are none."""
+    comparison: "Comparison | None"
+    """The models on these rows."""
+    before: "Comparison | None"
+    """The models on held-out rows of the day before."""
     drift: tuple[FeatureDrift, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, as JSON values."""
+        found = {"comparison": self.comparison, "before": self.before}
         return {
             "faults": list(self.faults),
             "split": self.split,
-            "comparison": None if self.comparison is None else dict(vars(self.comparison)),
+            **{name: None if one is None else dict(vars(one)) for name, one in found.items()},
             "drift": {feature.name: feature.index for feature in self.drift},
         }
 
 
 def judge(
-    config: PublishConfig, candidate: Path, serving: Path, dataset: Dataset, parent: Dataset, preferred: str
+    config: PublishConfig, candidate: StoredModel, serving: StoredModel, dataset: Dataset, parent: Dataset, split: str
 ) -> Judgement:
-    """Compare a new model with the one that serves.
+    """Compare a new model with that of the day before, on held-out rows of both days, which neither was trained on.
+
+    A day must not be judged by itself alone: a model that has learned from wrong labels agrees with more of them.
 
     Args:
-        candidate: Model folder of the new model, which was trained on `dataset`.
-        serving: Model folder of the serving model, which was trained on `parent`.
+        candidate: The new model, which was trained on `dataset`.
+        serving: The model before, which was trained on `parent`.
         dataset: The new day.
         parent: The dataset that it extends.
-        preferred: The split to compare on, if it has labelled rows.
+        split: The split to compare on, if it has labelled rows (`Dataset.split_to_judge`).
     """
-    # Both models score the same held-out rows: is the new one worse than chance explains?
-    faults: list[str] = []
-    split = dataset.split_to_judge(preferred)
-    comparison = _compare(candidate, serving, dataset, parent, split) if split is not None else None
-    if comparison is not None:
+    judged, split_before = (of.split_to_judge(split) for of in (dataset, parent))
+    faults = [*_label_faults(config, dataset, parent, judged, split_before)]
+    # Each model knows the values of a day by ids of its own.
+    comparison = before = None
+    if judged is not None:
+        earlier = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)
+        comparison = _compare(candidate, serving, dataset, judged, of_serving=earlier)
         faults += comparison.faults(config, is_calibrated=dataset.schema.interactions is None)
+    if split_before is not None:
+        later = EarlierIds(parent.schema, parent.folder, dataset.schema, dataset.folder)
+        before = _compare(candidate, serving, parent, split_before, of_candidate=later)
+        faults += before.faults_on_known_rows(config)
     # Are today's rows unlike those that the serving model has learned from?
     drift = drift_of_extension(dataset, parent)
     for feature in drift if config.max_drift is not None else ():
@@ -73,22 +87,69 @@ def judge(
                 f"'{feature.name}' has drifted: its stability index against the day before is {feature.index:.2f}, "
                 f"above publish.max_drift ({config.max_drift:g})"
             )
-    return Judgement(tuple(faults), split, comparison, tuple(drift))
+    return Judgement(tuple(faults), judged, comparison, before, tuple(drift))
 
 
-def _compare(candidate: Path, serving: Path, dataset: Dataset, parent: Dataset, split: str) -> "LossComparison":
-    new, old, schema = ModelFolder.open(candidate), ModelFolder.open(serving), dataset.schema
-    # The serving model knows today's values by the ids that they had yesterday.
-    earlier = EarlierIds(schema, dataset.folder, old.schema, parent.folder)
+def _label_faults(
+    config: PublishConfig, dataset: Dataset, parent: Dataset, split: str | None, split_before: str | None
+) -> Iterator[str]:
+    """Yield what is wrong with the labels of the day, by which no model should be judged."""
+    held_out = dataset.split(split).rows if split is not None else 0
+    if split_before is not None and held_out < config.min_rows:
+        yield f"{held_out:,} labelled rows were held out, fewer than publish.min_rows ({config.min_rows:,})"
+    # In datasets of interactions rows of train are all positives, and negatives are drawn.
+    is_observed = dataset.schema.interactions is None
+    counted = {"the day": _labels(dataset, "train", *dataset.evaluation_splits)} if is_observed else {}
+    if split is not None:
+        counted[f"split '{split}'"] = _labels(dataset, split)
+    for name, (positives, negatives) in counted.items():
+        fewest, label = min((positives, 1), (negatives, 0))
+        if fewest < config.min_positives:
+            yield (
+                f"{fewest:,.0f} of the {positives + negatives:,.0f} labels of {name} are {label}, fewer than "
+                f"publish.min_positives ({config.min_positives:,})"
+            )
+            break
+    if config.max_rate_change is None or not is_observed:
+        return
+    now, then = counted["the day"], _labels(parent, "train", *parent.evaluation_splits)
+    if all((*now, *then)):
+        change = abs(math.log(now[0] / now[1]) - math.log(then[0] / then[1]))
+        error = math.sqrt(sum(1 / count for count in (*now, *then)))
+        if change - _ERRORS * error > math.log(config.max_rate_change):
+            rates = [positives / (positives + negatives) for positives, negatives in (now, then)]
+            yield (
+                f"{rates[0]:.2%} of the labels are 1, and {rates[1]:.2%} were the day before: the odds changed by a "
+                f"factor of {math.exp(change):.1f}, more than publish.max_rate_change ({config.max_rate_change:g})"
+            )
+
+
+def _labels(dataset: Dataset, *splits: str) -> tuple[float, float]:
+    """Return how many labels of some splits are 1, and how many are 0."""
+    found = [dataset.split(split) for split in splits]
+    positives = sum(split.positives for split in found)
+    return positives, sum(split.rows for split in found) - positives
+
+
+def _compare(
+    candidate: StoredModel,
+    serving: StoredModel,
+    dataset: Dataset,
+    split: str,
+    of_candidate: EarlierIds | None = None,
+    of_serving: EarlierIds | None = None,
+) -> "Comparison":
+    """Compare the models on a split; `of_candidate` and `of_serving` turn its ids into theirs, if these differ."""
+    schema, silent = dataset.schema, SilentProgress()
     columns = [schema.label] if schema.weight is None else [schema.label, schema.weight]
-    rows, logits = collect_split(new, dataset, split, columns, _MOST_ROWS, SilentProgress())
-    _, before = collect_split(old, dataset, split, columns, _MOST_ROWS, SilentProgress(), translate=earlier)
+    rows, logits = collect_split(candidate, dataset, split, columns, _MOST_ROWS, silent, of_candidate)
+    _, before = collect_split(serving, dataset, split, columns, _MOST_ROWS, silent, of_serving)
     weights = np.ones(len(rows), np.float32) if schema.weight is None else rows[schema.weight].to_numpy()
-    return LossComparison.of(rows[schema.label].to_numpy(), weights, logits, before)
+    return Comparison.of(rows[schema.label].to_numpy(), weights, logits, before)
 
 
 @dataclass(frozen=True)
-class LossComparison:
+class Comparison:
     """Two models on the same rows; means over rows are weighted."""
 
     rows: int
@@ -102,6 +163,12 @@ class LossComparison:
     """Sum of the new model's probabilities over the number of positives; None without positives."""
     calibration_error: float | None
     """The relative standard error of `calibration`, as if positives came one by one: 1 / sqrt(positives)."""
+    auc: float | None
+    """AUC of the new model; None for rows of one class."""
+    auc_error: float | None
+    serving_auc: float | None
+    auc_difference_error: float | None
+    """Standard error of the difference of the two, from the differences of single rows (DeLong et al. 1988)."""
 
     @classmethod
     def of(
@@ -110,7 +177,7 @@ class LossComparison:
         weights: NDArray[np.float32],
         logits: NDArray[np.float32],
         serving_logits: NDArray[np.float32],
-    ) -> "LossComparison":
+    ) -> "Comparison":
         """Compare (n,) logits of the new and the serving model for n rows with (n,) labels and weights."""
         label, by, new, serving = (
             torch.from_numpy(column.astype(np.float64)) for column in (labels, weights, logits, serving_logits)
@@ -121,6 +188,9 @@ class LossComparison:
         mean, serving_mean, difference = (sums.ratio(name, "weight") for name in sums.names[2:5])
         calibration = sums.ratio("probability", "positives")
         assert mean is not None and serving_mean is not None and difference is not None, "rows have weights"
+        aucs = [auc_influences(*_by_class(scores, labels, weights)) for scores in (logits, serving_logits)]
+        new_auc, serving_auc = (found or (None, np.array([])) for found in aucs)
+        errors = [float(np.linalg.norm(one)) for one in (new_auc[1], new_auc[1] - serving_auc[1])]
         return cls(
             rows=len(labels),
             loss=mean.value,
@@ -128,11 +198,22 @@ class LossComparison:
             loss_difference_error=difference.error,
             calibration=None if calibration is None else calibration.value,
             calibration_error=None if calibration is None else sums.error({"positives": 1.0}) / sums["positives"],
+            auc=new_auc[0],
+            auc_error=None if new_auc[0] is None else errors[0],
+            serving_auc=serving_auc[0],
+            auc_difference_error=None if new_auc[0] is None else errors[1],
         )
 
     def faults(self, config: PublishConfig, *, is_calibrated: bool) -> list[str]:
-        """Why the new model should not serve, each in a line; `is_calibrated`: whether its scores are probabilities."""
+        """Why the new model should not serve, from rows of its day, each in a line; `is_calibrated`: whether its scores
+        are probabilities.
+        """
         found = []
+        if self.auc is not None and self.auc_error is not None and self.auc + _ERRORS * self.auc_error < config.min_auc:
+            found.append(
+                f"AUC {self.auc:.3f} (standard error {self.auc_error:.3f}) is below publish.min_auc "
+                f"({config.min_auc:g}); 0.5 is chance, and less is that of swapped labels"
+            )
         excess = self.loss - self.serving_loss
         bound = config.max_loss_increase * self.serving_loss
         if excess - _ERRORS * self.loss_difference_error > bound:
@@ -149,3 +230,29 @@ class LossComparison:
                     f"publish.max_miscalibration ({config.max_miscalibration:g})"
                 )
         return found
+
+    def faults_on_known_rows(self, config: PublishConfig) -> list[str]:
+        """Why the new model should not serve, from rows of the day before, each in a line.
+
+        Ranks tell what it has forgotten. Log loss does not: rates of labels differ from day to day.
+        """
+        if self.auc is None or self.serving_auc is None or self.auc_difference_error is None:
+            return []
+        loss = self.serving_auc - self.auc
+        if loss - _ERRORS * self.auc_difference_error <= config.max_auc_loss:
+            return []
+        return [
+            f"AUC on held-out rows of the day before is {self.auc:.3f}, and was {self.serving_auc:.3f}: lower by "
+            f"{loss:.3f} (standard error {self.auc_difference_error:.3f}), more than publish.max_auc_loss "
+            f"({config.max_auc_loss:g})"
+        ]
+
+
+def _by_class(
+    scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32]
+) -> tuple[ScoresOfClass, ScoresOfClass]:
+    found = ScoresOfClass(), ScoresOfClass()
+    for of_class, is_of_class in zip(found, (labels > 0, labels <= 0), strict=True):
+        chosen = is_of_class & (weights > 0)
+        of_class.add(scores[chosen], weights[chosen])
+    return found

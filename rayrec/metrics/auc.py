@@ -123,6 +123,16 @@ def auc_of_rows(
 
 def auc_estimate(positives: ScoresOfClass, negatives: ScoresOfClass) -> Estimate | None:
     """Return the AUC with its standard error, that of DeLong et al. 1988, over units where they are known."""
+    found = auc_influences(positives, negatives)
+    return None if found is None else Estimate(found[0], float(np.sqrt((found[1] ** 2).sum())))
+
+
+def auc_influences(positives: ScoresOfClass, negatives: ScoresOfClass) -> tuple[float, NDArray[np.float64]] | None:
+    """Return the AUC, and the influence on it of each unit, else of each row, positives first; None if a class is
+    empty.
+
+    The influences of two models on the same rows tell the error of the difference of their AUCs.
+    """
     value = auc_of_rows(positives.logits, negatives.logits, positives.weights, negatives.weights)
     if value is None:
         return None
@@ -137,7 +147,7 @@ def auc_estimate(positives: ScoresOfClass, negatives: ScoresOfClass) -> Estimate
     influence = np.concatenate(influences)
     if positives.units is not None and negatives.units is not None:
         influence = np.bincount(np.concatenate([positives.units, negatives.units]), weights=influence)
-    return Estimate(value, float(np.sqrt((influence**2).sum())))
+    return value, influence
 
 
 def _ascending(scores: NDArray[Any], weights: Weights) -> tuple[NDArray[Any], NDArray[np.float64] | None]:

@@ -2,13 +2,16 @@
 
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss
 
 from rayrec.config import PublishConfig
-from rayrec.inspection.gate import LossComparison
+from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import Dataset, SplitInfo
+from rayrec.inspection.gate import Comparison, _label_faults
 
 ROWS = 4_000
 
@@ -22,8 +25,8 @@ def scores(seed: int, rows: int = ROWS, noise: float = 0.0, factor: float = 1.0)
     return labels, np.minimum(factor / (1 + np.exp(-blurred)), 0.999).astype(np.float32)
 
 
-def compare(labels: np.ndarray, weights: np.ndarray, probabilities: np.ndarray, serving: np.ndarray) -> LossComparison:
-    return LossComparison.of(labels, weights, *(np.log(p) - np.log1p(-p) for p in (probabilities, serving)))
+def compare(labels: np.ndarray, weights: np.ndarray, probabilities: np.ndarray, serving: np.ndarray) -> Comparison:
+    return Comparison.of(labels, weights, *(np.log(p) - np.log1p(-p) for p in (probabilities, serving)))
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
@@ -56,6 +59,73 @@ def test_what_may_serve(case: str) -> None:
     else:
         assert len(faults) == 1 and re.match(fault, faults[0]), faults
     assert comparison.faults(PublishConfig(max_loss_increase=100, max_miscalibration=100), is_calibrated=True) == []
+
+
+KNOWN: dict[str, tuple[float, int, bool]] = {
+    "the same": (0.0, ROWS, False),
+    "a little worse": (0.3, ROWS, False),
+    "much worse": (3.0, ROWS, True),
+    "worse, but the rows are few": (0.8, 30, False),
+}
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_what_is_forgotten_of_the_day_before(case: str) -> None:
+    """Ranks count: another rate of labels is no fault."""
+    noise, rows, is_fault = KNOWN[case]
+    labels, own = scores(seed=1, rows=rows, noise=noise, factor=0.3)
+    _, before = scores(seed=2, rows=rows)
+    comparison = compare(labels, np.ones_like(labels), own, before)
+    faults = comparison.faults_on_known_rows(PublishConfig())
+    assert len(faults) == is_fault
+    assert all(
+        re.match(r"AUC on held-out rows .* was .* more than publish\.max_auc_loss \(0\.05\)$", f) for f in faults
+    )
+    assert comparison.faults_on_known_rows(PublishConfig(max_auc_loss=1)) == []
+
+
+def test_swapped_labels_are_worse_than_chance() -> None:
+    labels, own = scores(seed=1)
+    for of_rows, is_fault in ((labels, False), (1 - labels, True)):
+        comparison = compare(of_rows, np.ones_like(labels), own, own)
+        for config, found in ((PublishConfig(), is_fault), (PublishConfig(min_auc=0), False)):
+            faults = comparison.faults(config, is_calibrated=False)
+            assert any("publish.min_auc" in fault for fault in faults) == found, faults
+
+
+LABELS: dict[str, tuple[tuple[int, int], tuple[int, int], str | None]] = {
+    # (rows, positives) of train and of the held-out rows; the day before has (8,000, 800) and (2,000, 200)
+    "like the day before": ((8_000, 790), (2_000, 211), None),
+    "half as many rows of a weekend": ((4_000, 700), (1_000, 190), None),
+    "small": ((240, 20), (60, 4), None),
+    "no positive": ((8_000, 0), (2_000, 0), "0 of the 10,000 labels of the day are 1, .* publish.min_positives"),
+    "all positive": ((8_000, 8_000), (2_000, 2_000), "0 of the 10,000 labels of the day are 0, .*min_positives"),
+    "one class held out": ((8_000, 900), (2_000, 0), "0 of the 2,000 labels of split 'test' are 1, .*min_positives"),
+    "five rows": ((4, 2), (1, 1), "1 labelled rows were held out, fewer than publish.min_rows"),
+    "ten times the rate": ((8_000, 7_800), (2_000, 1_950), "97.50% of the labels are 1, .*publish.max_rate_change"),
+    "a tenth of the rate": ((8_000, 80), (2_000, 20), "1.00% of the labels are 1, .*publish.max_rate_change"),
+    "a tenth of the rate by chance": ((90, 1), (30, 1), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_by_which_no_model_is_judged(case: str) -> None:
+    train, test, fault = LABELS[case]
+    now, before = _dataset(train, test), _dataset((8_000, 800), (2_000, 200))
+    faults = list(_label_faults(PublishConfig(), now, before, "test", "test"))
+    if fault is None:
+        assert faults == []
+    else:
+        assert faults and re.match(fault, faults[0]), faults
+    lax = PublishConfig(min_rows=0, min_positives=0, max_rate_change=None)
+    assert list(_label_faults(lax, now, before, "test", "test")) == []
+
+
+def _dataset(train: tuple[int, int], test: tuple[int, int]) -> Any:
+    """What the gate reads of a dataset whose splits have these rows and positives."""
+    splits = {n: SplitInfo(rows=r, positives=p, parts=()) for n, (r, p) in (("train", train), ("test", test))}
+    schema = Mock(spec=Schema, interactions=None)
+    return Mock(spec=Dataset, schema=schema, evaluation_splits=["test"], split=lambda name: splits[name])
 
 
 def test_weights_count_as_that_many_rows() -> None:
