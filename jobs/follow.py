@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import model_validator
 
 from jobs.command import Command, Result, main
-from jobs.pipeline.days import days_of, inputs_of, run_day, unfinished_input
+from jobs.pipeline.days import adopt_run, days_of, inputs_of, run_day, unfinished_input
 from jobs.pipeline.phases import PipelineRequest
 from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
@@ -56,6 +56,7 @@ def run(request: FollowRequest, progress: Progress) -> Result:
         raise ConfigError("--serve, --output: give local folders, not URIs")
     landing = request.landing
     with owned_pipeline(request):
+        adopt_run(request, request.output, request.serve)
         follower = _Follower(request, landing, progress)
         while True:
             if not follower.take():

@@ -8,14 +8,13 @@ from typing import Any
 from pydantic import model_validator
 
 from jobs.command import Command, Result, describe_result, main
-from jobs.pipeline.phases import PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PIPELINE_FILE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import write_json
 from rayrec.store.folders import locked, require_absent
 from rayrec.store.paths import Folder
 
-PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
 
 
@@ -78,9 +77,10 @@ def run(request: RunRequest, progress: Progress) -> Result:
     """
     with owned_pipeline(request):
         if request.continue_ is not None:
-            from jobs.pipeline.days import MODELS_FOLDER, repeated_day, run_day
+            from jobs.pipeline.days import MODELS_FOLDER, adopt_run, repeated_day, run_day
 
             models = request.output / MODELS_FOLDER
+            adopt_run(request, request.output, models)
             if (before := repeated_day(request, request.output, models)) is not None:
                 progress.message(
                     f"these files were already processed; version {before.details['version']} is their model"

@@ -1,6 +1,6 @@
 """A pipeline that goes on: each day's files extend the dataset, train the model further and publish what has changed.
 
-    OUT/dataset  run  model        the first day, as `rayrec run` makes them
+    OUT/dataset  run  model        the first day, as `rayrec run` makes them, with --output or --continue
     OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, manifest.json (written last)
     OUT/models/1 2 ...             the models that serve, each in full or as the difference to the one before
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.command import Result
-from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PHASES, PIPELINE_FILE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import folders_of, versions_in
@@ -136,6 +136,24 @@ def repeated_day(request: PipelineRequest, output: Path, models: Path) -> Result
     if sorted(file.digest for file in given) != sorted(file.digest for file in taken):
         return None
     return _result(output, places, version, dict.fromkeys(phase.name for phase in PHASES))
+
+
+def adopt_run(request: PipelineRequest, output: Path, models: Path) -> None:
+    """Make the model of a `rayrec run --output` the first version, if days are to go on from its folder.
+
+    Raises ConfigError if it was begun with other files and is unfinished, before anything is written.
+    """
+    if versions_in(models) or (output / DAY_FILE).exists() or is_vacant(output / "dataset"):
+        return
+    given = tuple(json.loads((output / PIPELINE_FILE).read_text())["input"])
+    if not is_vacant(output / "model"):
+        _copy_model(output / "model", models / "1")
+        write_json(output / DAY_FILE, {"input": given})
+    elif given != request.input:
+        raise ConfigError(
+            f"{output}: `rayrec run --output {output}` with --input {' --input '.join(given)} is unfinished; run it "
+            "again first, or remove the folder to begin anew"
+        )
 
 
 def _run_first_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
@@ -299,6 +317,7 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             remove(folder / "run")
             remove(folder / "dataset")
             remove(folder / "model")
+            remove(folder / "refit")
     from serve.folders import TrafficSplit
 
     versions, traffic = versions_in(models), TrafficSplit.load(models)

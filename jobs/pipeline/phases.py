@@ -21,6 +21,8 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
 from rayrec.store.folders import is_vacant
 
+PIPELINE_FILE = "pipeline.json"
+"""The recipe and the files of the command that made a pipeline's folder."""
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",

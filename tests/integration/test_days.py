@@ -135,6 +135,29 @@ def test_a_bad_model_is_kept_aside_and_its_day_can_come_again(output: Path, raw:
     assert not (output / "days" / "0005").exists()
 
 
+@pytest.mark.parametrize("refits", [False, True])
+def test_the_folder_of_a_run_goes_on(raw: list[Path], tmp_path: Path, *, refits: bool) -> None:
+    """Its model, refitted or not, is the first version; without a model another day's files are refused."""
+    output = tmp_path / "out"
+    request = _request(output, raw[0]).model_dump() | {"continue_": None, "refit": refits}
+    run(RunRequest(**request), SilentProgress())
+    shutil.copytree(output, tmp_path / "whole")
+    shutil.rmtree(output / "model")
+    with pytest.raises(
+        ConfigError, match=r"`rayrec run --output .*out` with --input .*day_0 is unfinished; run it again"
+    ):
+        take_in(output, raw[1])
+    assert not (output / "day.json").exists() and not (output / "models").exists()
+    shutil.copytree(tmp_path / "whole" / "model", output / "model")
+    assert take_in(output, raw[0])["version"] == "1", "its own files again"
+    assert weights(ModelFolder.open(output / "models" / "1")) == weights(ModelFolder.open(tmp_path / "whole" / "model"))
+    details = take_in(output, raw[1])
+    assert (details["day"], details["version"]) == (1, "2")
+    assert details["gate"]["faults"] == [] and details["gate"]["before"]["rows"] > 100
+    with pytest.raises(UserError, match=r"its rows are already in"):
+        take_in(output, raw[0])
+
+
 def test_a_command_that_is_given_again_says_what_it_did(
     output: Path, raw: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
