@@ -113,7 +113,9 @@ class ListRule(_CategoricalRule):
 
     kind: Literal["list"] = "list"
     separator: str | None = None
-    """Text between values; lists of Parquet and JSON need none."""
+    """Text between values; lists of Parquet and JSON need none. `[,]` and `[ ]`: lists in brackets, as
+    Python, JSON, PostgreSQL and NumPy write them, such as `['a', 'b']`, `{a,b}` and `[1 2]`.
+    """
     weights: str | None = None
     """Column with a weight of at least 0 for each value, written as the list is; where empty, all are 1."""
     max_length: PositiveInt = 16
@@ -174,7 +176,9 @@ class VectorRule(_Rule):
     size: PositiveInt
     """Numbers in each list; rows with another number are rejected."""
     separator: str | None = None
-    """Text between numbers; lists of Parquet and JSON need none."""
+    """Text between numbers; lists of Parquet and JSON need none. `[,]` and `[ ]`: lists in brackets, as
+    Python, JSON, PostgreSQL and NumPy write them, such as `['a', 'b']`, `{a,b}` and `[1 2]`.
+    """
     normalize: bool = False
     """Divide each list by its Euclidean length."""
 

@@ -25,7 +25,9 @@ class RawColumn(Config):
     type: RawType
     """The type of a value: numbers, integers and texts are lists. An integer read as a text is its decimal digits."""
     separator: str | None = None
-    """What separates the values of a list that a file or a request gives as one text; None takes lists alone."""
+    """What separates the values of a list that a file or a request gives as one text (`rayrec.features.list_texts`);
+    None takes lists alone.
+    """
     time_format: TimeFormat = "iso"
     zone: Zone = "UTC"
     """The IANA time zone of times that do not name one."""

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.list_texts import in_brackets, split_lists
 from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.text_forms import few_in_form, few_without_blanks, in_form, without_blanks
@@ -124,7 +125,7 @@ def read_by_type(
 
     def read_part(part: list[Any]) -> tuple[pa.Array, Unreadable]:
         try:
-            if read_lists is not None and isinstance(part[0], list | tuple):
+            if read_lists is not None and isinstance(part[0], list | tuple | set | frozenset):
                 return read_lists(part)
             return read(_array_of(part))
         except UserError:  # no value of this type can be read
@@ -171,7 +172,10 @@ def needs(raw: RawColumn) -> str:
             "" if raw.type == "text" or raw.number_format == "plain" else f" (or a text such as {raw.number_format})"
         )
         return f"{one[raw.type]}{written}"
-    between = "" if raw.separator is None else f" (or a text of them with '{raw.separator}' between)"
+    between = ""
+    if raw.separator is not None:
+        mark = in_brackets(raw.separator)
+        between = f" (or a text of them {'in brackets ' if mark else ''}with '{mark or raw.separator}' between)"
     return f"a list of {raw.type}{between}"
 
 
@@ -265,16 +269,17 @@ def _epochs(column: pa.Array, unit: int) -> tuple[pa.Array, Unreadable]:
 
 
 def _lists(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
-    kind = column.type
+    kind, no_list = column.type, _none_of(column)
     if _is_text(kind) and raw.separator is not None:
-        column = pc.split_pattern(column, raw.separator)
+        column, no_list = split_lists(column, raw.separator)
     elif pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         column = column.cast(pa.list_(kind.value_type))
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise _no_type(column, raw)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     elements, wrong = read_column(column.flatten(), element_of(raw))
-    return _lists_of(elements, wrong, lengths, column.is_null().to_numpy(zero_copy_only=False))
+    lists, unreadable = _lists_of(elements, wrong, lengths, column.is_null().to_numpy(zero_copy_only=False))
+    return lists, unreadable | no_list
 
 
 def element_of(raw: RawColumn) -> RawColumn:

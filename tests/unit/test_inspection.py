@@ -137,9 +137,48 @@ def test_delimited_lists(separator: str) -> None:
     assert column.lengths is not None and (column.lengths.min(), column.lengths.max()) == (1, 4)
 
 
+LISTS: dict[str, tuple[Callable[[list[str]], str], str]] = {
+    "Python": (str, "[,]"),
+    "tuples": (lambda items: str(tuple(items)), "[,]"),
+    "sets": (lambda items: str(set(items)), "[,]"),
+    "JSON": (json.dumps, "[,]"),
+    "JSON of one": (lambda items: json.dumps(items[:1]), "[,]"),
+    "PostgreSQL": (lambda items: "{" + ",".join(f'"{i}"' if " " in i else i for i in items) + "}", "[,]"),
+    "NumPy": (lambda items: str(np.array(items, object)), "[ ]"),
+    "NumPy's scalars": (lambda items: str(list(map(np.str_, items))), "[,]"),
+    "Java": (lambda items: f"[{', '.join(items)}]", "[,]"),
+    "pipes": (lambda items: f"[{'|'.join(items)}]", "[|]"),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_in_brackets(case: str) -> None:
+    write, separator = LISTS[case]
+    items, rng = ["Action", "Sci Fi", "Children's", "War", "caf\u00e9"], np.random.default_rng(0)
+    rows = [rng.choice(items, rng.integers(0, 4), replace=False).tolist() for _ in range(300)]
+    column = describe([write(row) if n % 50 else "None" for n, row in enumerate(rows)], "genres")
+    assert (column.form, column.separator, column.items) == ("list", separator, 5)
+    assert column.null_words == ("None",) and set(column.texts) == set(items)
+    assert column.lengths is not None and column.lengths[1:50].tolist() == [
+        min(len(row), 1) if case == "JSON of one" else len(row) for row in rows[1:50]
+    ]
+
+
+@pytest.mark.parametrize("write", [str, tuple, np.array, lambda numbers: [np.float64(number) for number in numbers]])
+def test_vectors_in_brackets(write: Callable[[list[float]], Any]) -> None:
+    column = describe([str(write([i + 0.5, 0.25, -1.0])) for i in range(30)])
+    assert (column.form, column.separator) == ("vector", "[ ]" if write is np.array else "[,]")
+    assert column.lengths is not None and set(column.lengths) == {3}
+
+
 @pytest.mark.parametrize(
     "values",
     [
+        [f"{{{i % 40:08x}}}" for i in range(400)],
+        [f"[0{i % 9}/May/2024:10:00:{i % 60} +0000]" for i in range(400)],
+        [json.dumps([{"id": i % 9, "name": "a"}] * (i % 3)) for i in range(400)],
+        [json.dumps([["a", "b"][: i % 3]]) for i in range(400)],
+        [json.dumps({"a": i % 9, "b": 1}) for i in range(400)],
         ["New York", "Los Angeles", "San Francisco"] * 50,
         [f"US>CA>{i % 40}" for i in range(400)],
         [f"{c}|{i % 30}" for i in range(400) for c in "ab"],  # always two parts

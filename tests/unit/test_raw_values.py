@@ -85,6 +85,37 @@ TEXTS: dict[str, tuple[RawColumn, dict[str | None, Any]]] = {
     "milliseconds": (column("time", time_format="ms"), {"1414281600123": utc("2014-10-26 00:00:00.123"), "x": BAD}),
     "texts": (column("texts", separator="|"), {"a| b ": ["a", "b"], "a||": ["a", None, None], "": None, None: None}),
     "integers": (column("integers", separator=", "), {"1, 2": [1, 2], "1, , 2": [1, None, 2], "1|2": BAD, "": None}),
+    "lists with commas in brackets": (
+        column("texts", separator="[,]", form="number"),
+        {
+            """['a', "it's", 'b, c']""": ["a", "it's", "b, c"],
+            '["a", null, "\\u00e9\\ud83d\\ude00", "say \\"hi\\""]': ["a", None, "\u00e9\U0001f600", 'say "hi"'],
+            """{a,"b c","say \\"hi\\"",rock'n'roll,NULL}""": ["a", "b c", 'say "hi"', "rock'n'roll", None],
+            "[sci fi, drama (1990s)]": ["sci fi", "drama (1990s)"],
+            "[1, 2.0, 007]": ["1", "2", "007"],
+            "('a',)": ["a"],
+            "(1, None, 2.5)": ["1", None, "2.5"],
+            "{'x'}": ["x"],
+            "[np.str_('a'), np.int64(3)]": ["a", "3"],
+            "array([1., 2.], dtype=float32)": ["1", "2"],
+            "['\\n', u'[x]', b'y']": [None, "[x]", "y"],
+            "": None,
+            None: None,
+        }
+        | {empty: [] for empty in ("[]", "{}", "()", "set()", " [ ] ")}
+        | dict.fromkeys(["a", "['a'", "['a', ['b']]", '{"a": 1}', "(see note, p. 3)", "[a,,b]", "[1, ..., 9]"], BAD),
+    ),
+    "lists with blanks in brackets": (
+        column("numbers", separator="[ ]"),
+        {
+            "[1 2 3]": [1, 2, 3],
+            "[ 1.   -2.5\n 1e-3]": [1, -2.5, 1e-3],
+            "[nan 1]": [None, 1],
+            "['7' '8']": [7, 8],
+            "[]": [],
+        }
+        | dict.fromkeys(["[1, 2]", "1 2", "[1 ... 9]", "[a b]"], BAD),
+    ),
     "numbers": (column("numbers", separator=" "), {"1 -2.5": [1.0, -2.5], "1 x": BAD, None: None}),
 }
 

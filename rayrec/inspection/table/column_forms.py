@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.base import NumberFormat
+from rayrec.features.list_texts import split_lists
+from rayrec.features.lists import lengths_of
 from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
@@ -35,6 +37,10 @@ _EPOCHS = ("s", "ms", "us")
 _TRIED = 2_000
 """Distinct values that a pattern is tried on before all of them."""
 _SEPARATORS = ("|", ";", ",", " ")
+_BRACKETS = ("[;]", "[|]", "[ ]", "[,]")
+"""Separators of lists in brackets; the last one is that of lists with one value each."""
+_IN_BRACKETS = r"(?s)^([\w.]+\()?[\[{(].*[\])}]$"
+_OBJECTS = re.compile(r"""[\[{]\s*(["'\[{].*)?[\]}]""", re.DOTALL)
 _FORMATS_OF_VECTORS: dict[str, tuple[NumberFormat, ...]] = {".": ("plain", "1,234.5"), ",": ("1.234,5",)}
 """The formats of decimals, by the mark that they have."""
 
@@ -176,7 +182,10 @@ def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
             column = ColumnProfile(name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes)
             return column.without(null_words)
     # Vectors, lists, or one value each.
-    found = _vector(name, shown, codes, texts) or _list(name, shown, codes, texts, counts)
+    if 2 * pc.mean(pc.match_substring_regex(distinct[:_TRIED], _IN_BRACKETS)).as_py() > 1:
+        found = _bracketed(name, shown, codes, distinct, is_word)
+    else:
+        found = _vector(name, shown, codes, texts) or _list(name, shown, codes, texts, counts)
     return found or _plain(name, shown, codes, texts)
 
 
@@ -210,7 +219,7 @@ def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]
     notes = []
     if all(re.fullmatch(r"[0-9a-f]{6,}|[0-9A-F]{6,}", t) for t in texts[:_TRIED]):
         notes.append("hexadecimal")
-    elif all(t.startswith(("[", "{")) and t.endswith(("]", "}")) for t in texts[:_TRIED]):
+    elif texts and all(map(_OBJECTS.fullmatch, texts[:_TRIED])):
         notes.append("JSON in a text, which is read as one value")
     return ColumnProfile(name, shown, "text", codes, texts, notes=tuple(notes))
 
@@ -275,6 +284,38 @@ def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str
                 found = ColumnProfile(name, shown, "vector", codes, texts, separator=separator, lengths=lengths)
                 return replace(found, number_formats=formats)
     return None
+
+
+def _bracketed(
+    name: str, shown: str, codes: NDArray[np.int64], distinct: pa.Array, is_word: NDArray[np.bool_]
+) -> ColumnProfile | None:
+    """Return the column as lists in brackets, or vectors, if nearly all texts are such and some show it: by several
+    values, quotes, or no value.
+    """
+    counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
+    for separator in _BRACKETS:
+        lists, no_list = split_lists(distinct.cast(pa.string()), separator)
+        words = find_null_words(distinct.to_pylist(), counts, ~no_list, is_word)
+        sizes = lengths_of(lists)
+        are_lists = (sizes[~no_list] > 1).any() or (separator == _BRACKETS[-1] and _are_quoted(distinct))
+        if words is None or not are_lists:
+            continue
+        column = ColumnProfile(name, shown, "vector", codes, distinct.to_pylist(), separator=separator).without(words)
+        codes = np.where((codes >= 0) & ~no_list[codes], column.codes, -1)
+        lengths = np.where(codes >= 0, sizes[codes], 0).astype(np.int64)
+        items = lists.flatten()
+        has_one_size = len(set(sizes[~no_list])) == 1 and pc.any(pc.match_substring(items, ".")).as_py()
+        if has_one_size and read_texts(items, "number")[1].all():
+            return replace(column, codes=codes, lengths=lengths, number_formats=_FORMATS_OF_VECTORS["."])
+        flat = lists.take(pa.array(codes, mask=codes < 0)).flatten().cast(pa.large_string())
+        found = _list_column(name, shown, flat, lengths, codes < 0, separator)
+        return replace(found, null_words=words)
+    return None
+
+
+def _are_quoted(distinct: pa.Array) -> bool:
+    """Tell whether texts in brackets are lists of one value or none, as quotes in them or nothing shows."""
+    return bool(pc.any(pc.match_substring_regex(distinct, r"""^[\[{(]\s*(["']|[\]})]$)""")).as_py())
 
 
 def _list(

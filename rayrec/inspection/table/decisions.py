@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config.base import NumberFormat
+from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
 from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
@@ -189,7 +190,9 @@ def _lists(column: ColumnProfile) -> Decision:
     longest, mean = int(filled.max()), filled.mean()
     kept = max(1, min(int(np.quantile(filled, 0.99)), 64))
     rule = {"kind": "list", **_separator(column), "max_length": kept, "pooling": "mean"}
-    how = f"lists separated by '{column.separator}'" if column.separator is not None else "lists"
+    between = None if column.separator is None else in_brackets(column.separator)
+    in_text = f" in brackets with '{between}' between" if between else f" separated by '{column.separator}'"
+    how = f"lists{'' if column.separator is None else in_text}"
     cut = "" if kept >= longest else f"; cut to {kept}, as few of up to {longest} are longer"
     return Decision(column, "feature", f"{how}: {column.items:,} different values, {mean:.1f} a row{cut}", (rule,))
 
