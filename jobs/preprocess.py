@@ -90,11 +90,13 @@ def result_of(manifest: "DatasetManifest", output: Path) -> Result:
     details: dict[str, Any] = {
         "splits": splits,
         "rejected": manifest.rejected,
-        "warnings": split_warnings(manifest),
+        "warnings": [*manifest.warnings, *split_warnings(manifest)],
         "notes": split_notes(manifest),
     }
     if manifest.dropped:
         details["dropped"] = manifest.model_dump(mode="json")["dropped"]
+    if manifest.found_keys:
+        details["found_keys"] = manifest.model_dump(mode="json")["found_keys"]
     rows = sum(splits.values())
     return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 

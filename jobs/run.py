@@ -89,7 +89,10 @@ def run(request: RunRequest, progress: Progress) -> Result:
             return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
     rows, trained = results[0].rows, results[1]
-    details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
+    details: dict[str, Any] = {
+        "phases": seconds,
+        **{k: v for k, v in results[0].details.items() if k in {"dropped", "found_keys"}},
+    }
     details |= {k: v for k, v in trained.details.items() if k == "drawn_negatives"}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]

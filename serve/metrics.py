@@ -22,6 +22,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from rayrec.common.text import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
+from rayrec.features.lookups import Lookups
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
@@ -183,7 +185,9 @@ class VersionStatistics:
 
     def _count_unknown(self, raw: pa.Table, encoded: pa.RecordBatch) -> None:
         """Count the unknown values of rows; log once of a column that most of its values are unknown."""
-        for column, found in count_unknown(self.folder.schema, raw, encoded).items():
+        schema = self.folder.schema
+        lookups = Lookups.cached(schema, self.folder.path(STATISTICS_FOLDER).parent) if schema.lookups else None
+        for column, found in count_unknown(schema, raw, encoded, lookups).items():
             self._unknown[column] = self._unknown.get(column, 0) + found.unknown
             window = self._window.pop(column, UnknownValues()) + found
             if window.values < ENOUGH:

@@ -90,6 +90,9 @@ def describe_result(result: Result) -> str:
         users = f"{dropped['users']:,} of {dropped['of_users']:,} users, " if dropped["users"] else ""
         items = f"{dropped['items']:,} items, " if dropped["items"] else ""
         lines.append(f"  dropped: {rule}: {users}{items}{dropped['rows']:,} rows")
+    for lookup, counts in result.details.get("found_keys", {}).items():
+        share = counts["found"] / counts["rows"] if counts["rows"] else 0.0
+        lines.append(f"  keys found in {lookup}: {share:.2%} of {counts['rows']:,} rows")
     for kind in ("warning", "note"):
         lines += [f"  {kind}: {text}" for text in result.details.get(f"{kind}s", ())]
     return "\n".join(lines)

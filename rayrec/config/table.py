@@ -295,6 +295,8 @@ class SideTableConfig(FileFormat):
     """Column with unique values to join by."""
     on: str | None = None
     """Column of the rows to join by; `null`: named as `key`."""
+    least_found: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """Smallest share of the rows with a key that must find it in the table; a table that knows few rows takes less."""
 
 
 class RateConfig(Config):

@@ -51,7 +51,8 @@ class FeatureEncoder:
         self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
 
-        self._lookups = Lookups(schema, folder) if schema.lookups else None
+        self.lookups = Lookups(schema, folder) if schema.lookups else None
+        """What completes rows; None if nothing is looked up."""
         self.vocabularies: dict[str, VocabularyLookup] = {}
         """The vocabulary of each feature that has one; features may share one, which is mapped once."""
         opened: dict[Vocabulary, VocabularyLookup] = {}
@@ -86,11 +87,11 @@ class FeatureEncoder:
 
     def encode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Look up what n raw rows lack, and encode them as `encode_completed` does."""
-        return self.encode_completed(raw if self._lookups is None else self._lookups.complete(raw))
+        return self.encode_completed(raw if self.lookups is None else self.lookups.complete(raw))
 
     def encode_few(self, raw: PlainRows) -> pa.RecordBatch | EncodedRows:
         """Encode a few rows as `encode` does; of columns that are looked up Arrow's batch is made first."""
-        return self.few_rows.encode(raw) if self._lookups is None else self.encode(raw.batch())
+        return self.few_rows.encode(raw) if self.lookups is None else self.encode(raw.batch())
 
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.

@@ -4,7 +4,7 @@ The tables are those of `rayrec.features.lookup_table`, with the text that is lo
 rates have the counts `rows` and `positives`, and in preprocessing also those of each fold (`rows_0`, `positives_0`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,6 +84,21 @@ class Lookups:
         keys = [key for lookup, _, _ in self._lookups for key in lookup.keys]
         looked_up = {name for _, names, _ in self._lookups for name in names}
         return [name for name in dict.fromkeys((*columns, *keys)) if name not in looked_up]
+
+    def keys_found(
+        self, raw: pa.RecordBatch
+    ) -> Iterator[tuple[SideTable | Rate, LookupTable, pa.Array, NDArray[np.bool_]]]:
+        """Yield each look-up that n rows need with its table, their keys (n,), null where one is missing, and (n,)
+        whether the table has them. Rows that give all that is looked up need none.
+        """
+        given = raw.schema.names
+        chained = {key for lookup, _, _ in self._lookups for key in lookup.keys}.difference(given)
+        completed = self.complete(raw) if chained else raw
+        for lookup, names, table in self._lookups:
+            needs = any(name not in given or raw[name].null_count for name in names)
+            if needs and all(key in completed.schema.names for key in lookup.keys):
+                keys = joined_keys([completed[key] for key in lookup.keys])
+                yield lookup, table, keys, table.find_texts(keys) != UNKNOWN
 
     def complete(self, raw: pa.RecordBatch, folds: NDArray[np.int64] | None = None) -> pa.RecordBatch:
         """Add the columns that are looked up, with the types of the schema; what the rows give of them stays.

@@ -19,7 +19,7 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.scorer import CHUNK_ROWS, PooledLookup, Scorer, StoredModel
-from rayrec.inference.unknown_values import ENOUGH, count_unknown
+from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from rayrec.metrics.estimates import SplitMetrics
 
 if TYPE_CHECKING:
@@ -80,11 +80,15 @@ class Predictor(Scorer):
         raw = self.columns_of(rows)
         encoded = self.encode(raw)
         if raw.num_rows >= ENOUGH:
-            for column, found in count_unknown(self.schema, raw, encoded).items():
+            for column, found in self.count_unknown(raw, encoded).items():
                 if found.are_most and found.values >= ENOUGH and column not in self._warned:
                     self._warned.add(column)
                     warnings.warn(found.described(column), stacklevel=2)
         return self.predict_encoded(encoded)
+
+    def count_unknown(self, raw: pa.RecordBatch, encoded: pa.RecordBatch) -> dict[str, UnknownValues]:
+        """Count values of raw rows that the model does not know; `encoded` is what `encode` made of them."""
+        return count_unknown(self.schema, raw, encoded, self._encoder.lookups)
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from rayrec.config.transforms import HashIds, HashUnlisted, Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.lists import ids_of, lengths_of
+from rayrec.features.lookups import Lookups
+from rayrec.features.raw_columns import Rate
 from rayrec.features.schema import Schema
 
 ENOUGH = 100
@@ -47,12 +49,14 @@ class UnknownValues:
         )
 
 
-def count_unknown(schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.RecordBatch) -> dict[str, UnknownValues]:
+def count_unknown(
+    schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.RecordBatch, lookups: Lookups | None = None
+) -> dict[str, UnknownValues]:
     """Count by raw column the unknown values of n rows, of which `encoded` is what the encoder made of `raw`.
 
     Where several features read a column, the one that knows most counts. Columns of hashed values have no unknown
     ones; of a table that is capped below its vocabulary and the rows of unlisted values nobody can tell from the ids.
-    Columns that are looked up play no part.
+    Columns that are looked up play no part, but the keys that `lookups` finds them by do, as `KEY (LOOK-UP)`.
     """
     found: dict[str, UnknownValues] = {}
     looked_up = schema.looked_up
@@ -67,6 +71,13 @@ def count_unknown(schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.Re
             one = _of_values(given, ids.to_numpy() <= feature.unlisted_buckets, not feature.transforms)
         if column not in found or one.unknown < found[column].unknown:
             found[column] = one
+    features = frozenset(found)
+    for batch in raw.to_batches() if isinstance(raw, pa.Table) else [raw]:
+        for lookup, _, keys, is_found in lookups.keys_found(batch) if lookups is not None else ():
+            if isinstance(lookup, Rate) and features.intersection(lookup.keys):
+                continue  # it was counted in the rows that the vocabulary is of
+            name = f"{' and '.join(lookup.keys)} ({lookup.name})"
+            found[name] = found.get(name, UnknownValues()) + _of_values(keys.cast(pa.string()), ~is_found, False)
     return found
 
 

@@ -90,6 +90,28 @@ class Dropped(Config):
     """All users of the files."""
 
 
+class FoundKeys(Config):
+    """How many rows find the key of a look-up, such as a side table."""
+
+    rows: int = 0
+    """Rows that have a key; of a label rate only those that it was not counted in."""
+    found: int = 0
+
+    def __add__(self, other: "FoundKeys") -> "FoundKeys":
+        return FoundKeys(rows=self.rows + other.rows, found=self.found + other.found)
+
+    @property
+    def share(self) -> float:
+        """Share of the rows with a key that find it."""
+        return self.found / self.rows if self.rows else 0.0
+
+    def described(self, key: str) -> str:
+        """Return the counts as a part of a line."""
+        if not self.rows:
+            return f"no row has a value of {key}"
+        return f"{self.found:,} of {self.rows:,} rows with {key} find it ({self.share:.2%})"
+
+
 class Times(Config):
     """Times of the rows of a dataset, in seconds since 1970."""
 
@@ -109,6 +131,10 @@ class DatasetManifest(Manifest):
     """Rejected rows by reason."""
     dropped: dict[str, Dropped] = {}
     """Good rows that were left out, by the rule."""
+    found_keys: dict[str, FoundKeys] = {}
+    """How many rows find their key, by look-up."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the rows, which nobody can tell from the dataset."""
     sources: tuple[SourceFile, ...]
     config: dict[str, Any]
     """The resolved recipe."""

@@ -35,7 +35,8 @@ def dataset_figures(dataset: Dataset, progress: Progress) -> dict[str, Any]:
 
     `splits` by name: `rows`, of which `rows_read` for this; `label_rate` over all rows, None where it is not known; and
     `along`, that of parts that follow each other, where rows are in the order of the input, which is often that of
-    time. `features`: see `_feature_figures`. `rejected`: the reasons, the most frequent first, each with a few rows.
+    time. `features`: see `_feature_figures`. `found_keys`: how many rows find their key, by look-up, as a text.
+    `rejected`: the reasons, the most frequent first, each with a few rows.
     Raises UserError if a part is damaged.
     """
     preprocess = dataset.recipe.preprocess
@@ -63,7 +64,8 @@ def dataset_figures(dataset: Dataset, progress: Progress) -> dict[str, Any]:
             for feature in dataset.schema.features:
                 features.append(_feature_figures(feature, columns, labels, dataset))
                 progress.advance(1)
-    return {"splits": splits, "features": features, "rejected": _rejected(dataset)}
+    found_keys = {name: found.described("a key") for name, found in dataset.manifest.found_keys.items()}
+    return {"splits": splits, "features": features, "found_keys": found_keys, "rejected": _rejected(dataset)}
 
 
 def _labels(columns: SplitColumns, dataset: Dataset) -> NDArray[np.float64]:

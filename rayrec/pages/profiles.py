@@ -94,6 +94,7 @@ def dataset_page(figures: Figures) -> Page:
         "features": f"{len(features)}",
         "label rate of train": percent(rate),
         "rejected rows": f"{sum(reason['rows'] for reason in figures['rejected']):,}",
+        **{f"look-up {name}": text for name, text in figures["found_keys"].items()},
     }
     text = f"{_CELLS} Numbers are in the terms of the raw data; ranges are even as the model sees them."
     charts = [_distribution(feature["name"], feature["cells"], rate) for feature in features]

@@ -127,6 +127,8 @@ class Preprocessing:
             files=tuple(run_brief_tasks(workspace.engine, wanted, partial(stored_file, folder))),
             rejected=written.rejected,
             dropped=written.dropped,
+            found_keys=written.found_keys,
+            warnings=tuple(written.warnings),
             sources=source_files(self._job),
             config=self._resolved,
             times=written.times,

@@ -23,13 +23,22 @@ from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
 from rayrec.features.schema import Schema
 from rayrec.features.text_forms import TextForm
-from rayrec.ingest.dataset import COUNTS_FOLDER, REJECTED_FOLDER, VOCABULARY_FOLDER, Dataset, SplitInfo, Times
+from rayrec.ingest.dataset import (
+    COUNTS_FOLDER,
+    REJECTED_FOLDER,
+    VOCABULARY_FOLDER,
+    Dataset,
+    FoundKeys,
+    SplitInfo,
+    Times,
+)
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
 from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
+from rayrec.preprocessing.lookups.found_keys import count_found_keys
 from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
 from rayrec.preprocessing.numbers import Number, summarize
@@ -229,6 +238,15 @@ class RowsJob:
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
         forms = self._forms_of_texts(extracted)
         train, others = self._write_lookups(workspace, stages, schema, forms, segments["train"], rejected)
+        keys_found, warnings = dict[str, FoundKeys](), list[str]()
+        if others.schema.lookups:
+            keys_found, warnings = stages.run(
+                "find-keys",
+                tuple[dict[str, FoundKeys], list[str]],
+                lambda _: count_found_keys(
+                    workspace, others, segments, self._source.tables, rates_of_train=self._parent is None
+                ),
+            )
         plan = replace(plan, columns=others.schema.columns)
         features = stages.run(
             "fit",
@@ -261,7 +279,7 @@ class RowsJob:
         held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
-        return WrittenDataset(schema, splits, rejected, times, growth.moment)
+        return WrittenDataset(schema, splits, rejected, times, growth.moment, found_keys=keys_found, warnings=warnings)
 
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
         """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""

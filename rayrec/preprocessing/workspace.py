@@ -20,7 +20,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import Dropped, SplitInfo, Times
+from rayrec.ingest.dataset import Dropped, FoundKeys, SplitInfo, Times
 from rayrec.preprocessing.engines.engine import Counter, Engine, Item, Result
 from rayrec.store.files import remove, sync_folders, write_json
 
@@ -58,6 +58,10 @@ class WrittenDataset:
     """`Manifest.moment`."""
     dropped: dict[str, Dropped] = field(default_factory=dict)
     """`Manifest.dropped`."""
+    found_keys: dict[str, FoundKeys] = field(default_factory=dict)
+    """`Manifest.found_keys`."""
+    warnings: list[str] = field(default_factory=list)
+    """`Manifest.warnings`."""
 
 
 class Stages:

@@ -68,8 +68,11 @@ class Manifest(BaseModel):
 
     @property
     def id(self) -> str:
-        """Identity of the artifact: a hash of all that is said here, but for `execution` and the parents' folders."""
-        content = self.model_dump(mode="json", exclude={"execution": True, "made_of": {"__all__": {"folder"}}})
+        """Identity of the artifact: a hash of all that is said here, but for what is said to people alone, `execution`
+        and the parents' folders.
+        """
+        said = dict.fromkeys(("execution", "found_keys", "warnings"), True)
+        content = self.model_dump(mode="json", exclude={**said, "made_of": {"__all__": {"folder"}}})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:

@@ -423,8 +423,9 @@ def test_the_server_logs_once_that_most_of_a_column_is_unknown(predictor: Predic
             statistics.count()
     finally:
         log.removeHandler(handler)
-    unknown = "column 'text': 100% of 108 values are unknown to the model (such as 'News')"
-    assert lines == [f"model 'shop', version 3: {unknown}"]
+    unknown = "100% of 108 values are unknown to the model (such as 'News')"
+    # The column, and the key of a side table.
+    assert lines == [f"model 'shop', version 3: column '{name}': {unknown}" for name in ("text", "text (users)")]
 
 
 def test_predictions_in_python_warn_once_a_column(predictor: Predictor) -> None:
@@ -435,7 +436,8 @@ def test_predictions_in_python_warn_once_a_column(predictor: Predictor) -> None:
         assert not caught
         for _ in range(3):
             other.predict(UNKNOWN["mostly unknown texts"][0])
-    (warning,) = caught
+    warning, of_key = caught
+    assert "column 'text (users)': 88%" in str(of_key.message)
     assert "column 'text': 88% of 160 values are unknown to the model (such as 'News', 'Sport')" in str(warning.message)
     assert warning.filename == __file__
 

@@ -31,7 +31,7 @@ from rayrec.inference.batch.pool import (
 from rayrec.inference.batch.scoring import ScoredBatches, grouped, score_split
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.scorer import StoredModel
-from rayrec.inference.unknown_values import UnknownValues, count_unknown
+from rayrec.inference.unknown_values import UnknownValues
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.models.common.precision import AmpError
 from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
@@ -298,7 +298,7 @@ class _ScoreChunks:
         files = pa.array([file]).take(pa.array(np.zeros(len(rows), np.int32)))
         columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(predictor.predict_encoded(encoded))]
         scores = pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
-        return scores, count_unknown(predictor.schema, raw, encoded), predictor.amp_error(encoded)
+        return scores, predictor.count_unknown(raw, encoded), predictor.amp_error(encoded)
 
 
 def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.BooleanArray) -> pa.Table:

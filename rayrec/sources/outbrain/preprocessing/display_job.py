@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.feature_kinds import NumericFeature
+from rayrec.features.lookup_table import UNKNOWN
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import SplitInfo
+from rayrec.ingest.dataset import FoundKeys, SplitInfo
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
@@ -28,6 +29,7 @@ from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
+from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
 from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
 from rayrec.sources.outbrain.outbrain_tables import FULL_TABLES, LEAN_TABLES, OutbrainTable
@@ -49,9 +51,11 @@ from rayrec.sources.outbrain.preprocessing.documents import (
 from rayrec.sources.outbrain.preprocessing.rate_tables import write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import CANDIDATE, LABEL_FIELDS, POSITION_FIELD, write_features
 from rayrec.sources.outbrain.preprocessing.users import ProfileJob, ViewReader, write_profiles, write_users
-from rayrec.sources.outbrain.statistics import Constants, Statistics
+from rayrec.sources.outbrain.statistics import Constants, Referred, Statistics
 
 _PAGE_VIEWS = OutbrainTable.PAGE_VIEWS
+_LEAST_FOUND = 0.05
+"""Smallest share of the rows that must find their key."""
 RawTables = dict[OutbrainTable, tuple[RowReader, InputFile]]
 """The file of each table, and what reads it."""
 
@@ -123,6 +127,9 @@ class DisplayJob:
 
         # Features by what serves them, fitted to `train`.
         statistics = Statistics.open(folder, by_fold)
+        found_keys = stages.run(
+            "find-keys", dict[str, FoundKeys], lambda _: count_found_keys(workspace, clicks, statistics)
+        )
         features = stages.run(
             "features",
             dict[str, list[Piece]],
@@ -139,7 +146,7 @@ class DisplayJob:
                 splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
         joined = sum(piece.rows for pieces in clicks.splits.values() for piece in pieces)
         assert sum(split.rows for split in splits.values()) == joined, "rows lost or repeated"
-        return WrittenDataset(schema, splits, dict(rejected))
+        return WrittenDataset(schema, splits, dict(rejected), found_keys=found_keys)
 
     def _parse(self, workspace: Workspace, tables: RawTables, folder: Path) -> ParsedTables:
         """Parse tables into files. Raises UserError if too large a share of a table's rows is bad."""
@@ -154,6 +161,47 @@ class DisplayJob:
         encoder = RowEncoder(schema, workspace.folder, (*LABEL_FIELDS, POSITION_FIELD))
         order = RandomGroups(self._config.seed) if split == TRAIN else _identity
         return write_shuffled(workspace, encoder, split, segments, order, self._config.layout, POSITION)
+
+
+def count_found_keys(workspace: Workspace, clicks: ClickRows, statistics: Statistics) -> dict[str, FoundKeys]:
+    """Return how many rows find their event, their ad, its document and that of the page, and their user's page views.
+
+    Raises UserError if next to none does though the table has rows; of users a sample of page views may have few.
+    """
+    segments = [segment for pieces in clicks.splits.values() for segment in make_segments(pieces)]
+    referred: dict[str, Referred] = {"promoted_content": "ad", "documents of ads": "ad_document"}
+    referred["documents of pages"] = "landing"
+    if statistics.constants.feature_set == "full":
+        referred["page_views"] = "user"
+
+    def of_segment(segment: Segment) -> dict[str, FoundKeys]:
+        found = dict.fromkeys(("events", *referred), FoundKeys())
+        opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
+        for batch in read_segment(segment, ["ad_id", "document_id", "uuid", "timestamp"]):
+            rows = AdRows(opened, batch)
+            has_event = int(np.count_nonzero(rows.numbers("timestamp").valid))
+            found["events"] += FoundKeys(rows=len(batch), found=has_event)
+            for table, of in referred.items():
+                _, places = rows.found(of)
+                given = {
+                    "ad": len(batch),
+                    "ad_document": int(np.count_nonzero(rows.numbers("document_id", "ad").valid)),
+                    "landing": int(np.count_nonzero(rows.numbers("document_id").valid)),
+                    "user": len(batch) - batch["uuid"].null_count,
+                }[of]
+                found[table] += FoundKeys(rows=given, found=int(np.count_nonzero(places != UNKNOWN)))
+        return found
+
+    by_segment = workspace.engine.run(segments, of_segment)
+    total = {table: sum((found[table] for found in by_segment), FoundKeys()) for table in by_segment[0]}
+    known = {"events": sum(piece.rows for piece in clicks.events), "promoted_content": len(statistics.ads)}
+    for table, counts in total.items():
+        is_given = table != "page_views" and known.get(table, len(statistics.documents)) > 0
+        if is_given and counts.rows and counts.share < _LEAST_FOUND:
+            raise UserError(
+                f"{table}: {counts.described('a key')}; the tables do not belong together, or write ids in two ways"
+            )
+    return total
 
 
 def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> RawTables:
