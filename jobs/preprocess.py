@@ -15,6 +15,7 @@ from rayrec.common.progress import Progress
 from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
+from rayrec.store.files import remove
 from rayrec.store.folders import has_unfinished_work, owned
 from rayrec.store.paths import Folder, RemotePath, cache_root
 
@@ -66,6 +67,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     """
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+    from rayrec.preprocessing.extension import require_other_rows
     from rayrec.sources.registry import preprocessing
 
     # What is to be done: the source of the recipe makes the job.
@@ -79,6 +81,12 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
             manifest = job.run(EmbeddedEngine.of_this_machine(), progress, execution=Execution.in_process())
         else:
             manifest = _run_on_spark(job, request.output, spark, progress)
+    if parent is not None:
+        try:
+            require_other_rows(Dataset.open(request.output))
+        except UserError:
+            remove(request.output)
+            raise
     return result_of(manifest, request.output)
 
 

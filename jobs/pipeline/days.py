@@ -184,6 +184,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     details |= {"warnings": class_warnings(metrics), **drawn_negatives(dataset.schema)}
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
+        details["warnings"] += details["gate"].get("warnings", ())
     simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
     return Result(command="run", output=output, rows=rows, metrics=metrics, baselines=simpler, details=details)
 
@@ -280,6 +281,8 @@ def _judge(request: PipelineRequest, day: Day, progress: Progress) -> "Judgement
     if found.before is not None and found.before.auc is not None:
         new_auc, old_auc = found.before.auc, found.before.serving_auc
         progress.message(f"the day before: auc {new_auc:.4f}, version {day.serving} {old_auc:.4f}")
+    for warning in found.warnings:
+        progress.message(f"warning: {warning}")
     return found
 
 

@@ -52,6 +52,8 @@ class FeatureDrift:
     """Share of the ids in the files that are missing or not listed, of features with a vocabulary."""
     unknown_share_before: float | None = None
     """The same in the dataset."""
+    became_constant: bool = False
+    """Whether all rows have one value, and rows of the dataset have several."""
 
     @property
     def chance(self) -> float:
@@ -162,10 +164,12 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
     )
     rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
     rows = _with_numbers_of(rows, dataset.schema, parent.schema)
-    return [
-        *found,
-        *(_feature_drift(f, rows_before.column(f.name), rows.column(f.name)) for f in dataset.schema.features),
-    ]
+    for feature in dataset.schema.features:
+        columns = [of.column(feature.name) for of in (rows_before, rows)]
+        distinct = [len(pc.unique(pa.array(_flat(column)))) for column in columns]
+        drift = _feature_drift(feature, *columns)
+        found.append(replace(drift, became_constant=distinct[0] > 1 == distinct[1] and len(rows) > 1))
+    return found
 
 
 def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift], dict[str, str]]:

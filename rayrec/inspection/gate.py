@@ -24,6 +24,9 @@ _MOST_ROWS = 1_000_000
 _ERRORS = 2.0
 """Standard errors within which a difference is put down to chance."""
 _LEAST_PROBABILITY = 1e-9
+_YEAR = 365 * 86_400.0
+_MUCH = 0.2
+"""Share of the day's time that may be in that of the day before without a word: rows come late."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,15 @@ class Judgement:
     before: "Comparison | None"
     """The models on held-out rows of the day before."""
     drift: tuple[FeatureDrift, ...]
+    warnings: tuple[str, ...] = ()
+    """What is odd about the day, and no reason not to serve."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, as JSON values."""
         found = {"comparison": self.comparison, "before": self.before}
         return {
             "faults": list(self.faults),
+            "warnings": list(self.warnings),
             "split": self.split,
             **{name: None if one is None else dict(vars(one)) for name, one in found.items()},
             "drift": {feature.name: feature.index for feature in self.drift},
@@ -87,7 +93,26 @@ def judge(
                 f"'{feature.name}' has drifted: its stability index against the day before is {feature.index:.2f}, "
                 f"above publish.max_drift ({config.max_drift:g})"
             )
-    return Judgement(tuple(faults), judged, comparison, before, tuple(drift))
+    warnings = [f"'{feature.name}' has one value in all rows" for feature in drift if feature.became_constant]
+    return Judgement(tuple(faults), judged, comparison, before, tuple(drift), (*_odd_times(dataset, parent), *warnings))
+
+
+def _odd_times(dataset: Dataset, parent: Dataset) -> Iterator[str]:
+    """Yield what is odd about the times of the day's rows beside those of the day before."""
+    now, then = dataset.manifest.times, parent.manifest.times
+    if now is None or then is None:
+        return
+    days = f"rows are of {_date(now.first)} to {_date(now.last)}, those of the day before of {_date(then.first)} to "
+    days += _date(then.last)
+    if max(now.first - then.last, then.first - now.last) > _YEAR:
+        yield f"{days}, years apart; are the times right?"
+    shared = min(now.last, then.last) - max(now.first, then.first)
+    if shared > _MUCH * (now.last - now.first):
+        yield f"{days}; were rows given twice?"
+
+
+def _date(seconds: float) -> str:
+    return str(np.datetime64(int(seconds), "s")).replace("T", " ")
 
 
 def _label_faults(

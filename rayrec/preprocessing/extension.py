@@ -38,6 +38,31 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
             )
 
 
+def require_other_rows(dataset: Dataset) -> None:
+    """Raise UserError if a dataset that this one extends has as many rows, labels and the same first and last times.
+
+    Files that were packed, or end in another newline, are known by this, which `require_new` cannot tell.
+    """
+    now, before = dataset, dataset
+    while (parent := before.manifest.parent) is not None and now.manifest.times is not None:
+        try:
+            before = Dataset.open(parent.folder)
+        except UserError:  # the days before were removed
+            return
+        times = now.manifest.times
+        if times.last > times.first and _facts_of_rows(now) == _facts_of_rows(before):
+            raise UserError(
+                f"{now.manifest.sources[0].path}: its rows are already in {before.folder}, with other names or bytes: "
+                f"{sum(split.rows for split in now.manifest.splits.values()):,} rows with the same labels, first and "
+                "last time; give new files only"
+            )
+
+
+def _facts_of_rows(dataset: Dataset) -> tuple[object, ...]:
+    splits = dataset.manifest.splits.values()
+    return sum(split.rows for split in splits), sum(split.positives for split in splits), dataset.manifest.times
+
+
 def growth_of(
     parent: Dataset | None, times: Times | None, expire_after: str | None, *, compact: bool = False
 ) -> GrowthRules:

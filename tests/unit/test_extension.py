@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.vocabulary import VocabularyLookup
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import Dataset, Times
+from rayrec.inspection.gate import _odd_times
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.extension import require_other_rows
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 
@@ -172,6 +175,62 @@ def test_rows_with_the_ids_that_they_had_before(days: list[Dataset]) -> None:
         assert not encoded.equals(expected), "or nothing is shown"
         turned_back = EarlierIds(now.schema, now.folder, before.schema, before.folder)
         assert turned_back(encoded).to_pydict() == expected.to_pydict()
+
+
+def _other_order(rows: list[Row]) -> list[Row]:
+    return rows[::-1]
+
+
+def _one_label_changed(rows: list[Row]) -> list[Row]:
+    return [{**rows[0], "click": 1 - rows[0]["click"]}, *rows[1:]]
+
+
+AGAIN: dict[str, tuple[Any, int, bool]] = {
+    "yesterday's rows in another order": (_other_order, 1, True),
+    "the first day's rows and a newline": (lambda rows: [*rows], 0, True),
+    "other labels": (_one_label_changed, 1, False),
+    "a row less": (lambda rows: rows[1:], 1, False),
+    "a new day": (_other_order, 2, False),
+}
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_rows_of_an_earlier_day_are_known_under_other_names(case: str, tmp_path: Path) -> None:
+    change, day, is_known = AGAIN[case]
+    dataset = None
+    for number in range(2):
+        file = write_csv(tmp_path / f"{number}.csv", rows_of_day(number))
+        dataset = preprocess(tmp_path / f"dataset-{number}", [file], dataset)
+        require_other_rows(dataset)
+    again = write_csv(tmp_path / "again.csv", change(rows_of_day(day)))
+    again.write_text(again.read_text() + "\n")
+    dataset = preprocess(tmp_path / "again", [again], dataset)
+    if is_known:
+        with pytest.raises(UserError, match=rf"again.csv: its rows are already in .*dataset-{day}, with other names"):
+            require_other_rows(dataset)
+    else:
+        require_other_rows(dataset)
+
+
+TIMES: dict[str, tuple[tuple[str, str], str | None]] = {
+    # the day before is 2026-03-02T00:00 to 2026-03-02T23:00
+    "the next day": (("2026-03-03T00:00", "2026-03-03T23:00"), None),
+    "two months later": (("2026-05-03T00:00", "2026-05-03T23:00"), None),
+    "a few late rows": (("2026-03-02T20:00", "2026-03-03T23:00"), None),
+    "ten years on": (("2036-03-03T00:00", "2036-03-03T23:00"), "years apart"),
+    "the epoch": (("1970-01-01T00:00", "1970-01-01T23:00"), "years apart"),
+    "half of the day before": (("2026-03-02T12:00", "2026-03-03T12:00"), "given twice"),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_odd_times_are_said(case: str) -> None:
+    given, word = TIMES[case]
+    of_days = (given, ("2026-03-02T00:00", "2026-03-02T23:00"))
+    times = [[float(np.datetime64(time, "s").astype(int)) for time in one] for one in of_days]
+    now, before = (Mock(manifest=Mock(times=Times(first=first, last=last))) for first, last in times)
+    said = list(_odd_times(now, before))
+    assert len(said) == (word is not None) and all(word in text for text in said if word)
 
 
 def test_values_are_numbered_anew_when_they_are_to_be_compact(tmp_path: Path) -> None:
