@@ -121,7 +121,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     """
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _is_number(kind.value_type) or _is_text(kind.value_type)
-    others = (pa.types.is_boolean, pa.types.is_null, pa.types.is_timestamp, pa.types.is_date)
+    others = (pa.types.is_boolean, pa.types.is_null, pa.types.is_timestamp, pa.types.is_date, pa.types.is_duration)
     return _is_number(kind) or _is_text(kind) or any(is_other(kind) for is_other in others)
 
 

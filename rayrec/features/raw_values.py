@@ -34,6 +34,10 @@ _PLAIN_TYPES = ("number", "integer", "numbers", "integers")
 """Types of columns whose values, if Arrow has them in this type, are read as they are."""
 _LOCAL = r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?"
 _ZONED = r"\d{4}-\d\d-\d\d[T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)"
+PERIODS = "pandas.period"
+"""Arrow's name of pandas' periods, which it stores as integers that pandas numbers them by."""
+NO_PERIODS = "holds periods, which only pandas can read; give them as texts, by astype(str)"
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds of a unit of time that is counted from 1970."""
 
@@ -41,18 +45,24 @@ _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     """Return (n,) values of the type `raw.arrow`, and which of them could not be read; these are null in the values.
 
-    `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, lists, or a dictionary of
-    them. Blanks around texts say nothing; empty texts and those of `raw.null_values` are missing. Numbers are read from
-    text as Arrow reads float64, integers as decimal digits, also of whole floats, after people's way to write them if
-    the column has one (`rayrec.features.number_formats`); booleans are 1 and 0. Texts are spelled in the column's form
-    (`rayrec.features.text_forms`). A local time that the clocks skip is the moment of their change; of one that they
-    repeat, the first counts. Raises UserError naming the column if no value of this type of column can be read.
+    `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, durations (their
+    seconds), uuids, lists, or a dictionary of them. Blanks around texts say nothing; empty texts and those of
+    `raw.null_values` are missing. Numbers are read from text as Arrow reads float64, integers as decimal digits, also
+    of whole floats, after people's way to write them if the column has one (`rayrec.features.number_formats`); booleans
+    are 1 and 0. Texts are spelled in the column's form (`rayrec.features.text_forms`). A local time that the clocks
+    skip is the moment of their change; of one that they repeat, the first counts. Raises UserError naming the column if
+    no value of this type of column can be read.
     """
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), raw.arrow), _none_of(column)
     if isinstance(kind, pa.BaseExtensionType):
-        return read_column(column.storage, raw)
+        if kind.extension_name == PERIODS:
+            raise UserError(f"column '{raw.name}': {NO_PERIODS}")
+        return read_column(_of_uuids(column) if kind.extension_name == "arrow.uuid" else column.storage, raw)
+    if pa.types.is_duration(kind):
+        seconds = column.cast(pa.int64()).cast(pa.float64(), safe=False)
+        return read_column(pc.divide(seconds, float(_PER_SECOND[kind.unit])), raw)
     if pa.types.is_run_end_encoded(kind):
         return read_column(pc.run_end_decode(column), raw)
     if pa.types.is_dictionary(kind):
@@ -71,8 +81,18 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
             column, no_number = _plainly(column, raw)
             wrong = no_number if wrong is None else wrong | no_number
     read = {"number": _numbers, "integer": _integers, "text": _texts, "time": _times}.get(raw.type, _lists)
-    values, unreadable = read(column, raw)
+    try:
+        values, unreadable = read(column, raw)
+    except pa.ArrowNotImplementedError:  # a type that Arrow makes nothing else of
+        raise _no_type(column, raw) from None
     return values, unreadable if wrong is None else unreadable | wrong
+
+
+def _of_uuids(column: pa.Array) -> pa.Array:
+    """Return (n,) uuids as the texts that people write."""
+    given = column.storage.to_pylist()
+    digits = (None if value is None else value.hex() for value in given)
+    return pa.array([d and f"{d[:8]}-{d[8:12]}-{d[12:16]}-{d[16:20]}-{d[20:]}" for d in digits], pa.string())
 
 
 def _plainly(texts: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
@@ -208,11 +228,13 @@ def _texts(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     unreadable = _none_of(column)
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
-        column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
-    if not _is_text(kind):
+    if pa.types.is_float16(kind):  # Arrow would write 0.1 as 0.099975586
+        column = pa.array([None if number is None else str(np.float16(number)) for number in column.to_pylist()])
+    elif not _is_text(kind):
         column, unreadable = _cast(column, pa.string())
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        column = in_form(column, "number")
+        # Those that may have lost digits still show it, until the column's form is known.
+        column = pc.if_else(pc.match_substring(column, "e+"), column, in_form(column, "number"))
     elif pa.types.is_temporal(kind):
         column = pc.replace_substring_regex(column, r"\.0+([+-]\d+|Z)?$", r"\1")
     return _as_the_column_has_them(in_form(column, raw.form), raw), unreadable

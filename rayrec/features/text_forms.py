@@ -7,6 +7,8 @@ states, and files and requests are read with:
 - `number`: numbers are spelled as JSON and SQL spell them, so `517`, `517.0` and `+517` are `517`, `3.50` is `3.5` and
   `1e+16` is `10000000000000000`. Booleans (`true`, `True`, `TRUE`, ...) are `1` and `0`.
 - `boolean`: as `number`, but `1` and `0` are `true` and `false`.
+- `time`: as `number`, and times are spelled in one way: a day as a text, a date or a timestamp is `2024-05-01`, and
+  `2024-05-01T10:00:00.500` is `2024-05-01 10:00:00.5`.
 - `text`: every text is its own value, for texts such as versions, of which `1.10` is not `1.1`.
 
 In every form blanks around a value say nothing, and digits with leading zeros (`007`), `1e5` and words stay.
@@ -23,7 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-TextForm = Literal["number", "boolean", "text"]
+from rayrec.common.errors import UserError
+
+TextForm = Literal["number", "boolean", "time", "text"]
 
 BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """The spellings of booleans, and their numbers."""
@@ -37,7 +41,16 @@ _CHANGED = (
     rf"{'|'.join(BOOLEANS)}"
 )
 """The texts that the form `number` may change."""
-_CHANGED_HERE = {"number": re.compile(_CHANGED), "boolean": re.compile(f"{_CHANGED}|[01]")}
+_DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = re.compile(rf"({_DAY})[ T]([0-9]{{2}}:[0-9]{{2}})(:[0-9]{{2}})?(\.[0-9]+)?(Z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?")
+_UTC = re.compile(r"[+-]00(:?00)?")
+_CHANGED_HERE = {
+    "number": re.compile(_CHANGED),
+    "boolean": re.compile(f"{_CHANGED}|[01]"),
+    "time": re.compile(f"{_CHANGED}|{_TIME.pattern}"),
+}
+_LONG_INTEGER, _LONG_FLOAT = "^-?[0-9]{17,}$", r"^-?[0-9](\.[0-9]+)?[eE]\+(1[6-9]|[2-9][0-9])$"
+"""Integers that floats hold only about, and such floats."""
 _MARKED = re.compile("[.+-]|rue|RUE|alse|ALSE")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][+-][0-9]{2,3})?")
 _FRACTION = r"^[+-]?[0-9]*\.(?P<digits>[0-9]+)$"
@@ -117,7 +130,12 @@ def few_in_form(texts: list[str | None], form: TextForm) -> list[str | None]:
 
 
 def _spelled(text: str, form: TextForm) -> str:
-    """Spell a text that `_CHANGED` matches."""
+    """Spell a text that `_CHANGED_HERE` matches."""
+    if form == "time" and (time := _TIME.fullmatch(text)):
+        day, minute, second, fraction, zone = (part or "" for part in time.groups())
+        clock = f"{minute}{second or ':00'}{fraction.rstrip('0').rstrip('.')}"
+        zone = "Z" if _UTC.fullmatch(zone) else zone
+        return day if clock == "00:00:00" and not zone else f"{day} {clock}{zone}"
     spelled = BOOLEANS.get(text)
     if spelled is None:
         if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
@@ -138,26 +156,43 @@ class TextFacts(NamedTuple):
     """The fewest and the most digits after a point; None without any."""
     has_closing_zeros: bool = False
     """Whether a fraction other than 0 ends in a zero, which no program writes that knows numbers."""
+    has_days: bool = False
+    """Whether days or times are there, as ISO 8601 writes them."""
+    long_integer: str | None = None
+    """An integer that no float holds exactly, of 17 digits or more; None without any."""
+    long_float: str | None = None
+    """A float of such a size."""
 
     @classmethod
     def of(cls, texts: pa.Array) -> "TextFacts":
         """Look at (n,) texts (string or large_string)."""
-        has_booleans = _has_booleans(texts)
+        facts = cls(_has_booleans(texts))
+        if _has_byte(texts, b"-"):
+            facts = facts._replace(has_days=pc.any(pc.match_substring_regex(texts, f"^{_DAY}([ T]|$)")).as_py())
+        if _has_byte(texts, b"+"):
+            facts = facts._replace(long_float=_first_match(texts, _LONG_FLOAT))
+        if (np.diff(_content(texts)[0]) >= 17).any():
+            facts = facts._replace(long_integer=_first_match(texts, _LONG_INTEGER))
         if not _has_byte(texts, b"."):
-            return cls(has_booleans)
+            return facts
         fractions = pc.extract_regex(texts.unique(), _FRACTION).drop_null().field("digits")
         if not len(fractions):
-            return cls(has_booleans)
+            return facts
         shortest, longest = pc.min_max(pc.binary_length(fractions)).as_py().values()
         closing = pc.any(pc.match_substring_regex(fractions, "[1-9]0+$")).as_py()
-        return cls(has_booleans, (shortest, longest), closing)
+        return facts._replace(fraction_lengths=(shortest, longest), has_closing_zeros=closing)
 
     def __or__(self, other: "TextFacts") -> "TextFacts":
         """Return the facts of the texts of both."""
         lengths = [lengths for lengths in (self.fraction_lengths, other.fraction_lengths) if lengths is not None]
         bounds = (min(low for low, _ in lengths), max(high for _, high in lengths)) if lengths else None
         return TextFacts(
-            self.has_booleans or other.has_booleans, bounds, self.has_closing_zeros or other.has_closing_zeros
+            self.has_booleans or other.has_booleans,
+            bounds,
+            self.has_closing_zeros or other.has_closing_zeros,
+            self.has_days or other.has_days,
+            self.long_integer or other.long_integer,
+            self.long_float or other.long_float,
         )
 
     @property
@@ -170,12 +205,26 @@ class TextFacts(NamedTuple):
         lengths = self.fraction_lengths
         if self.has_closing_zeros and lengths is not None and lengths[0] != lengths[1]:
             return "text"
-        return "boolean" if self.has_booleans else "number"
+        return "boolean" if self.has_booleans else "time" if self.has_days else "number"
 
 
-def form_of(facts: Iterable[TextFacts]) -> TextForm:
-    """Return the form of a column, from the facts of its parts."""
-    return reduce(TextFacts.__or__, facts, TextFacts()).form
+def form_of(name: str, facts: Iterable[TextFacts]) -> TextForm:
+    """Return the form of a column, from the facts of its parts.
+
+    Raises UserError if one id may be two values, as some of the files hold long ids as floats.
+    """
+    of_all = reduce(TextFacts.__or__, facts, TextFacts())
+    if of_all.long_integer is not None and of_all.long_float is not None:
+        raise UserError(
+            f"column '{name}': has integers such as {of_all.long_integer} and floats such as {of_all.long_float}, "
+            "which do not hold so many digits, so that one id would be two values; write all as integers or texts"
+        )
+    return of_all.form
+
+
+def _first_match(texts: pa.Array, pattern: str) -> str | None:
+    matches = texts.filter(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
+    return matches[0].as_py() if len(matches) else None
 
 
 def _content(texts: pa.Array) -> tuple[NDArray[np.integer], NDArray[np.uint8]]:

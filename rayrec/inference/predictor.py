@@ -115,12 +115,16 @@ class Predictor(Scorer):
         `predict`.
         """
         if isinstance(rows, pa.RecordBatch):
-            return self.raw_rows.from_batch(rows)
+            return self.raw_rows.require_in_range(self.raw_rows.from_batch(rows))
         if isinstance(rows, (Mapping, str)):
             raise UserError("rows: give a list of rows (objects of feature names and values), not a single row")
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
         if hasattr(rows, "iloc"):  # pandas' columns may have values of several types
+            # The index may be a feature.
+            given = {*self.raw_rows.named(rows.columns)}
+            levels = [name for name in rows.index.names if name is not None and name not in given]
+            rows = rows.reset_index([name for name in levels if name in self.raw_rows.columns.names])
             names = self.raw_rows.named(rows.columns)
             self.raw_rows.require_features(names)
             needed = [place for place, name in enumerate(names) if not self.raw_rows.is_unneeded(name)]
@@ -130,7 +134,7 @@ class Predictor(Scorer):
             names = self.raw_rows.named(table.column_names)
             self.raw_rows.require_features(names)
             columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
-        return self.raw_rows.from_columns(columns, len(rows))
+        return self.raw_rows.require_in_range(self.raw_rows.from_columns(columns, len(rows)))
 
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what `_inputs` does, for a few encoded rows."""
@@ -156,6 +160,8 @@ class Predictor(Scorer):
 
 def _values_of(column: "pd.Series[Any]") -> Values:
     """Return the values of a pandas column: Arrow's array, or a list if their types differ."""
+    if hasattr(column.dtype, "freq"):  # periods, of which Arrow would show the numbers that pandas gives them
+        column = column.astype("string")
     try:
         found = pa.Array.from_pandas(column)
     except (pa.ArrowException, TypeError, ValueError):

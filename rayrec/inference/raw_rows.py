@@ -128,12 +128,12 @@ class RawRows:
                 others = [(name, value) for name, value in row.items() if name not in known]
                 if any(isinstance(value, Mapping) or self._is_missing_object(name, value) for name, value in others):
                     return self._of_known_names(list(map(self._flat, rows)))
-                unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
-                if unknown is not None and self._column(unknown) in self._known:
+                unknown = [name for name, _ in others if not self.is_unneeded(name)]
+                if unknown and self._column(unknown[0]) in self._known:
                     self.require_features(self.named(row))
                     return self._of_known_names([self._renamed(row) for row in rows])
-                if unknown is not None:
-                    raise UserError(f"row {index}: {self.unknown(unknown)}")
+                if unknown:
+                    raise UserError(f"row {index}: {self.unknown(unknown[0])}")
                 # Rows have the same columns, as a rule; a set for each row would take long if they do not.
                 known = known if isinstance(known, set) else set(known)
                 known.update(row)
@@ -159,7 +159,7 @@ class RawRows:
             if not set(map(type, values)) <= _PLAIN[raw.type]:
                 continue
             with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
-                together, unreadable = read_column(pa.array(values, raw.arrow), raw)
+                together, unreadable = read_column(pa.array(values, raw.arrow, from_pandas=True), raw)
                 if not unreadable.any() and (raw.type != "number" or _in_range(together)):
                     columns |= {name: together.slice(place * len(rows), len(rows)) for place, name in enumerate(names)}
         return columns
@@ -187,6 +187,12 @@ class RawRows:
             if name not in columns:
                 columns[name] = _column(raw, given[name]) if name in given else pa.nulls(rows, raw.arrow)
         return self.checked([columns[name] for name in self._raw])
+
+    def require_in_range(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return checked rows. Raises UserError naming the first number that is none of the model's, infinity too."""
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            _require_in_range(name, column)
+        return rows
 
     def named(self, names: Iterable[Any]) -> list[str]:
         """Return names of columns as the schema has them.
@@ -270,9 +276,8 @@ def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -
 def _column(raw: RawColumn, values: Values) -> pa.Array:
     """Read the values of one column. Raises UserError naming the row of the first one that is wrong."""
     column, unreadable = read_values(values, raw)
-    if isinstance(values, list) and raw.type in {"number", "numbers"} and not _in_range(column):
-        row = next(row for row in range(len(column)) if not _in_range(column[row : row + 1]))
-        raise UserError(f"row {row}, '{raw.name}': a number is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
+    if isinstance(values, list):
+        _require_in_range(raw.name, column)
     if unreadable.any():
         row = int(unreadable.argmax())
         value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
@@ -284,8 +289,14 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
 
 
 def _in_range(column: pa.Array) -> bool:
-    numbers = (column.flatten() if pa.types.is_list(column.type) else column).drop_null().to_numpy()
-    return bool((np.abs(numbers) <= _FLOAT32_MAX).all())
+    numbers = (column.flatten() if pa.types.is_list(column.type) else column).drop_null()
+    return not pa.types.is_floating(numbers.type) or not (np.abs(numbers.to_numpy()) > _FLOAT32_MAX).any()
+
+
+def _require_in_range(name: str, column: pa.Array) -> None:
+    if not _in_range(column):
+        row = next(row for row in range(len(column)) if not _in_range(column[row : row + 1]))
+        raise UserError(f"row {row}, '{name}': a number is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
 
 
 def _is_short(value: Real) -> bool:

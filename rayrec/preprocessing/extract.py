@@ -94,7 +94,7 @@ class Extracted(NamedTuple):
 def text_forms(chunks: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
     """Return the form of each column of texts, from what all chunks say of it."""
     names = {name for chunk in chunks for name in chunk.texts}
-    return {name: form_of(chunk.texts[name] for chunk in chunks if name in chunk.texts) for name in names}
+    return {name: form_of(name, (chunk.texts[name] for chunk in chunks if name in chunk.texts)) for name in names}
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:

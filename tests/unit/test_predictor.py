@@ -1,5 +1,6 @@
 """The predictor gives the scores of the model's own forward pass, whatever the form and the number of rows."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
@@ -102,6 +103,16 @@ WRONG = {
     "unknown column": (pd.DataFrame({"I11": [1]}), "unknown feature 'I11'; did you mean 'I1'"),
     "texts for numbers": (pd.DataFrame({"I1": ["1", "1,5"]}), "row 1, 'I1': the string '1,5'; needs a number, or null"),
     "lists for texts": (pa.record_batch({"C1": [["a"]]}), "column 'C1': holds list<item: string>, needs a text"),
+    "infinity in a frame": (pd.DataFrame({"I1": [1, math.inf]}), "row 1, 'I1': a number is out of range"),
+    "infinity in a text": (pd.DataFrame({"I1": ["1", "-inf"]}), "row 1, 'I1': a number is out of range"),
+    "infinity in Arrow": (pa.table({"I1": [-math.inf]}), "row 0, 'I1': a number is out of range"),
+    "infinity in a batch": (pa.record_batch({"I1": [1e39]}), "row 0, 'I1': a number is out of range"),
+    "infinity in a row": ([{"I1": math.inf}], "row 0, 'I1': a number is out of range"),
+    "None as a name": ([{"I1": 1}, {None: 1}], "row 1: unknown feature 'None'"),
+    "periods in Arrow": (
+        pa.Table.from_pandas(pd.DataFrame({"C1": pd.period_range("2024-05", periods=2, freq="M")})),
+        r"column 'C1': holds periods, .*; give them as texts, by astype\(str\)",
+    ),
     "mixed column": (
         pd.DataFrame({"I1": pd.Series([1, "a"], dtype=object)}),
         "row 1, 'I1': the string 'a'; needs a num",
@@ -115,6 +126,22 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     folder = tmp_path_factory.mktemp("wrong") / "model"
     make_model_folder(folder)
     return load_model(folder)
+
+
+def test_a_feature_may_be_the_index_of_a_frame(predictor: Predictor) -> None:
+    frame = pd.DataFrame(make_raw_rows(predictor.schema, 50))
+    scores = predictor.predict(frame)
+    assert len(set(scores)) > 1
+    for index in (["C1"], ["I1", "C1"]):
+        np.testing.assert_array_equal(predictor.predict(frame.set_index(index)), scores)
+        np.testing.assert_array_equal(predictor.predict(frame.set_index(index, drop=False)), scores)
+    np.testing.assert_array_equal(predictor.predict(frame.rename_axis("row")), scores)
+
+
+def test_periods_are_the_texts_that_pandas_shows(predictor: Predictor) -> None:
+    periods = pd.Series(pd.period_range("2024-05-01", periods=3, freq="D")).mask([False, False, True])
+    columns = predictor.columns_of(pd.DataFrame({"C1": periods}))
+    assert columns["C1"].to_pylist() == ["2024-05-01", "2024-05-02", None]
 
 
 @pytest.mark.parametrize("case", WRONG)

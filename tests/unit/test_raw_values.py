@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -146,6 +147,21 @@ ARROW: dict[str, tuple[pa.Array, RawColumn, list[Any]]] = {
     "decimals as texts": (pa.array([Decimal("7.00"), Decimal("7.50")]), column("text"), ["7", "7.5"]),
     "booleans as texts": (pa.array([True, False, None]), column("text"), ["true", "false", None]),
     "binary as texts": (pa.array([b"a", b"\xff", None]), column("text"), ["a", BAD, None]),
+    "half floats as texts": (pa.array(np.array([0.1, 7, math.nan], np.float16)), column("text"), ["0.1", "7", None]),
+    "days as texts": (pa.array([dt.date(2024, 5, 1)]), column("text", form="time"), ["2024-05-01"]),
+    "midnights as texts": (
+        pa.array([dt.datetime(2024, 5, 1), dt.datetime(2024, 5, 1, 9, 0, 0, 500_000)], pa.timestamp("ns")),
+        column("text", form="time"),
+        ["2024-05-01", "2024-05-01 09:00:00.5"],
+    ),
+    "durations as numbers": (pa.array([1_500, -3_000, None], pa.duration("ms")), column("number"), [1.5, -3.0, None]),
+    "durations as texts": (pa.array([2_000_000], pa.duration("us")), column("text"), ["2"]),
+    "uuids": (
+        pa.array([bytes(range(16)), None], pa.uuid()),
+        column("text"),
+        ["00010203-0405-0607-0809-0a0b0c0d0e0f", None],
+    ),
+    "bytes of a fixed size": (pa.array([b"ab", b"\xff\xff"], pa.binary(2)), column("text"), ["ab", BAD]),
     "nothing": (pa.nulls(2), column("texts"), [None, None]),
     "dates": (pa.array([dt.date(2024, 1, 2)]), column("time", zone="Asia/Tokyo"), [utc("2024-01-01 15:00")]),
     "local times": (
@@ -190,6 +206,7 @@ def test_a_column_of_the_right_type_is_not_copied() -> None:
         (pa.array([dt.date(2024, 1, 2)]), column("number"), "column 'x': holds date32[day], needs a number"),
         (pa.array([["a"]]), column("integer"), "column 'x': holds list<item: string>, needs an integer"),
         (pa.array([True]), column("time"), "column 'x': holds bool, needs a time as ISO 8601 writes it"),
+        (pa.nulls(1, pa.month_day_nano_interval()), column("text"), "holds month_day_nano_interval, needs a text"),
         (pa.array(["a b"]), column("texts"), "column 'x': holds string, needs a list of texts; give its `separator`"),
         (
             pa.array([7]),

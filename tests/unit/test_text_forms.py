@@ -1,6 +1,7 @@
 """One value has one spelling, however a tool wrote it; what is meant as text stays."""
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.common.errors import UserError
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_values
 from rayrec.features.text_forms import TextFacts, TextForm, form_of, in_form, without_blanks
@@ -22,6 +24,12 @@ SPELLED: dict[TextForm, dict[str, str]] = {
         "12345678901234567890.0": "12345678901234567890",
     },
     "boolean": {"True": "true", "FALSE": "false", "1": "true", "0.0": "false", "1.0": "true", "2.0": "2"},
+    "time": {
+        "517.0": "517", "2024-05-01 00:00:00": "2024-05-01", "2024-05-01T00:00:00.000": "2024-05-01",
+        "2024-05-01T00:00": "2024-05-01", "2024-05-01T10:00:00.500": "2024-05-01 10:00:00.5",
+        "2024-05-01 10:00": "2024-05-01 10:00:00", "2024-05-01T00:00:00+00:00": "2024-05-01 00:00:00Z",
+        "2024-05-01T10:00:00+02:00": "2024-05-01 10:00:00+02:00", "2024-05-01": "2024-05-01",
+    },
     "text": {},
 }  # fmt: skip
 STAYS = (
@@ -85,8 +93,21 @@ FORMS: dict[str, tuple[list[str], TextForm]] = {
     "versions": (["1.0", "1.1", "1.10", "2.0"], "text"),
     "flags": (["True", "False"], "boolean"),
     "flags and others": (["true", "maybe"], "boolean"),
+    "days": (["2024-05-01", "unknown"], "time"),
+    "days and flags": (["2024-05-01T00:00:00", "true"], "boolean"),
+    "long ids": (["12345678901234567", "1.5"], "number"),
+    "long floats": (["1.2345678901234567e+18", "7"], "number"),
     "nothing": ([], "number"),
 }
+
+
+def test_ids_that_are_integers_here_and_floats_there_are_refused() -> None:
+    for written in ("1.2345678901234568e+18", "1.23457E+18"):
+        parts = [TextFacts.of(pa.array([text, "7"])) for text in ("1234567890123456789", written)]
+        with pytest.raises(
+            UserError, match=f"column 'user': has .* 1234567890123456789 .* {re.escape(written)}, which do"
+        ):
+            form_of("user", parts)
 
 
 @pytest.mark.parametrize("case", FORMS)
@@ -94,7 +115,7 @@ def test_the_form_follows_from_all_values_however_they_are_cut(case: str) -> Non
     texts, form = FORMS[case]
     for cut in range(len(texts) + 1):
         parts = [TextFacts.of(pa.array(part, pa.string())) for part in (texts[:cut], texts[cut:])]
-        assert form_of(parts) == form
+        assert form_of("x", parts) == form
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {

@@ -212,3 +212,45 @@ def test_blanks_around_names_say_nothing(datasets: dict[str, Dataset]) -> None:
     assert raw_rows.from_batch(pa.record_batch({" item": [517], "site\t": ["news"]})).equals(expected)
     with pytest.raises(UserError, match="'item': given 2 times"):
         raw_rows.from_rows([{"item": 517, " item": 518}])
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_long_ids_that_one_of_two_files_holds_as_floats_are_refused(tmp_path: Path, ending: str) -> None:
+    write: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+        "csv": lambda table, path: table.to_csv(path, index=False),
+        "jsonl": lambda table, path: _lines(path, table.to_dict("records")),
+        "parquet": lambda table, path: table.to_parquet(path),
+    }
+    table = pd.DataFrame({"click": [0, 1] * 100, "user": 1234567890123456789 + np.arange(200)})
+    write[ending](table, tmp_path / f"a.{ending}")
+    write[ending](table.astype({"user": float}), tmp_path / f"b.{ending}")
+    files = [str(tmp_path / f"{name}.{ending}") for name in "ab"]
+    source = {"kind": "table", "label": "click", "features": [{"kind": "categorical", "columns": "user"}]}
+    recipe = make_recipe(source=source, preprocess={"split": {"kind": "files"}, "frequency_limit": 1})
+    with pytest.raises(UserError, match=r"'user': has integers such as 123456789\d+ and floats such as 1\.23\d+e\+18,"):
+        preprocessing(recipe, {"train": files}, tmp_path / "dataset").run(EmbeddedEngine(2))
+    for number, file in enumerate(files):
+        preprocessing(recipe, {"train": [file]}, tmp_path / f"dataset-{number}").run(EmbeddedEngine(2))
+
+
+def test_a_day_is_one_value_as_text_date_and_timestamp(tmp_path: Path) -> None:
+    days = pd.date_range("2024-05-01", periods=4)[np.arange(200) % 4]
+    clicks = {"click": [0, 1] * 100}
+    pq.write_table(pa.table({**clicks, "since": pa.array(days.date)}), tmp_path / "dates.parquet")
+    pq.write_table(pa.table({**clicks, "since": pa.array(days)}), tmp_path / "times.parquet")
+    texts = pd.DataFrame({**clicks, "since": days.map(pd.Timestamp.isoformat)})
+    _lines(tmp_path / "texts.jsonl", texts.to_dict("records"))
+    texts.to_csv(tmp_path / "texts.csv", index=False)
+    source = {"kind": "table", "label": "click", "features": [{"kind": "categorical", "columns": "since"}]}
+    recipe = make_recipe(source=source, preprocess={"split": {"kind": "files"}, "frequency_limit": 1})
+    found = []
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        preprocessing(recipe, {"train": [str(path)]}, tmp_path / f"dataset-{number}").run(EmbeddedEngine(2))
+        found.append(Dataset.open(tmp_path / f"dataset-{number}"))
+    day = days[1]
+    for dataset in found:
+        assert _rows(dataset).equals(_rows(found[0]))
+        encoder, raw_rows = FeatureEncoder(dataset.schema, dataset.folder), RawRows(dataset.schema)
+        ways = [str(day), day.isoformat(), day.date(), day.to_pydatetime(), "2024-05-02"]
+        ids = {encoder.encode(raw_rows.from_rows([{"since": value}]))["since"][0].as_py() for value in ways}
+        assert len(ids) == 1 and ids != {0}

@@ -291,7 +291,7 @@ class _ScoreChunks:
     ) -> tuple[pa.RecordBatch, dict[str, UnknownValues], AmpError]:
         """Return the rows of `scores/`, the values that the model does not know, and the error of mixed precision."""
         predictor = self._predictor
-        raw = predictor.columns_of(rows.select([name for name in rows.schema.names if name in self._features]))
+        raw = predictor.raw_rows.from_batch(rows.select([name for name in rows.schema.names if name in self._features]))
         encoded = predictor.encode(raw)
         label = self._reader.label
         labels = rows[label] if label in rows.schema.names else pa.nulls(len(rows), pa.float32())

@@ -68,6 +68,9 @@ def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named
         seconds = distinct.cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
         texts = [text.removesuffix(".000000") for text in distinct.cast(pa.string()).to_pylist()]
         return ColumnProfile(name, shown, "time", codes, texts, time_format="iso", seconds=seconds)
+    if pa.types.is_duration(kind):
+        array, _ = read_column(array, RawColumn(name=name, type="number"))
+        return _typed_numbers(name, array, shown)
     if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return _with_time(_typed_numbers(name, array, shown), named)
     # Whatever else preprocessing reads as texts: those of delimited files say themselves what they are.

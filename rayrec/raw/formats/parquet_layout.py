@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.features.nested_fields import flat_batch, flat_schema
+from rayrec.features.raw_values import NO_PERIODS, PERIODS
 from rayrec.raw.formats.row_types import RawCells, as_python
 from rayrec.raw.input_files import Chunk, InputFile
 
@@ -57,6 +58,11 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
 def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
+        for field in file.schema_arrow:
+            # Without pandas in this process, Arrow reads their integers.
+            is_period = (field.metadata or {}).get(b"ARROW:extension:name") == PERIODS.encode()
+            if is_period and field.name in columns:
+                raise UserError(f"{chunk.file.name}: column '{field.name}' {NO_PERIODS}")
         found = row_groups(file.metadata)
         groups = [number for number, group in enumerate(found) if _begins_in(chunk, group)]
         if groups:
