@@ -21,8 +21,9 @@ from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.metrics.estimates import stability_index
+from rayrec.preprocessing.vocabularies import read_counts
 from rayrec.raw.blocks import Cell
 from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text, label_column
 from rayrec.raw.input_files import list_inputs
@@ -36,6 +37,8 @@ _REFERENCE_ROWS = 20_000
 _FREQUENT = 20
 """Ids that are compared one by one; all others are one cell."""
 _BINS = 10
+_EXPLAINED = 0.9
+"""Share of unknown values that have to be new, not missing, to explain a drift."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,52 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
     rows_before, rows = (
         pa.concat_batches(list(of.rows("train", names, _REFERENCE_ROWS, spread=True))) for of in (parent, dataset)
     )
+    own = rows
     rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
     rows = _with_numbers_of(rows, dataset.schema, parent.schema)
     for feature in dataset.schema.features:
-        columns = [of.column(feature.name) for of in (rows_before, rows)]
-        distinct = [len(pc.unique(pa.array(_flat(column)))) for column in columns]
-        drift = _feature_drift(feature, *columns)
-        found.append(replace(drift, became_constant=distinct[0] > 1 == distinct[1] and len(rows) > 1))
+        distinct, distinct_before = (
+            len(pc.unique(pa.array(_flat(of.column(feature.name))))) for of in (own, rows_before)
+        )
+        drift = _feature_drift(feature, rows_before.column(feature.name), rows.column(feature.name))
+        found.append(replace(drift, became_constant=distinct_before > 1 == distinct and len(rows) > 1))
     return found
+
+
+def is_explained_by_new_values(drift: FeatureDrift, dataset: Dataset, parent: Dataset) -> bool:
+    """Tell whether a feature has drifted as the rows of an extension have new values that look like the earlier ones.
+
+    New items come every day. The same items in another form (`U-7` for `u7`, `7.0` for `7`) come by mistake, and
+    missing values are none.
+    """
+    if drift.unknown_share is None or drift.unknown_share_before is None:
+        return False
+    (before, _), (now, counts) = (_counted_values(of, drift.name) for of in (parent, dataset))
+    is_new = pc.invert(pc.is_in(now, value_set=before)).to_numpy(zero_copy_only=False)
+    unknown = drift.unknown_share * dataset.split("train").rows
+    if not len(before) or counts[is_new].sum() < _EXPLAINED * unknown:
+        return False
+    # Each kind of characters that a value consists of is a cell.
+    kinds = [
+        Counter(map(_characters, values.slice(0, _REFERENCE_ROWS).to_pylist()))
+        for values in (before, now.filter(is_new))
+    ]
+    cells = list(kinds[0] | kinds[1])
+    index = drift_of_counts(drift.name, drift.kind, *(np.array([of[cell] for cell in cells]) for of in kinds))
+    return not index.has_drifted
+
+
+def _counted_values(dataset: Dataset, name: str) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the values of a feature (string), listed or not, of all days, and how often each was there."""
+    found = [rows for path in dataset.files_in(COUNTS_FOLDER) for _, rows in read_counts(path, [name])]
+    table = pa.Table.from_batches(found) if found else pa.table({"value": pa.array([], pa.string()), "count": []})
+    return table["value"].combine_chunks(), table["count"].to_numpy()
+
+
+def _characters(value: str) -> tuple[str, ...]:
+    """Return the kinds of characters of a value, and whether it begins with a zero as a number does not."""
+    kinds = {"0" if c.isdigit() else "a" if c.islower() else "A" if c.isupper() else c for c in value}
+    return (*sorted(kinds), "00" if value[:1] == "0" else "")
 
 
 def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift], dict[str, str]]:

@@ -15,7 +15,7 @@ from rayrec.features.id_meanings import EarlierIds
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.drift import FeatureDrift, drift_of_extension
+from rayrec.inspection.drift import FeatureDrift, drift_of_extension, is_explained_by_new_values
 from rayrec.metrics.auc import ScoresOfClass, auc_influences
 from rayrec.metrics.binary import log_losses
 from rayrec.metrics.estimates import SumsOfRows
@@ -85,16 +85,21 @@ def judge(
         faults += before.faults_on_known_rows(config)
     # Are today's rows unlike those that the serving model has learned from?
     drift = drift_of_extension(dataset, parent)
+    warnings = [*_odd_times(dataset, parent)]
+    warnings += [f"'{feature.name}' has one value in all rows" for feature in drift if feature.became_constant]
     for feature in drift if config.max_drift is not None else ():
         assert config.max_drift is not None
         bound = config.max_drift + feature.chance
-        if feature.index > bound:
+        if feature.index > bound and is_explained_by_new_values(feature, dataset, parent):
+            warnings.append(
+                f"{feature.unknown_share:.0%} of the values of '{feature.name}' are new; they look like others"
+            )
+        elif feature.index > bound:
             faults.append(
                 f"'{feature.name}' has drifted: its stability index against the day before is {feature.index:.2f}, "
                 f"above publish.max_drift ({config.max_drift:g})"
             )
-    warnings = [f"'{feature.name}' has one value in all rows" for feature in drift if feature.became_constant]
-    return Judgement(tuple(faults), judged, comparison, before, tuple(drift), (*_odd_times(dataset, parent), *warnings))
+    return Judgement(tuple(faults), judged, comparison, before, tuple(drift), tuple(warnings))
 
 
 def _odd_times(dataset: Dataset, parent: Dataset) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Datasets that extend others: old ids stay, counts are exact over all days, and what cannot be extended is refused."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset, Times
+from rayrec.inspection.drift import drift_of_extension, is_explained_by_new_values
 from rayrec.inspection.gate import _odd_times
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extension import require_other_rows
@@ -210,6 +211,33 @@ def test_rows_of_an_earlier_day_are_known_under_other_names(case: str, tmp_path:
             require_other_rows(dataset)
     else:
         require_other_rows(dataset)
+
+
+FORMS: dict[str, tuple[Callable[[str], str], bool]] = {
+    "new shops": (lambda shop: f"shop{int(shop[4:]) + 50}", True),
+    "most are new": (lambda shop: shop if shop == "shop1" else f"shop{int(shop[4:]) + 50}", True),
+    "upper case": (str.upper, False),
+    "a prefix": (lambda shop: f"eu:{shop}", False),
+    "numbers alone": (lambda shop: str(int(shop[4:]) + 50), False),
+    "decimals": (lambda shop: f"{shop}.0", False),
+    "missing": (lambda shop: "", False),
+    "mostly missing": (lambda shop: f"{shop}9" if shop == "shop1" else "", False),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_new_values_are_told_from_old_ones_in_another_form(case: str, tmp_path: Path) -> None:
+    change, is_explained = FORMS[case]
+    days = []
+    for number in range(2):
+        rows = rows_of_day(3, rows=90, seed=number)
+        rows = [{**row, "shop": change(row["shop"])} for row in rows] if number else rows
+        file = write_csv(tmp_path / f"{number}.csv", rows)
+        days.append(preprocess(tmp_path / f"dataset-{number}", [file], days[-1] if days else None))
+    shop = next(drift for drift in drift_of_extension(days[1], days[0]) if drift.name == "shop")
+    assert shop.has_drifted
+    assert is_explained_by_new_values(shop, days[1], days[0]) == is_explained
+    assert shop.became_constant == (case == "missing")
 
 
 TIMES: dict[str, tuple[tuple[str, str], str | None]] = {
