@@ -3,6 +3,7 @@
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,6 +104,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),
         "logistic_regression_auc": found.baseline,
+        "crosses": [asdict(cross) for cross in found.crosses],
         "warnings": found.warnings,
         "notes": notes,
         "rejected": {
@@ -188,6 +190,8 @@ def _overview(details: Mapping[str, Any]) -> str:
     lines = [text_table(rows, below="why")]
     if (baseline := details["logistic_regression_auc"]) is not None:
         lines += ["", f"AUC of a logistic regression on these columns: {format_number(baseline)}"]
+        for cross in details["crosses"]:
+            lines.append(f"with the label rate of {' x '.join(cross['keys'])}: {format_number(cross['auc'])}")
     lines += ["", *(f"warning: {warning}" for warning in details["warnings"])] if details["warnings"] else []
     return "\n".join(lines)
 

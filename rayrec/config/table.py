@@ -303,7 +303,7 @@ class RateConfig(Config):
     """A numeric feature `rate_KEY`: the smoothed mean label of rows with the same key."""
 
     keys: Names
-    """Columns of the key."""
+    """Columns of the key: texts, or numbers that are features."""
     smoothing: NonNegativeFloat = 20.0
     """Number of rows with the mean label that are added to each key."""
     transforms: tuple[NumericStep, ...] = (FitStandardize(),)

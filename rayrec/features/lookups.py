@@ -140,7 +140,12 @@ class Lookups:
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
-    """Return (n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
+    """Return (n,) the text that n rows are looked up by, null if one of its key columns is.
+
+    They hold texts, integers, or numbers; those are looked up by their bits, which have one spelling (0 and -0 are one
+    number).
+    """
+    columns = [pc.add(c, 0.0).view(pa.int64()) if pa.types.is_floating(c.type) else c for c in columns]
     if len(columns) == 1 and not pa.types.is_integer(columns[0].type):
         return columns[0]
     if len(columns[0]) <= REQUEST_VALUES:  # three calls of Arrow take longer

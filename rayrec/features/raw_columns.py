@@ -86,7 +86,7 @@ class Rate(Config):
     name: str
     """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.lookup_table`)."""
     keys: tuple[str, ...]
-    """Raw columns of text."""
+    """Raw columns of texts or numbers."""
     smoothing: float
     mean: float
 

@@ -177,8 +177,11 @@ class _Planner:
             self._want_role(role, name)
         rates = self._plan_rates()
         inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
+        of_rates = {key for rate in rates for key in rate.keys}
         for key, where in keys.items():
-            self._want(RawColumn(name=key, type="text"), where)
+            # A number that is also a feature is a key of rates as it is.
+            if key not in of_rates or key not in self.wanted or self.wanted[key][0].type != "number":
+                self._want(RawColumn(name=key, type="text"), where)
         tables = self._plan_tables({*inputs, *keys})
         self._check_shares()
         self._check_crosses()

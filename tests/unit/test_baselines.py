@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from rayrec.inspection.baselines import baselines
-from rayrec.inspection.table.evidence import Evidence
+from rayrec.inspection.table.evidence import Evidence, Regression
 from rayrec.metrics.binary import BinaryMetrics
 from tests.builders import make_dataset, make_recipe, users_and_items, write_dataset
 
@@ -69,9 +69,29 @@ def test_a_logistic_regression_is_measured_on_rows_that_it_was_not_fitted_to(row
     evidence = Evidence(label)
     number[rng.random(rows) < 0.1] = np.nan
     best = roc_auc_score(label, odds)
-    assert evidence.logistic_regression([category], [number]) == pytest.approx(best, abs=0.03)
+    assert _auc(evidence.logistic_regression([category], [number])) == pytest.approx(best, abs=0.03)
     noise = [rng.integers(0, rows // 3, rows) for _ in range(5)]
-    assert evidence.logistic_regression(noise, []) == pytest.approx(0.5, abs=0.04)
+    assert _auc(evidence.logistic_regression(noise, [])) == pytest.approx(0.5, abs=0.04)
+
+
+def _auc(fitted: Regression | None) -> float:
+    assert fitted is not None
+    return fitted.reading.auc
+
+
+@pytest.mark.parametrize("rows", [6_000, 30_000])
+def test_pairs_that_say_more_together_are_found(rows: int) -> None:
+    """Not those of columns that say something alone, of chance, or of values that never occur again."""
+    rng = np.random.default_rng(5)
+    user, shop, device, serial = (rng.integers(0, size, rows) for size in (200, 8, 3, 10**6))
+    odds = rng.normal(size=200)[user] + rng.normal(size=3)[device] + 1.5 * rng.normal(size=(200, 8))[user, shop]
+    evidence = Evidence((rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.float64))
+    columns = [device, user, shop, serial]
+    fitted = evidence.logistic_regression(columns, [])
+    assert fitted is not None
+    ((one, other, smoothing),) = fitted.clear_crosses(columns)
+    assert (one, other) == (1, 2)
+    assert 1 <= smoothing <= 10, "pairs differ by much, so few rows are needed to know theirs"
 
 
 def test_a_logistic_regression_needs_rows_for_its_columns() -> None:

@@ -578,6 +578,26 @@ def test_rates_of_what_lists_offer(inspect: Inspect) -> None:
     assert "rates" not in yaml.safe_load(inspect(alone).recipe)["source"]
 
 
+def test_crosses_that_gain_are_rates_of_the_recipe(inspect: Inspect) -> None:
+    """Of texts as of numbers that occur again, which stay features of their own."""
+    rng = np.random.default_rng(0)
+    person, shop = rng.integers(60, size=2 * ROWS), rng.integers(6, size=2 * ROWS)
+    income = rng.normal(9, 1, 60).round(4)
+    taste = 2 * rng.normal(size=(60, 6))[person, shop]
+    table = {
+        "income": income[person],
+        "shop": [f"s{n}" for n in shop],
+        "device": rng.choice(["a", "b"], 2 * ROWS),
+        "click": (rng.random(2 * ROWS) < 1 / (1 + np.exp(-taste))).astype(int),
+    }
+    found = inspect(table)
+    (rate,) = yaml.safe_load(found.recipe)["source"]["rates"]
+    assert set(rate["keys"]) == {"income", "shop"} and "lifts the AUC of a logistic regression from" in found.recipe
+    (cross,) = found.crosses
+    assert cross.auc > cross.without + 0.1
+    assert "rates" not in yaml.safe_load(inspect({k: v for k, v in table.items() if k != "click"}).recipe)["source"]
+
+
 def test_a_session_with_many_positives_is_no_group(inspect: Inspect) -> None:
     found = inspect({"session_id": np.arange(ROWS) // 5, "shop": np.arange(ROWS) % 9, "click": [1, 1, 1, 1, 0] * 800})
     assert "group" not in yaml.safe_load(found.recipe)["source"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rayrec.features import hashes
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.features.lookups import Lookups
+from rayrec.features.lookups import Lookups, joined_keys
 from rayrec.features.raw_columns import Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
 from rayrec.inference.raw_rows import RawRows
@@ -268,6 +268,17 @@ def test_texts_of_any_arrow_type_are_keys(folder: Path, encode: Any) -> None:
     other = pa.record_batch({"user": encode(raw["user"]), "item": encode(raw["item"]), "hour": raw["hour"]})
     found, plain = (Lookups(SCHEMA, folder).complete(batch).drop_columns(["user", "item"]) for batch in (other, raw))
     assert found == plain
+
+
+@pytest.mark.parametrize("names", [["price"], ["price", "shop"]])
+def test_a_number_is_one_key_in_a_request_and_in_a_dataset(names: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    prices = np.concatenate([rng.normal(size=500), [0.1, 1e-7, 1e22, 3.0, 0.0, -0.0]])
+    raw = {"price": pa.array([*prices, None]), "shop": pa.array(["x"] * (len(prices) + 1))}
+    many = joined_keys([raw[name] for name in names])
+    alone = [joined_keys([raw[name].slice(row, 1) for name in names])[0].as_py() for row in range(len(many))]
+    assert many.to_pylist() == alone
+    assert alone[-3] == alone[-2] and alone[-1] is None and len(set(alone)) == len(prices)
 
 
 def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,10 @@ class ColumnProfile:
         """(n,) each row's time in seconds since 1970, NaN if it has none."""
         return self._by_row(self.seconds)
 
+    def codes_with(self, other: "ColumnProfile") -> NDArray[np.int64]:
+        """Return the place of each row's pair of values, of this column and another, among the pairs that occur."""
+        return np.unique((self.codes + 1) * (len(other.texts) + 1) + other.codes + 1, return_inverse=True)[1]
+
     def _by_row(self, values: NDArray[np.float64] | None) -> NDArray[np.float64]:
         assert values is not None
         return np.append(values, np.nan)[self.codes]  # code -1 is the last place

@@ -1,5 +1,6 @@
 """Decides what each column of a table becomes, and says why."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
 from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
-from rayrec.preprocessing.column_plan import can_name_a_table
+from rayrec.preprocessing.column_plan import can_name_a_table, rate_column
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
@@ -25,6 +26,11 @@ _FREE_TEXT_CHARACTERS = 40
 _ROW_ID_REPEATS = 10.0
 """Repeated values that a column with two rows a value would show in the sample, so that none is evidence."""
 _DAY = 86_400.0
+_LEAST_REPEATED = 0.5
+"""Share of a column's rows whose value must occur again, so that pairs of its values may."""
+_MOST_PAIRED_ROWS, _MOST_PAIRED_COLUMNS, _MOST_CROSSES = 2_000_000, 12, 3
+"""Rows times pairs of columns, and columns, that are searched for what two of them say together, which takes less than
+0.1 s; and pairs that are measured."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,24 @@ def decide(
     return _named(_with_a_category(decisions))
 
 
+@dataclass(frozen=True)
+class Cross:
+    """Two columns whose values together say more of the label than each alone."""
+
+    keys: tuple[str, str]
+    smoothing: int
+    """Rows of the mean rate to add to each pair of values."""
+    auc: float
+    """AUC of a logistic regression on all columns and on the label rate of this pair, out of fold."""
+    without: float
+    """The same without this pair."""
+
+
 def logistic_regression(
     columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
-) -> float | None:
-    """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold.
+) -> tuple[float | None, list[Cross]]:
+    """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold, and the
+    pairs of columns that lift it.
 
     None where there are none of these, or too few rows to measure it.
     """
@@ -106,8 +126,28 @@ def logistic_regression(
     categories = [column.codes for column, kind in kinds if kind == "categorical"]
     numbers = [column.row_numbers for column, kind in kinds if kind in ("numeric", "buckets")]
     if not evidence.is_possible or not (categories or numbers):
-        return None
-    return evidence.logistic_regression(categories, numbers)
+        return None, []
+    fitted = evidence.logistic_regression(categories, numbers)
+    if fitted is None:
+        return None, []
+    # Values of a pair have to repeat, and so those of its columns. All pairs of many columns would take too long: those
+    # are tried that say most alone.
+    able = [d for d in decisions if d.kind in ("categorical", "numeric")]
+    able = [d for d in able if d.column.repeated_share >= _LEAST_REPEATED]
+    able.sort(key=lambda d: -max((reading.auc for reading in d.auc.values()), default=0.0))
+    most = min(int(math.sqrt(2 * _MOST_PAIRED_ROWS / len(label.values))), _MOST_PAIRED_COLUMNS)
+    tried = [decision.column for decision in able[: max(most, 2)]]
+    crosses: list[Cross] = []
+    best = fitted.reading
+    for one, other, smoothing in fitted.clear_crosses([column.codes for column in tried])[:_MOST_CROSSES]:
+        keys = (tried[one].name, tried[other].name)
+        together = evidence.logistic_regression([*categories, tried[one].codes_with(tried[other])], numbers)
+        is_free = rate_column(keys) not in columns
+        if is_free and together is not None and together.reading.is_better_than(best):
+            crosses.append(Cross(keys, round(smoothing), together.reading.auc, best.auc))
+            categories.append(tried[one].codes_with(tried[other]))
+            best = together.reading
+    return fitted.reading.auc, crosses
 
 
 def _evidence(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, seed: int) -> Evidence:

@@ -1,5 +1,6 @@
 """How well one column alone ranks the rows by their label, out of fold, under different readings of its values."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ _STREAM = 0x666F6C64
 _MOST_WORK, _LEAST_ROWS = 4_000_000_000, 10
 """Multiplications of a step of Newton's method over many columns, about 3 s, and rows for each input that it needs."""
 _NEWTON_STEPS, _LONGEST_STEP, _SHORTEST_STEP = 10, 4.0, 1e-6
+_CROSS_PLACES = 131_071
+"""Most places that the pairs of two columns' values share if there are more; two for each row are enough."""
+_MOST_SMOOTHING = 100.0
+_CLEAR_CROSS = 5.0
+"""Standard errors from which on what pairs of values say is more than chance, as many pairs of columns are tried."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,61 @@ class Reading:
     def is_better_than(self, other: "Reading") -> bool:
         """Return whether it is ahead by more than what chance explains."""
         gain = self.folds - other.folds
-        return bool(gain.mean() >= max(_LEAST_GAIN, _CLEAR * _error(gain, self.test_share)))
+        error = _error(gain, self.test_share) if len(gain) > 1 else 0.0  # one fold of a large sample
+        return bool(gain.mean() >= max(_LEAST_GAIN, _CLEAR * error))
 
 
 def _error(values: NDArray[np.float64], test_share: float) -> float:
     """Return the error of a mean over folds, which share most of their rows (Nadeau and Bengio 2003)."""
     return float(math.sqrt(values.var(ddof=1) * (1 / len(values) + test_share)))
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A logistic regression on several columns."""
+
+    reading: Reading
+    """Its AUC, in one fold of a large sample."""
+    residuals: NDArray[np.float64]
+    """(n,) the label less its probability, NaN if the label is not known."""
+
+    def clear_crosses(self, columns: Sequence[NDArray[np.int64]]) -> list[tuple[int, int, float]]:
+        """Return the pairs of (n,) codes whose values together say more of the label than the columns do, the clearest
+        first, each with the smoothing of its label rates: the variance within pairs of values by that between them.
+
+        Two rows with the same values of both columns have residuals alike where that is so: the sum of the products
+        of their residuals is compared with what rows alike in one of the columns let expect. No row is multiplied with
+        itself, so nothing is learnt from its own label.
+        """
+        known = np.isfinite(self.residuals)
+        residuals = self.residuals[known]
+        squares = residuals**2
+        powers = np.stack([residuals, squares, squares**2])
+
+        def products(places: NDArray[np.int64], size: int) -> tuple[NDArray[np.float64], ...]:
+            rows = np.bincount(places, minlength=size)
+            sums, square, fourth = (np.bincount(places, power, size) for power in powers)
+            return rows * (rows - 1.0), sums**2 - square, square**2 - fourth, rows + _PRIOR_ROWS
+
+        codes = [column[known] + 1 for column in columns]
+        sizes = [int(column.max(initial=0)) + 1 for column in codes]
+        shared = []  # what two rows with the same value of one column have in common
+        for column, size in zip(codes, sizes, strict=True):
+            pairs, product, _, _ = products(column, size)
+            shared.append(max(0.0, product.sum() / max(pairs.sum(), 1.0)))
+        found, most = [], min(2 * len(residuals) + 1, _CROSS_PLACES)
+        for one, other in itertools.combinations(range(len(codes)), 2):
+            places, size = codes[one] * sizes[other] + codes[other], sizes[one] * sizes[other]
+            if size > most:
+                places, size = places % most, most
+            pairs, product, variance, rows = products(places, size)
+            gain = ((product - pairs * (shared[one] + shared[other])) / rows).sum()
+            error = math.sqrt(2 * (variance / rows**2).sum())
+            if error and gain > _CLEAR_CROSS * error:
+                between = (product / rows).sum() / max((pairs / rows).sum(), _LEAST_RATE)
+                smoothing = squares.mean() / between - 1 if between > 0 else _MOST_SMOOTHING
+                found.append((gain / error, one, other, float(np.clip(smoothing, 1.0, _MOST_SMOOTHING))))
+        return [(one, other, smoothing) for _, one, other, smoothing in sorted(found, reverse=True)]
 
 
 class Evidence:
@@ -111,8 +166,8 @@ class Evidence:
 
     def logistic_regression(
         self, categories: Sequence[NDArray[np.int64]], numbers: Sequence[NDArray[np.float64]]
-    ) -> float | None:
-        """Return the AUC of a logistic regression on columns together, on rows that it was not fitted to.
+    ) -> "Regression | None":
+        """Fit a logistic regression on columns together; measure it on rows that it was not fitted to.
 
         It is fitted to fewer rows where there are many columns; None if these would be too few.
 
@@ -122,7 +177,7 @@ class Evidence:
         # The first cut alone: a fold of a large sample is enough, and so are five of a small one.
         cut = self._folds[:_FOLDS]
         inputs = [_number_inputs(column) for column in numbers]
-        found = []
+        found, residuals = [], np.full(len(self._label), np.nan)
         for train, test in cut if len(self._label) < _FEW_ROWS else cut[:1]:
             rates = np.full((len(self._label), len(categories)), self._label[train].mean())
             for place, codes in enumerate(categories):
@@ -138,9 +193,10 @@ class Evidence:
             rows = rows[:: math.ceil(len(rows) * width**2 / _MOST_WORK)]
             if len(rows) < _LEAST_ROWS * width:
                 return None
-            weights = _logistic(every[rows], self._label[rows])
-            found.append(_auc(every[test] @ weights, self._label[test]))
-        return float(np.mean(found))
+            scores = every @ _logistic(every[rows], self._label[rows])
+            found.append(_auc(scores[test], self._label[test]))
+            residuals = np.where(np.isnan(residuals), self._label - 1 / (1 + np.exp(-scores)), residuals)
+        return Regression(Reading(np.array(found), 1 / (_FOLDS - 1)), residuals)
 
     def _rates(self, places: NDArray[np.int64], size: int, train: NDArray[np.bool_]) -> NDArray[np.float64]:
         label = self._label[train]

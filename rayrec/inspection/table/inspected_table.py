@@ -17,7 +17,14 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
-from rayrec.inspection.table.decisions import Decision, decide, logistic_regression, table_warnings, with_number_formats
+from rayrec.inspection.table.decisions import (
+    Cross,
+    Decision,
+    decide,
+    logistic_regression,
+    table_warnings,
+    with_number_formats,
+)
 from rayrec.inspection.table.file_form import WESTERN, FileForm, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
@@ -56,6 +63,8 @@ class InspectedTable:
     """AUC of a logistic regression on the features, on rows of the sample that it was not fitted to."""
     label: NDArray[np.float64] | None = None
     """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
+    crosses: Sequence[Cross] = ()
+    """Pairs of columns that say more together, whose label rates the recipe has."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """Return the facts about each column, and what it becomes."""
@@ -145,8 +154,8 @@ def inspect_table(
         null_values = ("", *sorted(words | set(found.null_words)))
         written = form.having("null_values", null_values, "found among numbers, times or labels")
         written = written.having("number_format", number_format, "how people write numbers; a rule may say another")
-        baseline = logistic_regression(columns, found, roles, decisions, seed)
-        text = write_recipe(command, sample, written, found, roles, decisions, model, baseline)
+        baseline, crosses = logistic_regression(columns, found, roles, decisions, seed)
+        text = write_recipe(command, sample, written, found, roles, decisions, model, baseline, crosses)
         # The recipe is tried where the sample was read.
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
@@ -169,7 +178,7 @@ def inspect_table(
     if left_out.bad:
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
-    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values)
+    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values, crosses)
 
 
 def _non_ascii_rows(sample: Sample) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes
-from rayrec.inspection.table.decisions import Decision
+from rayrec.inspection.table.decisions import Cross, Decision
 from rayrec.inspection.table.file_form import FileForm
 from rayrec.inspection.table.roles import Label, Roles
 from rayrec.raw.sample import Sample
@@ -40,6 +40,7 @@ def write_recipe(
     decisions: Sequence[Decision],
     model: str,
     baseline: float | None = None,
+    crosses: Sequence[Cross] = (),
 ) -> str:
     """Return the YAML of a recipe that trains unedited; `baseline` is the AUC of a logistic regression.
 
@@ -52,7 +53,7 @@ def write_recipe(
     # The model's starting point for a table of this size. An item of a list is an id, as a whole category is.
     per_rule = [1 if d.column.lengths is None else float(d.column.lengths.mean()) for d in decisions]
     values = sum(each * len(decision.rules) for each, decision in zip(per_rule, decisions, strict=True))
-    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions), values)
+    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions) + len(crosses), values)
     lines = [
         f"# Written by `{command}`, which read {read}.",
         "# Comments give the evidence. AUC: how well a column alone ranks held-out rows by their label; 0.5 is chance.",
@@ -60,7 +61,7 @@ def write_recipe(
         "",
         "source:",
         "  kind: table",
-        *_source_lines(form, label, roles, decisions),
+        *_source_lines(form, label, roles, decisions, crosses),
         "",
         "preprocess:",
         *_preprocess_lines(total, roles, decisions, is_ridge="weight_decay" in point),
@@ -101,7 +102,9 @@ def _flow(value: Any) -> str:
     return _scalar(value)
 
 
-def _source_lines(form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+def _source_lines(
+    form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision], crosses: Sequence[Cross]
+) -> list[str]:
     lines = []
     # How the files hold rows; long lists take several lines.
     for key, value in form.settings.model_dump(exclude_defaults=True).items():
@@ -142,6 +145,14 @@ def _source_lines(form: FileForm, label: Label, roles: Roles, decisions: Sequenc
         if is_rated and is_free and reading is not None and reading.is_clear:
             why = f"mean label of the same value in other lists; AUC {reading.auc:.3f}"
             rates.append(_line(f"    - {_flow({'keys': name})}", why))
+    for cross in crosses:
+        gain = f"lifts the AUC of a logistic regression from {cross.without:.3f} to {cross.auc:.3f}"
+        rates.append(
+            _line(
+                f"    - {_flow({'keys': cross.keys, 'smoothing': cross.smoothing})}",
+                f"mean label of other rows with both values; {gain}",
+            )
+        )
     return [*lines, *(["  rates:", *rates] if rates else [])]
 
 
