@@ -91,6 +91,16 @@ class Recipe(Config):
             return content
         return {**content, "preprocess": {"kind": _preprocess_kind(SOURCES.configs[kind]), **preprocess}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _train_as_the_model(cls, content: Any) -> Any:
+        model = content.get("model") if isinstance(content, dict) else None
+        kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
+        given = content.get("train", {}) if isinstance(content, dict) else None
+        if kind not in MODELS.packages or not isinstance(given, dict):
+            return content
+        return {**content, "train": _with_defaults(given, MODELS.configs[kind].train_defaults)}
+
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
         kind = _preprocess_kind(type(self.source))
@@ -121,6 +131,32 @@ class Recipe(Config):
         return self
 
 
+_OPTIMIZERS = ("embedding_optimizer", "dense_optimizer")
+
+
+def _with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `train` with the defaults of a model.
+
+    An optimizer that lacks its kind or rate has the model's settings beside what is given; one of another kind than the
+    model's must have a rate.
+    """
+    own_optimizers = any(name in given for name in _OPTIMIZERS)
+    of_optimizers = {"parts", "schedule", "sharding"} if own_optimizers else set()
+    filled = {**{name: value for name, value in defaults.items() if name not in of_optimizers}, **given}
+    for name in _OPTIMIZERS:
+        own, default = given.get(name), defaults.get(name)
+        if not isinstance(own, dict) or default is None or {"kind", "lr"} <= own.keys():
+            continue
+        if own.get("kind", default["kind"]) == default["kind"]:
+            filled[name] = {**default, **own}
+        else:
+            raise ValueError(
+                f"train.{name}.lr: missing; the model's default is for '{default['kind']}', so give a rate for "
+                f"'{own['kind']}'"
+            )
+    return filled
+
+
 def _preprocess_kind(source: type[SourceConfig]) -> str:
     kind: str = source.preprocess.model_fields["kind"].default
     return kind
@@ -144,7 +180,17 @@ def recipe_schema() -> JsonSchema:
         for kind, config in SOURCES.configs.items()
     }
     del schema["properties"]["preprocess"]["required"]
-    return {**schema, "allOf": chosen_by("kind", by_source, within="source")}
+    by_model = {
+        kind: {
+            "properties": {
+                "train": {"properties": {key: {"default": value} for key, value in config.train_defaults.items()}}
+            }
+        }
+        for kind, config in MODELS.configs.items()
+        if config.train_defaults
+    }
+    rules = chosen_by("kind", by_source, within="source") + chosen_by("kind", by_model, within="model")
+    return {**schema, "allOf": rules}
 
 
 def json_schema(config: type[BaseModel]) -> JsonSchema:

@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from rayrec.config import Config
 from rayrec.recipes import SCHEMA_FILE, Recipe, recipe_schema
 from rayrec.store.files import as_json
@@ -79,6 +81,10 @@ class _Page:
                 yield f"### {self.headings[name]}"
             yield inspect.cleandoc(self.classes[name]["description"])
             yield from self.keys(name, {k: v for k, v in self.classes[name]["properties"].items() if "const" not in v})
+            config = next(config for config in _subclasses(Config) if config.__name__ == name)
+            if key == "model" and (defaults := getattr(config, "train_defaults", None)):
+                shown = yaml.safe_dump(dict(defaults), default_flow_style=None, sort_keys=False).strip()
+                yield f"Defaults in `train`, where a recipe says nothing:\n\n```yaml\n{shown}\n```"
 
     def name_classes(self, path: str, node: Schema, within: str = "") -> None:
         """Give the classes of a key, and of the keys in them, their headings; `within` is the kind that has the key."""

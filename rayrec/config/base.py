@@ -1,6 +1,7 @@
 """The base of every config, and types of values that several of them have."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
@@ -19,6 +20,9 @@ class ModelConfig(Config):
 
     needs_interactions: ClassVar[bool] = False
     """Whether it reads a user and an item alone, so that only sources that `gives_interactions` suit it."""
+    train_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a recipe has in `train` where it says nothing: optimizers, batch and epochs that suit the model, for data of
+    any size. What optimizers need (`parts`, `schedule`, `sharding`) holds beside these alone."""
     kind: str
 
 

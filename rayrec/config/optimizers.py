@@ -14,7 +14,7 @@ class OptimizerConfig(Config):
 
     kind: str
     lr: PositiveFloat = 24.0
-    """Learning rate, before the factor of the schedule."""
+    """Learning rate, before the factor of the schedule; a recipe has the default of its model (`model`)."""
     eps: PositiveFloat = 1e-8
     """Constant that keeps adaptive kinds from dividing by 0."""
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.9

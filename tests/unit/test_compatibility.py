@@ -23,6 +23,8 @@ DLRM = {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [8]}
 
 
 def _recipe(model: dict[str, Any], **train: Any) -> Recipe:
+    both = ("embedding_optimizer", "dense_optimizer")
+    train = {**train, **{name: {"kind": "sgd", "lr": 24.0, **train.get(name, {})} for name in both}}
     return Recipe.model_validate({"name": "test", "source": {"kind": "criteo"}, "model": model, "train": train})
 
 

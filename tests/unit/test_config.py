@@ -123,7 +123,7 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ),
         ("evaluate.ranking={k: []}", "evaluate.ranking.k: "),
         (
-            "train={embedding_optimizer: {kind: adam}, sharding: {tables: {C1: data_parallel}}}",
+            "train={embedding_optimizer: {kind: adam, lr: 1}, sharding: {tables: {C1: data_parallel}}}",
             "either all tables are data_parallel or none",
         ),
         (
@@ -140,9 +140,9 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ("train.compile=some", "train.compile: must be true or false or 'auto' (got 'some')"),
         ("preprocess.spark.executor_memory=4gb", "preprocess.spark.executor_memory: write it as in '4g' (got '4gb')"),
         ("source.features=[{kind: cross, of: [a]}]", "source.features.0.of: give at least 2 entries (got ['a'])"),
-        ("train.dense_optimizer={kind: ftrl, weight_decay: 0.1}", "weight_decay is not available for 'ftrl' here"),
+        ("train.dense_optimizer={kind: ftrl, lr: 1, weight_decay: 0.1}", "weight_decay is not available for 'ftrl'"),
         (
-            "train.embedding_optimizer={kind: adagrad, weight_decay: 0.1}",
+            "train.embedding_optimizer={kind: adagrad, lr: 1, weight_decay: 0.1}",
             "embedding_optimizer.weight_decay of 'adagrad' needs sharding.default: data_parallel",
         ),
         (

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from rayrec.common.errors import ConfigError
+from rayrec.common.plugins import MODELS
 from rayrec.config.optimizers import ScheduleConfig
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
-from rayrec.recipes import Recipe, load_recipe
+from rayrec.recipes import Recipe, RecipeContent, load_recipe, recipe_schema
 from rayrec.sources.outbrain.features.feature_sets import features_of
 
 FREQUENCY_LIMIT_15 = (
@@ -210,3 +212,48 @@ def value_at(recipe: Recipe, key: str) -> object:
     for part in key.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
+
+
+_CRITEO = {"name": "x", "source": {"kind": "criteo"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "expected"),
+    [
+        ("dlrm", {}, {"embedding_optimizer": ("rowwise_adagrad", 0.02), "dense_optimizer": ("adam", 0.001)}),
+        ("dlrm", {"dense_optimizer": {"lr": 0.5}}, {"dense_optimizer": ("adam", 0.5)}),
+        ("dlrm", {"dense_optimizer": {"kind": "adam"}}, {"dense_optimizer": ("adam", 0.001)}),
+        ("dlrm", {"dense_optimizer": {"kind": "sgd", "lr": 3}}, {"dense_optimizer": ("sgd", 3.0)}),
+        ("wide_deep", {}, {"embedding_optimizer": ("adagrad", 0.05)}),
+        ("wide_deep", {"epochs": 7}, {"epochs": 7}),
+    ],
+)
+def test_what_a_recipe_leaves_out_of_train_suits_the_model(
+    model: str, train: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    recipe = Recipe.model_validate({**_CRITEO, "model": {"kind": model}, "train": train})
+    for key, value in expected.items():
+        found = getattr(recipe.train, key)
+        assert ((found.kind, found.lr) if isinstance(value, tuple) else found) == value
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_a_part_has_the_optimizers_of_the_model_unless_the_recipe_has_its_own() -> None:
+    content = {**_CRITEO, "model": {"kind": "wide_deep"}}
+    assert Recipe.model_validate(content).train.parts["wide"].dense_optimizer.kind == "ftrl"
+    own = {"embedding_optimizer": {"kind": "sgd", "lr": 0.1}}
+    assert not Recipe.model_validate({**content, "train": own}).train.parts
+
+
+def test_an_optimizer_of_another_kind_than_the_models_needs_a_rate() -> None:
+    content = {**_CRITEO, "model": {"kind": "dcnv2"}, "train": {"dense_optimizer": {"kind": "sgd"}}}
+    with pytest.raises(ConfigError, match=r"^x: .*train.dense_optimizer.lr: missing; .* give a rate for 'sgd'"):
+        RecipeContent("x", content).resolve()
+
+
+def test_the_schema_shows_what_suits_each_model() -> None:
+    rules = {rule["if"]["properties"].get("model", {}).get("properties", {}).get("kind", {}).get("const"): rule["then"]
+             for rule in recipe_schema()["allOf"]}  # fmt: skip
+    for kind, config in MODELS.configs.items():
+        shown = rules[kind]["properties"]["train"]["properties"]
+        assert {key: found["default"] for key, found in shown.items()} == dict(config.train_defaults) != {}

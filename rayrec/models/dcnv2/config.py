@@ -1,6 +1,7 @@
 """The hyper-parameters of DCN-V2; the defaults are the published ones."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -10,6 +11,12 @@ from rayrec.config.base import ModelConfig, Widths
 class DCNv2Config(ModelConfig):
     """DCN-V2 (Wang et al. 2021, arXiv:2008.13535), stacked, with low-rank cross layers."""
 
+    # Published: Adam at 0.0001 for batches of 65,536 rows of billions.
+    train_defaults: ClassVar[Mapping[str, Any]] = {
+        "global_batch_size": 512,
+        "embedding_optimizer": {"kind": "rowwise_adagrad", "lr": 0.02},
+        "dense_optimizer": {"kind": "adam", "lr": 0.001},
+    }
     kind: Literal["dcnv2"] = "dcnv2"
     embedding_dim: PositiveInt = 128
     """Width of the embedding tables."""

@@ -1,6 +1,7 @@
 """The hyper-parameters of Wide & Deep; the defaults are the published ones."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -10,6 +11,19 @@ from rayrec.config.base import ModelConfig, Widths
 class WideDeepConfig(ModelConfig):
     """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792), as NVIDIA published it: every feature feeds both parts."""
 
+    # The published optimizers with rates for batches of a hundredth of the published ones.
+    train_defaults: ClassVar[Mapping[str, Any]] = {
+        "global_batch_size": 1024,
+        "epochs": 3,
+        "embedding_optimizer": {"kind": "adagrad", "lr": 0.05, "initial_accumulator": 0.1},
+        "dense_optimizer": {"kind": "adagrad", "lr": 0.05, "initial_accumulator": 0.1},
+        "parts": {
+            "wide": {
+                "embedding_optimizer": {"kind": "ftrl", "lr": 0.1, "initial_accumulator": 0.1},
+                "dense_optimizer": {"kind": "ftrl", "lr": 0.1, "initial_accumulator": 0.1},
+            }
+        },
+    }
     kind: Literal["wide_deep"] = "wide_deep"
     part: Literal["wide", "deep", "wide_deep"] = "wide_deep"
     """One part alone, or the sum of both logits."""
