@@ -35,16 +35,16 @@ def _known_zone(name: str) -> str:
 
 
 def _known_format(given: str) -> str:
-    if given not in {"iso", "s", "ms", "us"} and "%" not in given:
-        raise ValueError("no such format of times; give iso, s, ms, us, or a pattern such as %Y-%m-%d")
+    if given not in {"iso", "s", "ms", "us", "ns"} and "%" not in given:
+        raise ValueError("no such format of times; give iso, s, ms, us, ns, or a pattern such as %Y-%m-%d")
     if "%f" in given:
-        raise ValueError("times with fractions of a second are read as iso, s, ms or us, not with %f")
+        raise ValueError("times with fractions of a second are read as iso, s, ms, us or ns, not with %f")
     return given
 
 
 Zone = Annotated[str, AfterValidator(_known_zone)]
 """An IANA time zone, such as Europe/Vienna."""
 TimeFormat = Annotated[str, AfterValidator(_known_format)]
-"""`iso` (ISO 8601), `s`, `ms` or `us` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
+"""`iso` (ISO 8601), `s`, `ms`, `us` or `ns` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
 NumberFormat = Literal["plain", "1,234.5", "1.234,5"]
 """How texts are numbers: `plain`, as programs write them, or as people do (`rayrec.features.number_formats`)."""

@@ -134,7 +134,7 @@ class TimestampRule(_Rule):
     )
     """Features to derive. `age`: days until the time in `source.time`."""
     format: TimeFormat = "iso"
-    """`iso`; `s`, `ms` or `us` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
+    """`iso`; `s`, `ms`, `us` or `ns` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
     zone: Zone = "UTC"
     """IANA time zone of times that name none, and of the derived features."""
 
@@ -215,7 +215,7 @@ class TimeColumn(Config):
     column: str
     """Name of the column."""
     format: TimeFormat = "iso"
-    """`iso`; `s`, `ms` or `us` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
+    """`iso`; `s`, `ms`, `us` or `ns` since 1970; or a pattern of strptime such as `%y%m%d%H`."""
     zone: Zone = "UTC"
     """IANA time zone of times that name none."""
 

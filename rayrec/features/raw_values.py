@@ -38,7 +38,10 @@ PERIODS = "pandas.period"
 """Arrow's name of pandas' periods, which it stores as integers that pandas numbers them by."""
 NO_PERIODS = "holds periods, which only pandas can read; give them as texts, by astype(str)"
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_BASIC_DAY, _BASIC_MINUTE, _BASIC_SECOND = r"^(\d{4})(\d\d)(\d\d)T(\d\d)", r"(T\d\d)(\d\d)", r"(T\d\d:\d\d)(\d\d)"
+_UTC = ("GMT", "UTC", "Z")
+"""Ends of patterns of times that are not local."""
+_EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
 """Microseconds of a unit of time that is counted from 1970."""
 
 
@@ -260,7 +263,7 @@ def _times(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
         texts = pc.replace_substring_regex(texts, _WHOLE, r"\1")  # digits, which pandas wrote as floats
         times = pc.strptime(texts, format=raw.time_format, unit="us", error_is_null=True)
         wrong = _lost(texts, times)
-        times = _in_utc(times, raw.zone)
+        times = _in_utc(times, "UTC" if raw.time_format.endswith(_UTC) else raw.zone)
     return _time_in_range(times, unreadable | wrong)
 
 
@@ -269,7 +272,12 @@ def _iso_times(texts: pa.Array, zone: str) -> tuple[pa.Array, Unreadable]:
         return _in_utc(texts.cast(pa.timestamp("us")), zone), _none_of(texts)
     except pa.ArrowInvalid:
         pass
-    # Nine digits of a second, and zones written after a blank, are common and more than Arrow reads.
+    # ISO's basic form and its comma, nine digits of a second, and zones written after a blank, are common and more than
+    # Arrow reads.
+    texts = pc.replace_substring_regex(texts, _BASIC_DAY, r"\1-\2-\3T\4")
+    for pattern in (_BASIC_MINUTE, _BASIC_SECOND):
+        texts = pc.replace_substring_regex(texts, pattern, r"\1:\2")
+    texts = pc.replace_substring_regex(texts, r"(:\d\d),(\d+)", r"\1.\2")
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
     texts = pc.replace_substring_regex(texts, r" ?(UTC|GMT)$", "Z")
     texts = pc.replace_substring_regex(texts, r" ([+-]\d\d(:?\d\d)?)$", r"\1")
@@ -280,7 +288,7 @@ def _iso_times(texts: pa.Array, zone: str) -> tuple[pa.Array, Unreadable]:
     return times, _lost(texts, times)
 
 
-def _epochs(column: pa.Array, unit: int) -> tuple[pa.Array, Unreadable]:
+def _epochs(column: pa.Array, unit: float) -> tuple[pa.Array, Unreadable]:
     """Return the times from numbers since 1970 in `unit` microseconds."""
     values, unreadable = _numbers(column, RawColumn(name="", type="number"))
     with np.errstate(over="ignore"):

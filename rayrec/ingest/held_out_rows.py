@@ -21,7 +21,7 @@ MOST_LOOKED_AT = 4096
 _ROWS = 8
 _MOST_TEXT = 1_000
 """Characters of a row's texts; a longer row is left out, as nobody could read it in a form."""
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class HeldOutRows(Config):

@@ -1,6 +1,7 @@
 """What `rayrec inspect` writes for untidy tables runs: preprocessing takes it unedited and leaves out the same rows."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -174,6 +175,25 @@ def test_an_untidy_column_alone(name: str, tmp_path: Path) -> None:
             run(tmp_path, "csv", {name: UNTIDY[name]})
         return
     run(tmp_path, "csv", {name: UNTIDY[name]})
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_times_as_programs_write_them(suffix: str, tmp_path: Path) -> None:
+    times = [np.datetime64(t).item() for t in TIMES]
+    columns: dict[str, list[Any]] = {
+        "iso": [t.strftime("%Y-%m-%d %H:%M:%S,250") for t in times],
+        "iso in its basic form": [t.strftime("%Y%m%dT%H%M%SZ") for t in times],
+        "%a, %d %b %Y %H:%M:%S GMT": [t.strftime("%a, %d %b %Y %H:%M:%S GMT") for t in times],
+        "%d/%b/%Y:%H:%M:%S %z": [t.strftime("%d/%b/%Y:%H:%M:%S +0200") for t in times],
+        "%a %b %d %H:%M:%S %Y": [t.ctime() for t in times],
+        "%Y/%m/%d": [t.strftime("%Y/%m/%d") for t in times],
+        "ns of a time": [v * 10**9 for v in EPOCHS],
+        "us of a time": [v * 10**6 for v in EPOCHS],
+        "%Y%m of a month": [int(t.strftime("%Y%m")) for t in times],
+    }
+    found = decisions(run(tmp_path, suffix, columns))
+    formats = {name: found[name].column.time_format for name in columns}
+    assert formats == {name: re.split(" of | in ", name)[0] for name in columns}
 
 
 def test_a_value_of_one_column_is_no_missing_value_of_another(tmp_path: Path) -> None:

@@ -65,12 +65,28 @@ TEXTS: dict[str, tuple[RawColumn, dict[str | None, Any]]] = {
             "2024-01-02 03:04:05 UTC": utc("2024-01-02 03:04:05"),
             "2024-01-02T03:04:05-05:30": utc("2024-01-02 08:34:05"),
             " 2024-01-02 03:04:05 +0100 ": utc("2024-01-02 02:04:05"),
+            "2024-01-02 03:04:05,678": utc("2024-01-02 02:04:05.678"),
+            "20240102T030405Z": utc("2024-01-02 03:04:05"),
+            "20240102T030405,25+0100": utc("2024-01-02 02:04:05.25"),
+            "20240102T0304": utc("2024-01-02 02:04"),
             "2024-03-31 02:30": utc("2024-03-31 01:00"),  # skipped: clocks go from 2 to 3
             "2024-10-27 02:30": utc("2024-10-27 00:30"),  # repeated: the first one
             "": None,
             None: None,
         }
-        | dict.fromkeys(["x", "0000-01-01", "2024-02-30", "24-01-02", "2024-01-02 25:00", "02.01.2024"], BAD),
+        | dict.fromkeys(
+            [
+                "x",
+                "0000-01-01",
+                "2024-02-30",
+                "24-01-02",
+                "20240102T3",
+                "2024-01-02 03,5",
+                "2024-01-02 25:00",
+                "02.01.2024",
+            ],
+            BAD,
+        ),
     ),
     "strptime": (
         column("time", time_format="%y%m%d%H", zone="America/New_York"),
@@ -84,6 +100,15 @@ TEXTS: dict[str, tuple[RawColumn, dict[str | None, Any]]] = {
         | dict.fromkeys(["1414281600000", "inf", "2014-10-26"], BAD),
     ),
     "milliseconds": (column("time", time_format="ms"), {"1414281600123": utc("2014-10-26 00:00:00.123"), "x": BAD}),
+    "nanoseconds": (column("time", time_format="ns"), {"1414281600123456789": utc("2014-10-26 00:00:00.123457")}),
+    "headers of HTTP name UTC": (
+        column("time", time_format="%a, %d %b %Y %H:%M:%S GMT", zone="Europe/Vienna"),
+        {"Wed, 01 May 2024 10:00:00 GMT": utc("2024-05-01 10:00"), "Wed, 01 May 2024 10:00:00": BAD},
+    ),
+    "logs of Apache": (
+        column("time", time_format="%d/%b/%Y:%H:%M:%S %z", zone="Europe/Vienna"),
+        {"01/May/2024:10:00:00 +0530": utc("2024-05-01 04:30")},
+    ),
     "texts": (column("texts", separator="|"), {"a| b ": ["a", "b"], "a||": ["a", None, None], "": None, None: None}),
     "integers": (column("integers", separator=", "), {"1, 2": [1, 2], "1, , 2": [1, None, 2], "1|2": BAD, "": None}),
     "lists with commas in brackets": (

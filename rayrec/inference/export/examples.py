@@ -140,7 +140,7 @@ def _values(dtype: pa.DataType, readers: Sequence[Feature], time_format: str, fo
 
 def _written(time: datetime, time_format: str) -> str | int:
     """Return a time as raw data of this format has it."""
-    per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}.get(time_format)
+    per_second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}.get(time_format)
     if per_second is not None:
         return int(time.timestamp()) * per_second
     return time.isoformat() if time_format == "iso" else time.strftime(time_format)

@@ -23,17 +23,22 @@ from rayrec.inspection.table.number_texts import PERHAPS_LISTS, find_null_words,
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
-_DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%y%m%d")
+_DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%Y%m", "%y%m%d")
 _DIGITS = {"%Y": 4}
 _DAYS = (
     "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%d/%b/%Y", "%d %b %Y",
-    "%d-%b-%Y", "%b %d, %Y", "%a %b %d %Y",
+    "%d-%b-%Y", "%b %d, %Y", "%a %b %d %Y", "%a, %d %b %Y",
 )  # fmt: skip
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-_TEXT_FORMATS = tuple(day + clock for day in _DAYS for clock in _CLOCKS)
+_TEXT_FORMATS = (*(day + clock for day in _DAYS for clock in _CLOCKS), "%a %b %d %H:%M:%S %Y", "%Y-%m", "%Y/%m")
+_WITH_ZONE = r"( GMT| UTC|Z| ?[+-][0-9]{2}:?[0-9]{2})$"
+_ZONED_FORMATS = tuple(
+    day + clock + zone for day in _DAYS for clock in _CLOCKS[2:4] for zone in (" GMT", " UTC", "Z", " %z", "%z")
+)
+"""As servers write times: in headers of HTTP, mails and logs of Apache."""
 _TEXT_YEARS, _DIGIT_YEARS = (1900, 2100), (1990, 2040)
 """Plausible years: integers could as well be something else than times."""
-_EPOCHS = ("s", "ms", "us")
+_EPOCHS = ("s", "ms", "us", "ns")
 _TRIED = 2_000
 """Distinct values that a pattern is tried on before all of them."""
 _SEPARATORS = ("|", ";", ",", " ")
@@ -229,7 +234,8 @@ def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]
 
 def _with_time(column: ColumnProfile, named: bool) -> ColumnProfile:
     """Return a column of numbers as one of times, if nearly all are times of a known format within plausible years."""
-    if column.numbers is None or not len(column.texts):
+    is_long = _TOO_LONG in column.notes
+    if (column.numbers is None and not is_long) or not len(column.texts):
         return column
     texts, counts = pa.array(column.texts, pa.string()), column.counts
     formats: list[str] = []
@@ -240,20 +246,25 @@ def _with_time(column: ColumnProfile, named: bool) -> ColumnProfile:
         ]
     # Seconds could as well be ids, so the name must speak of a time, or there is none and most rows differ.
     says_time = column.has_time_name or (not named and column.distinct > column.present / 5)
-    formats += [form for form in _EPOCHS if says_time or (form != "s" and column.form == "integer")]
+    # So could nanoseconds: ids of 19 digits that begin with a time are common.
+    formats += [form for form in _EPOCHS if says_time or (form in ("ms", "us") and column.form == "integer")]
+    formats = formats if not is_long else ["ns"] if column.has_time_name else []
     for form in formats:
         seconds, is_time = _times(texts, form, _DIGIT_YEARS)
         if is_time.any() and counts[~is_time].sum() <= MOST_MISFITS * counts.sum():
-            return replace(column, form="time", time_format=form, seconds=seconds)
+            notes = tuple(note for note in column.notes if note != _TOO_LONG)
+            return replace(column, form="time", time_format=form, seconds=seconds, notes=notes)
     return column
 
 
 def _text_time_formats(distinct: pa.Array) -> list[str]:
     """Return the formats in which most of the first texts are times, by which day and month are the likeliest first."""
     tried = distinct[:_TRIED]
-    if pc.mean(pc.match_substring_regex(tried, r"^.{0,12}[0-9].{0,3}[-/. :]")).as_py() < 0.5:
+    if pc.mean(pc.match_substring_regex(tried, r"^.{0,12}[0-9].{0,3}[-/. :T]")).as_py() < 0.5:
         return []
-    return [form for form in ("iso", *_TEXT_FORMATS) if _times(tried, form, _TEXT_YEARS)[1].mean() > 0.5]
+    has_zone = pc.mean(pc.match_substring_regex(tried, _WITH_ZONE)).as_py() > 0.5
+    formats = ("iso", *(_ZONED_FORMATS if has_zone else _TEXT_FORMATS))
+    return [form for form in formats if _times(tried, form, _TEXT_YEARS)[1].mean() > 0.5]
 
 
 def _is_ambiguous(distinct: pa.Array, is_time: NDArray[np.bool_], form: str) -> bool:

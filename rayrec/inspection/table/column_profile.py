@@ -21,6 +21,7 @@ MOST_MISFITS = 0.005
 """Share of rows with values that are not like the others, which do not decide what a column is."""
 _TIME_WORDS = {
     "time", "timestamp", "ts", "date", "datetime", "day", "hour", "created", "updated", "at", "dt", "epoch", "when",
+    "month", "yearmonth", "yyyymm", "yyyymmdd",
 }  # fmt: skip
 
 

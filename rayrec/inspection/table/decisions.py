@@ -214,7 +214,8 @@ def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: ND
     if not is_row_time and row_time is not None:
         parts.append("age")
     written = {"iso": "in ISO 8601", "s": "seconds since 1970", "ms": "milliseconds since 1970",
-               "us": "microseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
+               "us": "microseconds since 1970",
+               "ns": "nanoseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
     spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
     reason = "; ".join([f"times {written}, {spans}", *column.notes])
     if not parts:
