@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.table import FileFormat
 from rayrec.inspection.table import recipe_text
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import ColumnProfile
@@ -24,6 +25,7 @@ from rayrec.inspection.table.evidence import Evidence
 from rayrec.inspection.table.file_form import recognize
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.preprocessing.column_plan import plan_columns
+from rayrec.raw.formats import delimited
 from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 
@@ -714,6 +716,58 @@ def test_form_of_delimited_files(tmp_path: Path, text: str, expected: dict[str, 
     form = recognize(list_inputs([str(tmp_path / "table.csv")])[0], "clicked=1")
     assert form.settings.model_dump(exclude_defaults=True) == expected
     assert form.has_names == ("header" not in expected)
+
+
+SPARSE: dict[str, tuple[str, str | None]] = {
+    "LIBSVM": ("+1 3:0.5 7:1\n-1 2:1\n-1\n", "LIBSVM"),
+    "LIBSVM with all indexes": ("1 1:0.5 2:1\n0 1:7 2:1e-3 # note\n", "LIBSVM"),
+    "LIBSVM of queries": ("2 qid:1 1:0.5 4:1\n0 qid:1 2:1\n", "LIBSVM"),
+    "Vowpal Wabbit": ("1 'r1 |user u7 age:30 |item i9\n-1 0.5 |user u8 |item i9\n", "Vowpal Wabbit"),
+    "Vowpal Wabbit without namespaces": ("1 | price:0.5 vip\n0 | price:2\n", "Vowpal Wabbit"),
+    "times with blanks": ("1 10:30 17:15\n0 9:30 18:15\n", None),
+    "pipes with blanks": ("1 | u7 | 30\n0 | u8 | 12:30\n", None),
+    "pipes": ("1|u7|30\n0|u8|31\n", None),
+    "numbers": ("1 3 0.5\n0 7 1\n", None),
+}
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_rows_without_columns_are_refused(tmp_path: Path, case: str) -> None:
+    text, name = SPARSE[case]
+    (tmp_path / "rows.txt").write_text(text * 20)
+    file = list_inputs([str(tmp_path / "rows.txt")])[0]
+    if name is None:
+        recognize(file)
+        return
+    for read in (recognize, lambda file: delimited.read_layout(file, FileFormat(), ())):
+        with pytest.raises(UserError, match=f"rows.txt: lines of {name}, which have no columns; write"):
+            read(file)
+
+
+def test_a_plus_and_a_minus_are_labels(inspect: Inspect) -> None:
+    clicks = clicks_by(np.arange(ROWS) % 7 - 3.0)
+    found = inspect({
+        "click": ["+" if click else "-" for click in clicks],
+        "price": [str(n % 90 + 0.5) if n % 9 else "-" for n in range(ROWS)],
+        "seat": [f"s{n % 7}" for n in range(ROWS)],
+    })  # fmt: skip
+    assert found.label is not None and found.label.tolist() == clicks
+    assert yaml.safe_load(found.recipe)["source"]["label"] == {"column": "click", "equals": ["+"]}
+    assert "-" not in yaml.safe_load(found.recipe)["source"].get("null_values", []), "it is a label"
+    assert found.can_run
+
+
+@pytest.mark.parametrize(("odd", "role"), [(1, "weight"), (200, "feature")])
+def test_odd_cells_of_weights(inspect: Inspect, odd: int, role: str) -> None:
+    weights = ["heavy"] * odd + ["1", "2.5", "0"] * ROWS
+    found = inspect({"seat": [f"s{n % 7}" for n in range(ROWS)], "weight": weights[:ROWS]})
+    assert decision(found, "weight").role == role
+    warning = (
+        "weight: is named as a weight, but 5.0% of the rows have no number"
+        if role == "feature"
+        else "1 of 4,000 rows are"
+    )
+    assert len(found.warnings) == 1 and found.warnings[0].startswith(warning)
 
 
 def test_null_words_stand_in_the_recipe(inspect: Inspect) -> None:

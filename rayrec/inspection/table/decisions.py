@@ -15,7 +15,7 @@ from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, 
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
-from rayrec.inspection.table.roles import LABEL_NAMES, Label, Roles, squeezed, time_settings
+from rayrec.inspection.table.roles import LABEL_NAMES, WEIGHT_NAMES, Label, Roles, are_weights, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table, rate_column
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
@@ -333,11 +333,20 @@ def with_number_formats(decisions: Sequence[Decision]) -> tuple[list[Decision], 
 def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
     """Return what a person should look at before training."""
     warnings = [d.warning for d in decisions if d.warning]
+    for column in [d.column for d in decisions if d.rules and squeezed(d.column.name) in WEIGHT_NAMES]:
+        is_weight = are_weights(column) if column.form in ("integer", "number", "text") else np.zeros(column.rows, bool)
+        if roles.weight is None and is_weight.any():
+            warnings.append(
+                f"{column.name}: is named as a weight, but {(~is_weight).mean():.1%} of the rows have no number of at "
+                "least 0, so that it is read as a feature; mend them, or ignore it"
+            )
     split = " and the split is at random, so the model may learn from the future" if roles.time is None else ""
     for decision in decisions:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
+        if column.name == roles.weight or squeezed(column.name) in WEIGHT_NAMES:
+            continue
         if note.startswith(UNCLEAR) and ID_WORDS.isdisjoint(name_words(column.name)):
             what = "read as categories" if decision.rules else "ignored"
             warnings.append(f"{column.name}: {note}; they are {what}")

@@ -12,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
-from rayrec.raw.formats.delimited import DelimitedLayout, separator_of, separator_told
+from rayrec.raw.formats.delimited import DelimitedLayout, refuse_other_formats, separator_of, separator_told
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import format_of
 from rayrec.raw.text_files import UTF8, read_head
@@ -66,6 +66,7 @@ def recognize(file: InputFile, label: str | None = None, encoding: str | None = 
         reasons["encoding"] = "its bytes are not UTF-8; if texts look wrong, name another"
     if format_of(file) != "delimited":
         return FileForm(FileFormat.model_validate(settings), False, reasons)
+    refuse_other_formats(file, lines)
     # Lines that are no rows.
     told = separator_told(lines[0])
     lines = lines[1:] if told else lines

@@ -151,6 +151,7 @@ def inspect_table(
         # A word that is a value of another column is no missing value there.
         values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
         words = (words & set(NULL_WORDS)) | (words - values)
+        words -= {text for text in columns[found.column].texts if text not in found.null_words}
         null_values = ("", *sorted(words | set(found.null_words)))
         written = form.having("null_values", null_values, "found among numbers, times or labels")
         written = written.having("number_format", number_format, "how people write numbers; a rule may say another")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
+from rayrec.inspection.table.number_texts import read_texts
 from rayrec.raw.formats.row_types import read_labels
 
 LABEL_NAMES = frozenset({
@@ -24,7 +25,7 @@ _GROUP_NAMES = (
     "request", "session", "impression", "query", "group", "reqid", "sid", "pageviewid", "auctionid", "slateid",
 )  # fmt: skip
 """Names of columns that number lists; where a table has several, the earlier one counts."""
-_WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
+WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
 _CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
 _BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*")
@@ -111,6 +112,9 @@ def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing:
 
 def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Label:
     """Return the label of a column whose values say 0 or 1, but for a few; or whose two words do."""
+    if set(_words(column)) == {"+", "-"}:  # elsewhere a minus alone is a missing value
+        is_plus = LabelCondition(column=column.name, equals=("+",), missing=missing)
+        return Label(column.name, is_plus, _labels(column, is_plus)[0], reason)
     column = column.without([text for text in column.texts if text in NULL_WORDS])
     condition = None if missing is None else LabelCondition(column=column.name, missing=missing)
     values, wrong = _labels(column, condition or column.name)
@@ -201,8 +205,8 @@ def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
         rows = group.present / group.distinct
         reasons[group.name] = f"lists, by its name, of {rows:.1f} rows on average; a list stays in one split"
     # Weights are numbers of at least 0.
-    could_weigh = [c for c in others if squeezed(c.name) in _WEIGHT_NAMES and c.numbers is not None]
-    weight = next((c for c in could_weigh if np.mean(c.row_numbers >= 0) >= 1 - MOST_MISFITS), None)
+    could_weigh = [c for c in others if squeezed(c.name) in WEIGHT_NAMES and c.form in ("integer", "number", "text")]
+    weight = next((c for c in could_weigh if are_weights(c).mean() >= 1 - MOST_MISFITS), None)
     if weight is not None:
         reasons[weight.name] = "weights of rows in loss and metrics, by its name"
     # Rows are logged to the minute, memberships begin on a day: times with a clock come before days.
@@ -218,6 +222,14 @@ def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
     found = {"group": group, "weight": weight, "time": time, "candidate": candidate}
     names = {role: None if column is None else column.name for role, column in found.items()}
     return Roles(**names, reasons=reasons, time_settings=time_settings(time))
+
+
+def are_weights(column: ColumnProfile) -> NDArray[np.bool_]:
+    """Tell (n,) whether a row has a number of at least 0; a few other texts do not make numbers words."""
+    if column.numbers is not None:
+        return column.row_numbers >= 0
+    numbers, _ = read_texts(pa.array(column.texts, pa.string()), "number")
+    return np.append(numbers, np.nan)[column.codes] >= 0
 
 
 def time_settings(column: ColumnProfile | None) -> dict[str, str]:

@@ -21,6 +21,11 @@ from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields,
 _SEPARATORS, _OTHER_SEPARATORS = ("\t", ",", "::"), ";|"
 """Those that need not be named, if the first line has one; and others, which must be."""
 _SEPARATOR_LINE = re.compile(r'"?sep=([\x00-\x7f])"?', re.IGNORECASE)
+_PAIRS = re.compile(r"[-+]?[0-9][-+.,0-9eE]*(?: +qid:[0-9]+)?((?:\s+[0-9]+:[-+.0-9eE]+)*)\s*(?:#.*)?")
+"""A line of LIBSVM: `1 3:0.5 7:1`."""
+_NAMESPACES = re.compile(r"(?:[-+]?[0-9][.0-9]*\s+){0,3}(?:'?[^\s|]+\s*)?\|(?:[^|]|(?<=\s)\|)*")
+_NAMESPACE = re.compile(r"(?:^|\s)\|[A-Za-z_]|\s[A-Za-z_][^\s:|]*:[-+]?[.0-9]+(?:\s|$)")
+"""A line of Vowpal Wabbit: `1 'tag |user age:30 vip |item b`; and what none of a table with pipes has."""
 _UNIT = "\x1f"
 """ASCII's own separator, which stands for one of several characters while lines are parsed."""
 _BEYOND = ""
@@ -306,6 +311,8 @@ def _begin(file: InputFile, text_format: FileFormat) -> tuple[DelimitedLayout, i
         before += 1
     if before == len(lines):
         return None
+    if text_format.separator is None:
+        refuse_other_formats(file, [line.decode("latin-1") for line in lines[before:]])
     separator = told or text_format.separator or separator_of(lines[before].decode("latin-1"))
     text_format = text_format.model_copy(update={"separator": separator})
     layout = DelimitedLayout(
@@ -332,6 +339,26 @@ def _begin(file: InputFile, text_format: FileFormat) -> tuple[DelimitedLayout, i
 def separator_of(line: str) -> str:
     """Return the separator of lines of which this is the first, unless a recipe names another."""
     return next((mark for mark in _SEPARATORS if mark in line), ",")
+
+
+def refuse_other_formats(file: InputFile, lines: Sequence[str]) -> None:
+    """Raise UserError if the lines that a file begins with are those of a program whose rows have no columns."""
+    lines = [line.strip() for line in lines if line.strip()]
+    found = [_PAIRS.fullmatch(line) for line in lines]
+    other = None
+    if all(found):
+        places = [[int(pair.partition(":")[0]) for pair in match[1].split()] for match in found if match]
+        # Times of the day would be as many in every line.
+        lengths = {len(row) for row in places}
+        is_sparse = (len(lengths) > 1 and max(lengths) > 1) or all(row[:2] in ([0, 1], [1, 2]) for row in places)
+        other = "LIBSVM" if is_sparse and all(row == sorted(set(row)) for row in places) else None
+    elif all(_NAMESPACES.fullmatch(line) and _NAMESPACE.search(line) for line in lines):
+        other = "Vowpal Wabbit"
+    if other is not None and lines:
+        raise UserError(
+            f"{file.name}: lines of {other}, which have no columns; write CSV or Parquet, with a column "
+            "for each feature, or one of lists"
+        )
 
 
 def separator_told(line: str) -> str | None:
