@@ -3,7 +3,6 @@
 Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
 """
 
-import contextlib
 import copy
 import functools
 import json
@@ -30,7 +29,14 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
-from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
+from rayrec.config.validation import (
+    describe_validation_error,
+    dump_yaml,
+    is_yaml_file,
+    parse_mapping,
+    parse_yaml,
+    read_text,
+)
 from rayrec.store.files import write_atomically, write_json
 
 JsonSchema = dict[str, Any]
@@ -303,7 +309,7 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
 
 def dump_recipe(recipe: Recipe) -> str:
     """Return the resolved recipe as YAML; `load_recipe` of it gives an equal one."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False)
+    return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
@@ -363,12 +369,10 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
         value = parse_yaml(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
-    if isinstance(value, str):
-        # YAML 1.1 reads 1e-3 as a string; a person who types it means the number.
-        with contextlib.suppress(ValueError):
-            value = float(value)
+    except yaml.YAMLError as error:
+        is_repeated = isinstance(error, yaml.constructor.ConstructorError)
+        problem = error.problem if is_repeated else f"'{text}' is not a YAML value"
+        raise ConfigError(f"--set {override}: {problem}") from None
     _put(content, key, value, f"--set {override}")
 
 

@@ -28,6 +28,8 @@ A recipe is a YAML file with the sections {sections}.
 Keys stand here with their defaults; those marked "required" have none. A count is an integer above 0, a fraction a
 number from 0 to 1.
 
+- YAML is read by version 1.2: `no`, `on`, `12:30:00` and `2024-05-01` are texts, `1e-3` is a number. Digits with a zero
+  at the front (`010`) are texts too, so ids keep it. A key that is there twice is an error.
 - `rayrec recipes NAME` prints a recipe with every default; `--output mine.yaml` writes it to a file.
 - `--set section.key=value` replaces a value on the command line.
 - `rayrec recipes --schema` prints a JSON Schema of recipes, installed plug-ins included. `inspect`, `tune` and

@@ -38,7 +38,6 @@ _TYPES = {
 _MOST_PATHS = 2
 _LIKE = 0.8
 """How like a key must be to one of another section."""
-_BOOLEAN = "tag:yaml.org,2002:bool"
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 """The user and the password in a URI, which must not be shown again."""
 
@@ -197,19 +196,48 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"{path}: not UTF-8 text; give a YAML {what}") from None
 
 
-class _Loader(yaml.CSafeLoader):
-    pass
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != _BOOLEAN]
-    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+_CORE = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": "<<",
 }
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+"""The plain texts that are no texts: those of YAML 1.2, but for digits with leading zeros, which are ids."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """Reads by YAML 1.2; PyYAML reads by YAML 1.1, where 010 is 8, 12:30:00 is 45000, and a day or `no` is no text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that is there twice, of which PyYAML takes the last."""
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if (key.tag, key.value) in seen:
+                    problem = f"key '{key.value}' is there twice; keep one"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Quotes what is a text to us and not to a reader of YAML 1.1, and the other way round."""
+
+
+_Loader.yaml_implicit_resolvers = {  # None: whatever a text begins with
+    None: [(f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{pattern})$")) for tag, pattern in _CORE.items()]
+}
+_Dumper.yaml_implicit_resolvers = {**yaml.CSafeDumper.yaml_implicit_resolvers, **_Loader.yaml_implicit_resolvers}
+
+
+def dump_yaml(value: Any, **options: Any) -> str:
+    """Return a value as YAML, of which `parse_yaml` makes an equal one."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **options)
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text. `on`, `yes` and `NO` are texts, as in YAML 1.2. Raises yaml.YAMLError."""
+    """Return the value of a YAML text, by the rules of YAML 1.2. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
 
 

@@ -2,8 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from jobs.command.runner import build_request
@@ -11,7 +14,7 @@ from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import EarlyStopConfig
-from rayrec.config.validation import parse_yaml
+from rayrec.config.validation import dump_yaml, parse_yaml
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe, shipped_recipes
@@ -229,9 +232,46 @@ def test_a_target_is_reached_from_its_better_side(metric: str, value: float, rea
     assert not stop.is_reached({metric: None})
 
 
-def test_only_true_and_false_are_booleans() -> None:
-    text = "{on: user, values: [NO, yes, off, True, FALSE, trueish, 1, 0.5, ~]}"
-    assert parse_yaml(text) == {"on": "user", "values": ["NO", "yes", "off", True, False, "trueish", 1, 0.5, None]}
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{on: user, values: [NO, yes, off, y, n]}", {"on": "user", "values": ["NO", "yes", "off", "y", "n"]}),
+        ("[True, FALSE, true, trueish, ~, null, Null]", [True, False, True, "trueish", None, None, None]),
+        ("[010, 007, 0100190056, 08, -01, 00, 01.5]", ["010", "007", "0100190056", "08", "-01", "00", "01.5"]),
+        ("[12:30:00, 1:30, 190:20:30.15]", ["12:30:00", "1:30", "190:20:30.15"]),
+        ("[2024-05-01, 2024-05-01 10:00:00, 2024-05-01T10:00:00Z]",
+         ["2024-05-01", "2024-05-01 10:00:00", "2024-05-01T10:00:00Z"]),
+        ("[1_000, 0b11, =, 1.2.3, 5., .5, 1e-1, 1E5, 6.0e+3, -7, +8]",
+         ["1_000", "0b11", "=", "1.2.3", 5.0, 0.5, 0.1, 1e5, 6e3, -7, 8]),
+        ("[0, -0, 0.5, 0x1F, 0o17, .inf, -.INF]", [0, 0, 0.5, 31, 15, float("inf"), -float("inf")]),
+        ("{a: &x {b: 1}, c: {<<: *x, b: 2}}", {"a": {"b": 1}, "c": {"b": 2}}),
+    ],
+)  # fmt: skip
+def test_values_are_those_of_yaml_1_2_and_digits_keep_their_zeros(text: str, value: Any) -> None:
+    assert parse_yaml(text) == value
+    assert parse_yaml(dump_yaml(value)) == value
+    assert parse_yaml(dump_yaml(value, default_flow_style=None)) == value
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+    | st.from_regex(r"[-+]?[0-9_.:exo]{1,8}", fullmatch=True),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+))  # fmt: skip
+def test_what_is_written_reads_back_equal(value: Any) -> None:
+    assert parse_yaml(dump_yaml(value)) == value
+
+
+@pytest.mark.parametrize("text", ["train: {epochs: 1, epochs: 2}", "train:\n  epochs: 1\ntrain: {epochs: 2}"])
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"model: {{kind: dlrm}}\n{text}\n")
+    key = "epochs" if "epochs: 1," in text else "train"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}, line [24]: key '{key}' is there twice; keep one"):
+        load_recipe(path)
+    with pytest.raises(ConfigError, match=r"^--set train=.*: key 'seed' is there twice; keep one$"):
+        load_recipe("dlrm-criteo", ["train={seed: 1, seed: 2}"])
 
 
 def test_recipes_of_earlier_datasets_may_have_partitions_of_shuffles() -> None:

@@ -7,10 +7,10 @@ from string import Template
 from typing import Any
 
 import numpy as np
-import yaml
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
+from rayrec.config.validation import dump_yaml
 from rayrec.inspection.table.column_profile import ColumnProfile, name_words
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.file_form import FileForm
@@ -156,9 +156,7 @@ def inspect_interactions(
         "# Sizes, epochs and penalty follow from these numbers. Change what you know better.",
         "",
         "source:",
-        textwrap.indent(
-            yaml.safe_dump(settings, default_flow_style=None, sort_keys=False, allow_unicode=True), "  "
-        ).rstrip(),
+        textwrap.indent(dump_yaml(settings, default_flow_style=None, allow_unicode=True), "  ").rstrip(),
         *([f"  # {why}"] if why else []),
         "",
         "preprocess:",
