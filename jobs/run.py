@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import model_validator
 
 from jobs.command import Command, Result, describe_result, main
-from jobs.pipeline.phases import PIPELINE_FILE, PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PIPELINE_FILE, REFIT_NOTE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import write_json
@@ -37,10 +37,6 @@ class RunRequest(PipelineRequest):
 
     def check(self) -> None:
         super().check()
-        if self.refit and self.continue_ is not None:
-            raise ConfigError(
-                "--refit: with --continue, rows must stay held out to judge the day's model; leave it out"
-            )
         if self.refit and self.load_recipe().train.rows is not None:
             raise ConfigError("--refit: trains on all rows, and train.rows leaves some out; leave one of them out")
         if self.refit and self.load_recipe().preprocess.split_of_all_rows is None:
@@ -51,9 +47,8 @@ class RunRequest(PipelineRequest):
 
     @property
     def refits(self) -> bool:
-        """Tell whether the exported model is trained on all rows."""
-        if self.refit is not None or self.continue_ is not None:
-            return bool(self.refit)
+        if self.refit is not None:
+            return self.refit
         recipe = self.load_recipe()
         return recipe.preprocess.holds_out_latest and recipe.train.rows is None
 
@@ -97,10 +92,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
     if request.refits:
-        details["notes"].append(
-            "these are metrics of run/; model/ was then trained on all rows, held-out ones included "
-            "(--no-refit: export the model that was measured)"
-        )
+        details["notes"].append(REFIT_NOTE)
     return Result(
         command="run",
         output=request.output,

@@ -41,8 +41,8 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
     warm_start: Folder | None = None
     """Run folder to start from: take over the weights of its best checkpoint, and train as train.warm_start says."""
     refit_of: Folder | None = None
-    """Run folder whose rows, held-out ones included, are all in `train` of --data: train from scratch for as many
-    epochs as its best checkpoint, and keep its metrics."""
+    """Run folder whose rows, held-out ones included, are all in `train` of --data: train anew for as many epochs as its
+    best checkpoint, and keep its metrics."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
     """Feature whose table --warm-start does not take over; repeatable."""
     max_steps: PositiveInt | None = None
@@ -70,8 +70,6 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
         super().check()
         if self.reset and self.warm_start is None:
             raise ConfigError("--reset: only for a warm start; add --warm-start, or leave it out")
-        if self.refit_of is not None and self.warm_start is not None:
-            raise ConfigError("--refit-of: always trains from the beginning; leave out --warm-start")
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:

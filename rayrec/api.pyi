@@ -166,8 +166,8 @@ def train(
         resume: Continue the run in --output from its latest checkpoint, or start it.
         warm_start: Run folder to start from: take over the weights of its best checkpoint, and train as
             train.warm_start says.
-        refit_of: Run folder whose rows, held-out ones included, are all in `train` of --data: train from scratch for as
-            many epochs as its best checkpoint, and keep its metrics.
+        refit_of: Run folder whose rows, held-out ones included, are all in `train` of --data: train anew for as many
+            epochs as its best checkpoint, and keep its metrics.
         reset: Feature whose table --warm-start does not take over; repeatable.
         max_steps: Largest number of optimizer steps (train.max_steps).
         workers: Number of worker processes (train.workers); MIN:MAX trains elastically.

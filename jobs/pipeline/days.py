@@ -1,7 +1,7 @@
 """A pipeline that goes on: each day's files extend the dataset, train the model further and publish what has changed.
 
     OUT/dataset  run  model        the first day, as `rayrec run` makes them, with --output or --continue
-    OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, manifest.json (written last)
+    OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, refit, manifest.json (written last)
     OUT/models/1 2 ...             the models that serve, each in full or as the difference to the one before
 
 A day goes on from the last one whose model is in `models`. One that died is continued by the same command. A model that
@@ -11,12 +11,12 @@ the gate refuses stays in its day, and the next day goes on from the one before 
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.command import Result
-from jobs.pipeline.phases import PHASES, PIPELINE_FILE, PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PHASES, PIPELINE_FILE, REFIT_NOTE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import folders_of, versions_in
@@ -157,7 +157,7 @@ def adopt_run(request: PipelineRequest, output: Path, models: Path) -> None:
 
 
 def _run_first_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
-    places = Places(output)
+    places = Places(output, refits=request.refits)
     write_json(output / DAY_FILE, {"input": request.input})
     try:
         _, seconds = run_phases(request, places, progress)
@@ -185,6 +185,8 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
         details["warnings"] += details["gate"].get("warnings", ())
+    if places.refit.run.exists():
+        details["notes"] = [REFIT_NOTE]
     simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
     return Result(command="run", output=output, rows=rows, metrics=metrics, baselines=simpler, details=details)
 
@@ -241,8 +243,13 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
     places, published = day.places, models / day.version
     seconds: dict[str, float | None] = dict.fromkeys(phase.name for phase in PHASES)
     if is_vacant(published):
-        _, seconds = run_phases(request, places, progress)
+        # What is judged has not seen held-out rows; what serves learns from them, too, if the day is good.
+        _, seconds = run_phases(request, places, progress, PHASES[:-1] if request.refits else PHASES)
         judgement = _judge(request, day, progress)
+        if request.refits:
+            places = replace(places, refits=not judgement.faults)
+            _, more = run_phases(request, places, progress)
+            seconds |= {name: value for name, value in more.items() if value is not None}
         if judgement.faults:
             day.end(places.model, None, judgement.faults)
             raise UserError(

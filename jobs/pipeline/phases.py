@@ -8,7 +8,7 @@ split.
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,10 @@ from rayrec.store.folders import is_vacant
 
 PIPELINE_FILE = "pipeline.json"
 """The recipe and the files of the command that made a pipeline's folder."""
+REFIT_NOTE = (
+    "these are metrics of run/; model/ was then trained on all rows, held-out ones included (--no-refit: export the "
+    "model that was measured)"
+)
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
@@ -32,6 +36,11 @@ _IRRELEVANT_KEYS = frozenset({
 
 class PipelineRequest(InputRequest, TrainingRecipeRequest, PlacedRequest):
     """The request of a command that goes from raw files to a model folder."""
+
+    @property
+    def refits(self) -> bool:
+        """Tell whether the exported model is trained on all rows."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,11 @@ class Places:
 
     @property
     def refit(self) -> "Places":
-        """Return the places of what is made of all rows."""
-        return Places(self.folder / "refit", judged=self.run)
+        """Return the places of what is made of all rows, which goes on from what was so before, if anything was."""
+        before = self.before
+        if before is not None and before.refit.run.exists():
+            before = before.refit
+        return Places(self.folder / "refit", before, judged=self.run)
 
     @property
     def exported(self) -> Path:
@@ -278,17 +290,20 @@ class ExportPhase(Phase):
 
 PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
 """The phases in order; each reads what those before it wrote."""
-_REFIT_PHASES = (PreprocessPhase, TrainPhase, PreprocessAllPhase, RefitPhase, ExportPhase)
+REFIT_PHASES = (PreprocessPhase, TrainPhase, PreprocessAllPhase, RefitPhase, ExportPhase)
 
 
 def run_phases(
-    request: PipelineRequest, places: Places, progress: Progress
+    request: PipelineRequest, places: Places, progress: Progress, kinds: Sequence[type[Phase]] | None = None
 ) -> tuple[list[Result], dict[str, float | None]]:
     """Run the unfinished phases; the results of all, and the seconds of each, None if it was finished before.
 
+    `kinds`: the phases; by default all that `places` asks for.
+
     Raises ConfigError if a finished phase was made from another recipe or other raw files.
     """
-    phases = [phase(request, places) for phase in (_REFIT_PHASES if places.refits else PHASES)]
+    kinds = kinds or (REFIT_PHASES if places.refits else PHASES)
+    phases = [phase(request, places) for phase in kinds]
     # Checked before anything runs, so that a changed recipe is refused at once.
     finished = [phase.finished() for phase in phases]
     first = finished.index(None) if None in finished else len(phases)

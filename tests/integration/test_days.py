@@ -49,14 +49,13 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.glob("day_*"))
 
 
-def _request(output: Path, *files: Path, settings: tuple[str, ...] = ()) -> RunRequest:
-    return RunRequest(
-        recipe="dlrm-criteo-debug", set=(*SETTINGS, *settings), input=tuple(map(str, files)), continue_=output
-    )
+def _request(output: Path, *files: Path, settings: tuple[str, ...] = (), **others: Any) -> RunRequest:
+    settings, inputs = (*SETTINGS, *settings), tuple(map(str, files))
+    return RunRequest(recipe="dlrm-criteo-debug", set=settings, input=inputs, continue_=output, **others)
 
 
-def take_in(output: Path, *files: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    return run(_request(output, *files, settings=settings), SilentProgress()).details
+def take_in(output: Path, *files: Path, settings: tuple[str, ...] = (), **others: Any) -> dict[str, Any]:
+    return run(_request(output, *files, settings=settings, **others), SilentProgress()).details
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +138,8 @@ def test_a_bad_model_is_kept_aside_and_its_day_can_come_again(output: Path, raw:
 def test_the_folder_of_a_run_goes_on(raw: list[Path], tmp_path: Path, *, refits: bool) -> None:
     """Its model, refitted or not, is the first version; without a model another day's files are refused."""
     output = tmp_path / "out"
-    request = _request(output, raw[0]).model_dump() | {"continue_": None, "refit": refits}
-    run(RunRequest(**request), SilentProgress())
+    first = _request(output, raw[0]).model_dump() | {"continue_": None, "refit": refits}
+    run(RunRequest(**first), SilentProgress())
     shutil.copytree(output, tmp_path / "whole")
     shutil.rmtree(output / "model")
     with pytest.raises(
@@ -151,9 +150,21 @@ def test_the_folder_of_a_run_goes_on(raw: list[Path], tmp_path: Path, *, refits:
     shutil.copytree(tmp_path / "whole" / "model", output / "model")
     assert take_in(output, raw[0])["version"] == "1", "its own files again"
     assert weights(ModelFolder.open(output / "models" / "1")) == weights(ModelFolder.open(tmp_path / "whole" / "model"))
-    details = take_in(output, raw[1])
+    details = take_in(output, raw[1], refit=refits)
     assert (details["day"], details["version"]) == (1, "2")
     assert details["gate"]["faults"] == [] and details["gate"]["before"]["rows"] > 100
+    # What serves has learned from all rows of both days, and what the next day is compared with from those of `train`.
+    made_of = output / "days" / "0001" / ("refit" if refits else ".")
+    dataset = Dataset.open(made_of / "dataset")
+    assert dataset.manifest.parent is not None and dataset.manifest.sequence == 1
+    assert dataset.manifest.parent.id == Dataset.open(output / ("refit" if refits else ".") / "dataset").id
+    assert (dataset.split("train").rows == ROWS) == refits
+    export(ExportRequest(run=made_of / "run", output=tmp_path / "full"), SilentProgress())
+    served, full = (ModelFolder.open(folder) for folder in (output / "models" / "2", tmp_path / "full"))
+    assert weights(served) == weights(full) and is_delta(served.folder)
+    with pytest.raises(UserError, match="not published"):
+        take_in(output, raw[2], refit=refits, settings=("publish.min_rows=5000",))
+    assert not (output / "days" / "0002" / "refit").exists()
     with pytest.raises(UserError, match=r"its rows are already in"):
         take_in(output, raw[0])
 
