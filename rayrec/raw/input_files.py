@@ -109,8 +109,9 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
 
     Files of one folder, with those of the folders in it, or of a glob are in natural order of their names (day_2 before
     day_10). Left out of a folder are hidden files, whose names begin with a dot or an underscore, and files that
-    describe data (.md, and .json that is not a row in each line or one array, if there are other files).
-    Raises UserError if a path gives no file or a file is given twice.
+    describe data (.md, .yaml, and .json that is not a row in each line or one array, if there are other files).
+    Raises UserError if a path gives no file or a pipe, if a file is given twice, or if it is of a table with a log,
+    which alone knows the files whose rows still count.
     """
     files = [file for path in paths for file in _list(str(path))]
     seen: set[str] = set()
@@ -118,7 +119,23 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
         if file.name in seen:
             raise UserError(f"{file.name}: given twice; give every file once")
         seen.add(file.name)
+    for folder in dict.fromkeys(folder for file in files for folder in file.path.parents):
+        if (lake := _lake(folder)) is not None:
+            raise UserError(
+                f"{folder}: a table of {lake}, whose files also hold rows that were removed; write its rows to Parquet "
+                f"files in another folder with a reader of {lake}, and give that folder"
+            )
     return files
+
+
+def _lake(folder: Path) -> str | None:
+    """Return what keeps a log in the folder, which lies in it or above a file; None if nothing does."""
+    if isinstance(folder, RemotePath) and not folder.key:  # tables lie in folders of a bucket
+        return None
+    for lake, log in (("Delta Lake", "_delta_log"), ("Apache Hudi", ".hoodie")):
+        if (folder / log).is_dir():
+            return lake
+    return "Apache Iceberg" if any((folder / "metadata").glob("*.metadata.json")) else None
 
 
 def _list(given: str) -> list[InputFile]:
@@ -129,7 +146,11 @@ def _list(given: str) -> list[InputFile]:
             states = {path: (file.bytes, float(file.modified)) for path, file in found.items()}
             outside = 2  # the root and the store
         else:
-            path = Path(unquote(urlsplit(given).path)) if is_uri(given) else Path(given).expanduser()
+            path = Path(unquote(urlsplit(given).path)) if is_uri(given) else Path(given)
+            if given.startswith("~") and not path.exists():
+                path = path.expanduser()
+            if given == "-" or path.is_fifo() or path.is_socket() or path.is_char_device():
+                raise UserError(f"{given}: a pipe cannot be read twice; save it to a file and give that")
             on_disk, is_folder = _on_disk(path.absolute())
             stats = {path: path.stat() for path in on_disk}
             # Microseconds, as every Python can say them.
@@ -145,7 +166,7 @@ def _list(given: str) -> list[InputFile]:
         if not files:
             raise UserError(f"{given}: no such file, or a folder without files; give a file, a folder, a glob or a URI")
         return files
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
         if isinstance(error, UserError):
             raise
         raise UserError(f"{given}: cannot be read: {str(error).splitlines()[0]}; check the path") from None
@@ -204,7 +225,7 @@ def _describes_data(file: InputFile) -> bool:
             head = stream.read(HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
         first, _, second = head.partition(b"\n")
         return not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
-    return file.path.suffix == ".md"
+    return file.path.suffix in (".md", ".yaml", ".yml")
 
 
 def _is_object(line: bytes) -> bool:

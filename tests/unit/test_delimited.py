@@ -59,7 +59,6 @@ GOOD = {
 BAD: dict[str, tuple[bytes, Reason, str | None]] = {
     "a column less": (row()[: row().rindex(b"\t")], Reason.COLUMNS, None),
     "a column more": (row() + b"\t", Reason.COLUMNS, None),
-    "empty line": (b"", Reason.COLUMNS, None),
     "one word": (b"hello", Reason.COLUMNS, None),
     "label 2": (row("2"), Reason.LABEL, "label"),
     "label -1": (row("-1"), Reason.LABEL, "label"),
@@ -112,6 +111,12 @@ def test_bad_row_is_set_aside_among_good_ones(name: str) -> None:
     assert parsed.rows.to_pylist() == [expected_row(first), expected_row(last)]
     assert parsed.positions.tolist() == [0, 2]
     assert parsed.num_lines == 3
+
+
+def test_empty_lines_are_no_rows() -> None:
+    parsed = parse(b"\n\n".join([row("0", {0: "10"}), row("1", {0: "30"}), b""]))
+    assert parsed.rejected == {}
+    assert (parsed.positions.tolist(), parsed.num_lines) == ([0, 2], 4)
 
 
 def test_many_rows_of_every_kind_keep_their_lines() -> None:
@@ -231,7 +236,7 @@ def expected_rows(lines: list[str], columns: int) -> dict[int, list[str] | None]
             closing = next((n for n in range(number + 1, len(lines)) if lines[n].count('"') % 2), None)
             if closing is not None and (found := fields("\n".join(lines[number : closing + 1]))) is not None:
                 rows[number], last = found, closing
-        else:
+        elif lines[number]:  # an empty line is no row
             rows[number] = fields(lines[number])
         number = last + 1
     return rows

@@ -180,6 +180,13 @@ def test_objects(name: str, block_bytes: int, tmp_path: Path, monkeypatch: pytes
     assert read_as_inspected([tmp_path / "table.json"]) == rows
 
 
+def test_indented_objects_that_begin_with_an_object(tmp_path: Path) -> None:
+    """They are rows, not the columns of a table."""
+    rows = [{"user": {"age": n}, "tags": [n]} for n in range(3)]
+    (tmp_path / "table.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
+    assert open_table(list_inputs([str(tmp_path / "table.json")]), FileFormat()).columns.names == ["user.age", "tags"]
+
+
 BROKEN = {
     # text; rows that are read; what is rejected, or the error
     "other elements": ('[{"x": 1}, 5, "a b", [3], null, {"x": 2}]', [1, 2], [2, 3, 4, 5]),

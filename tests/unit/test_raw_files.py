@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -130,3 +131,46 @@ def test_blank_lines_at_the_end_of_a_file_are_no_lines(text: bytes, chunk_bytes:
     assert [line.rstrip(b"\r") for block in blocks for line in block.split(b"\n")[:-1]] == [
         line.rstrip(b"\r") for line in expected
     ]
+
+
+@pytest.mark.parametrize(
+    ("log", "given", "lake"),
+    [
+        ("_delta_log/00000000000000000000.json", "table", "Delta Lake"),
+        ("_delta_log/00000000000000000000.json", "table/day=2024-05-01", "Delta Lake"),
+        ("_delta_log/00000000000000000000.json", "table/day=2024-05-01/*.parquet", "Delta Lake"),
+        ("metadata/v3.metadata.json", "table/day=2024-05-01/rows.parquet", "Apache Iceberg"),
+        (".hoodie/hoodie.properties", "", "Apache Hudi"),
+    ],
+)
+def test_tables_with_a_log_are_refused(tmp_path: Path, log: str, given: str, lake: str) -> None:
+    """Their folders also hold rows that were removed."""
+    for name in (log, "day=2024-05-01/rows.parquet"):
+        file = tmp_path / "table" / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=rf"{tmp_path}/table: a table of {lake}"):
+        list_inputs([str(tmp_path / given)])
+
+
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.csv")
+    for path in ("-", str(tmp_path / "rows.csv"), "/dev/null"):
+        with pytest.raises(UserError, match=f"^{path}: a pipe cannot be read twice"):
+            list_inputs([path])
+
+
+def test_a_name_that_begins_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~today.csv").write_text("a\n")
+    for path in ("~today.csv", "./~today.csv", str(tmp_path / "~today.csv")):
+        (file,) = list_inputs([path])
+        assert file.name == str(tmp_path / "~today.csv")
+    with pytest.raises(UserError, match="home directory"):
+        list_inputs(["~nobody-of-this-name/rows.csv"])
+
+
+def test_a_recipe_beside_its_data_is_no_data(tmp_path: Path) -> None:
+    for name in ("rows.csv", "mine.yaml"):
+        (tmp_path / name).write_text("a\n")
+    assert [file.base_name for file in list_inputs([str(tmp_path)])] == ["rows.csv"]

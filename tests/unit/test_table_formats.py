@@ -5,7 +5,7 @@ import datetime as dt
 import gzip
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -464,3 +464,33 @@ def test_a_misspelt_column(tmp_path: Path) -> None:
         table.reader([], "clicks")
     with pytest.raises(UserError, match=r"file\.csv: no column 'x'; it has click, user"):
         table.reader(raw_columns(x="text"))
+
+
+@pytest.mark.parametrize("rows", [3, 100_000])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda cells: {name: dict(enumerate(cells)) for name in ("a", "b")},
+        lambda cells: {row: {"a": row, "b": row} for row in cells},
+        lambda cells: {name: list(cells) for name in ("a", "b")},
+        lambda cells: {"columns": ["a", "b"], "index": list(cells), "data": [[cell, cell] for cell in cells]},
+    ],
+    ids=["columns", "index", "list", "split"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_of_whole_columns_is_refused(
+    tmp_path: Path, form: Callable[[Sequence[int]], Any], rows: int, indent: int | None
+) -> None:
+    """As pandas writes it, unless it is told to write a row a line."""
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(form(range(rows)), indent=indent))
+    with pytest.raises(UserError, match="one JSON object of whole columns"):
+        open_table(list_inputs([str(path)]), FileFormat())
+
+
+@pytest.mark.parametrize("first", [1_001, 4_000])
+def test_json_fields_that_begin_late(tmp_path: Path, first: int) -> None:
+    rows = [{"id": n} | ({"app": "x", "geo": {"city": "y"}} if n >= first else {}) for n in range(5_000)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert open_table(list_inputs([str(path)]), FileFormat()).columns.names == ["id", "app", "geo.city"]

@@ -29,8 +29,10 @@ from rayrec.raw.text_files import (
 )
 from rayrec.raw.text_lines import NEWLINE, RETURN, TextLines
 
-_HEAD_BYTES, _HEAD_ROWS = 2**20, 1_000
-"""The part of a file that its columns and their types are told from."""
+_HEAD_BYTES, _HEAD_ROWS = 2**21, 1_000
+"""The part of a file that its columns are told from, and the rows that tell their types, too."""
+_OF_COLUMNS = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[\[{]')
+"""How one object begins that holds whole columns."""
 _FEW_LINES = 256
 _OPEN, _CLOSE = b"{}"
 _QUOTE, _BLANK = b'" '
@@ -190,17 +192,29 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
     form, head = read_head(file, encoding, _HEAD_BYTES, may_cut=True) or (UTF8, b"")
     if not head.strip():
         return None
-    lines = head.splitlines()[:_HEAD_ROWS]
-    rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
-    are_objects_cut = 2 * len(rows) < len(lines) and head.lstrip().startswith(b"{")
+    lines = head.splitlines()
+    rows = [row for row in map(_parse_line, lines[:_HEAD_ROWS]) if isinstance(row, dict)]
+    if len(rows) < 2 and _holds_columns(head):
+        raise UserError(
+            f"{file.name}: one JSON object of whole columns; write an object for each row, as pandas does by "
+            "to_json(orient='records', lines=True)"
+        )
+    are_objects_cut = 2 * len(rows) < len(lines[:_HEAD_ROWS]) and head.lstrip().startswith(b"{")
     is_document = _is_array(head.lstrip()) or are_objects_cut
     if is_document:
-        lines = next(read_objects(file, form, _HEAD_BYTES), b"").splitlines()[:_HEAD_ROWS]
+        lines = next(read_objects(file, form, _HEAD_BYTES), b"").splitlines()
         if not lines:  # an array of nothing
             return None
-        rows = [row for row in map(_parse_line, lines) if isinstance(row, dict)]
+        rows = [row for row in map(_parse_line, lines[:_HEAD_ROWS]) if isinstance(row, dict)]
     if not rows:
         raise UserError(f"{file.name}: no JSON object in its first lines; write one object a line, or set 'format'")
+    # Programs add fields to their logs. Of later rows, the first with each set of names counts, less what is an object
+    # there and a value in the first rows, or the other way.
+    known = set(map(_names, rows))
+    is_object = {name: type(of) is dict for row in rows for name, of in row.items() if of is not None}
+    by_names = {_names(row): row for row in reversed(_parse_lines(lines[_HEAD_ROWS:]))}
+    for row in (row for names, row in by_names.items() if names not in known):
+        rows.append({n: of for n, of in row.items() if is_object.get(n, type(of) is dict) == (type(of) is dict)})
     # Where some rows have an object and others a value, the object is a value, too.
     filled = {".".join(path) for row in rows for path, value in fields_of(row) if value is not None}
     values: dict[str, list[Any]] = {}
@@ -218,6 +232,32 @@ def read_layout(file: InputFile, encoding: str | None = None) -> JsonLinesLayout
     mixed = frozenset(name for name, kind in types.items() if kind is None)
     nested = frozenset(path for name in types for path in paths[name] if len(path) > 1)
     return JsonLinesLayout(columns, mixed, nested, form, is_document)
+
+
+def _holds_columns(head: bytes) -> bool:
+    """Tell if a file is one object of lists or objects, as pandas writes a table; such an object may be cut."""
+    if _OF_COLUMNS.match(head) is None:
+        return False
+    text = head.decode(errors="replace").lstrip()
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return len(head) > _HEAD_BYTES // 2
+    return not text[end:].strip() and all(isinstance(values, dict | list) for values in found.values())
+
+
+def _parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Return the lines that are objects, parsed at once where all are JSON."""
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        rows = list(map(_parse_line, lines))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _names(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the names of a row's values, with those in its objects."""
+    return (*row, *((name, _names(of)) for name, of in row.items() if type(of) is dict))
 
 
 def _is_array(head: bytes) -> bool:
