@@ -15,7 +15,7 @@ In every form blanks around a value say nothing, and digits with leading zeros (
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal
 from functools import reduce
 from typing import Literal, NamedTuple
@@ -167,12 +167,15 @@ class TextFacts(NamedTuple):
     def of(cls, texts: pa.Array) -> "TextFacts":
         """Look at (n,) texts (string or large_string)."""
         facts = cls(_has_booleans(texts))
-        if _has_byte(texts, b"-"):
-            facts = facts._replace(has_days=pc.any(pc.match_substring_regex(texts, f"^{_DAY}([ T]|$)")).as_py())
+        longest = np.diff(_content(texts)[0]).max(initial=0)
+        if longest >= 10:
+            days = _having(texts, 10, b"-", (4, 7))
+            facts = facts._replace(has_days=_first_match(days, f"^{_DAY}([ T]|$)") is not None)
         if _has_byte(texts, b"+"):
             facts = facts._replace(long_float=_first_match(texts, _LONG_FLOAT))
-        if (np.diff(_content(texts)[0]) >= 17).any():
-            facts = facts._replace(long_integer=_first_match(texts, _LONG_INTEGER))
+        if longest >= 17:
+            long = _having(texts, 17, b"0123456789", (1, 4, 8, 12, 16))
+            facts = facts._replace(long_integer=_first_match(long, _LONG_INTEGER))
         if not _has_byte(texts, b"."):
             return facts
         fractions = pc.extract_regex(texts.unique(), _FRACTION).drop_null().field("digits")
@@ -220,6 +223,19 @@ def form_of(name: str, facts: Iterable[TextFacts]) -> TextForm:
             "which do not hold so many digits, so that one id would be two values; write all as integers or texts"
         )
     return of_all.form
+
+
+def _having(texts: pa.Array, length: int, wanted: bytes, places: Sequence[int]) -> pa.Array:
+    """Return the texts of at least so many bytes that have one of some bytes at each of the places.
+
+    Patterns, which take longer, need only be tried on these.
+    """
+    offsets, data = _content(texts)
+    rows = np.flatnonzero(np.diff(offsets) >= length)
+    is_wanted = np.isin(np.arange(256), np.frombuffer(wanted, np.uint8))
+    for place in places:
+        rows = rows[is_wanted[data[offsets[rows] + place]]]
+    return texts.take(pa.array(rows))
 
 
 def _first_match(texts: pa.Array, pattern: str) -> str | None:

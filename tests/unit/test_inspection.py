@@ -744,6 +744,14 @@ def test_rows_without_columns_are_refused(tmp_path: Path, case: str) -> None:
             read(file)
 
 
+@pytest.mark.parametrize("parquet", [False, True])
+def test_long_ids_that_became_floats_are_warned_of(inspect: Inspect, parquet: bool) -> None:
+    ids = [float(1234567890123456789 + n % 90 * 10**6) for n in range(ROWS)]
+    found = inspect({"user": ids}, parquet=parquet)
+    assert decision(found, "user").kind == "categorical"
+    assert [warning[:45] for warning in found.warnings] == ["user: floats that have lost their last digits"]
+
+
 def test_a_plus_and_a_minus_are_labels(inspect: Inspect) -> None:
     clicks = clicks_by(np.arange(ROWS) % 7 - 3.0)
     found = inspect({

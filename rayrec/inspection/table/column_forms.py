@@ -18,11 +18,12 @@ from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import BOOLEANS, in_form
-from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
+from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
 from rayrec.inspection.table.number_texts import PERHAPS_LISTS, find_null_words, find_number_formats, read_texts
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
+_LONG_FLOAT = r"^[+-]?[0-9]\.[0-9]{14,}[eE]\+1[6-9]$"
 _DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%Y%m", "%y%m%d")
 _DIGITS = {"%Y": 4}
 _DAYS = (
@@ -117,7 +118,8 @@ def _typed_numbers(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     texts = in_form(distinct.cast(pa.string()), "number").to_pylist()
     is_whole = bool(np.isfinite(numbers).all()) and all("." not in text and "e" not in text for text in texts)
     if is_whole and np.mean(np.abs(numbers[codes[codes >= 0]]) >= _LONG) > MOST_MISFITS:
-        return ColumnProfile(name, shown, "text", codes, texts, notes=(_TOO_LONG,))
+        notes = (_TOO_LONG, INEXACT) if pa.types.is_floating(array.type) else (_TOO_LONG,)
+        return ColumnProfile(name, shown, "text", codes, texts, notes=notes)
     return ColumnProfile(name, shown, "integer" if is_whole else "number", codes, texts, numbers=numbers)
 
 
@@ -212,6 +214,9 @@ def _number_texts(
         found = pc.match_substring_regex(distinct, pattern).to_numpy(zero_copy_only=False)
         if counts[found].sum() > MOST_MISFITS * counts.sum():
             return ColumnProfile(name, shown, "text", codes, distinct.to_pylist(), notes=(note,)).without(null_words)
+    is_inexact = pc.match_substring_regex(distinct, _LONG_FLOAT).to_numpy(zero_copy_only=False)
+    if 2 * counts[is_inexact].sum() > counts.sum():
+        return ColumnProfile(name, shown, "text", codes, distinct.to_pylist(), notes=(INEXACT,)).without(null_words)
     codes, distinct = _recoded(codes, in_form(distinct, "number"))
     numbers, _ = read_texts(distinct, "number")
     is_missing = ~np.isfinite(numbers)  # infinity, too, is a missing value to preprocessing

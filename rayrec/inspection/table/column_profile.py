@@ -17,6 +17,8 @@ Form = Literal["integer", "number", "text", "time", "list", "vector", "nested"]
 """How the values of a column are written: `nested` values can be no feature."""
 NULL_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "none", "\\N", "?", "-")
 """Texts that stand for a missing value if the other values of a column are numbers or times."""
+INEXACT = "floats that have lost their last digits, so that ids that differ may be one; write integers or texts"
+"""The note on a column of floats that were long integers."""
 MOST_MISFITS = 0.005
 """Share of rows with values that are not like the others, which do not decide what a column is."""
 _TIME_WORDS = {

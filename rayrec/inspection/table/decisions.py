@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.config.base import NumberFormat
 from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
-from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
+from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
@@ -350,6 +350,8 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
         if note.startswith(UNCLEAR) and ID_WORDS.isdisjoint(name_words(column.name)):
             what = "read as categories" if decision.rules else "ignored"
             warnings.append(f"{column.name}: {note}; they are {what}")
+        elif column.form == "text" and INEXACT in column.notes and decision.role != "ignored":
+            warnings.append(f"{column.name}: {INEXACT}")
         elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":
             warnings.append(f"{column.name}: {note}")
         elif column.form == "text" and column.has_time_name and has_digits and column.distinct > 1:
