@@ -14,10 +14,12 @@ api.pyi has the types. A folder may be given by its URI (s3://bucket/run), as te
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 if TYPE_CHECKING:
     from rayrec.inference.explanation.additive import Explainer
@@ -72,10 +74,28 @@ def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> "Recip
 
 
 def load_model(folder: AnyPath) -> "Predictor":
-    """Load the predictor of a model folder, on CPU: `predict(rows)` takes raw features and returns probabilities."""
+    """Load the predictor of a model, on CPU: `predict(rows)` takes raw features and returns probabilities.
+
+    `folder`: a model folder, a run folder, or the output of `rayrec.run`; of several versions the newest is loaded.
+    """
+    from jobs.export import exported
+    from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.inference.folder.versions import versions_in
     from rayrec.inference.predictor import load_model
 
-    return load_model(_local(folder))
+    path = _local(folder)
+    if is_model_folder(path) or not path.is_dir():
+        return load_model(path)
+    versions = versions_in(path / "models") or versions_in(path)
+    if versions:
+        return load_model(versions[max(versions)])
+    if is_model_folder(path / "model"):
+        return load_model(path / "model")
+    # The best checkpoint of a run is exported for as long as the predictor is there.
+    files = ExitStack()
+    predictor = load_model(files.enter_context(exported(path)))
+    finalize(predictor, files.close)
+    return predictor
 
 
 def load_recommender(folder: AnyPath) -> "Recommender":

@@ -441,7 +441,10 @@ def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe
     """Return a validated recipe: a shipped one by name, or a YAML file, with keys set, such as `train.epochs`."""
 
 def load_model(folder: AnyPath) -> Predictor:
-    """Load the predictor of a model folder, on CPU: `predict(rows)` takes raw features and returns probabilities."""
+    """Load the predictor of a model, on CPU: `predict(rows)` takes raw features and returns probabilities.
+
+    `folder`: a model folder, a run folder, or the output of `rayrec.run`; of several versions the newest is loaded.
+    """
 
 def load_recommender(folder: AnyPath) -> Recommender:
     """Load the recommender of a model of users and items: `recommend(user, k)` returns the k best new items."""

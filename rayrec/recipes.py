@@ -370,8 +370,9 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     try:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
-        is_repeated = isinstance(error, yaml.constructor.ConstructorError)
-        problem = error.problem if is_repeated else f"'{text}' is not a YAML value"
+        problem = f"'{text}' is not a YAML value"
+        if isinstance(error, yaml.constructor.ConstructorError):
+            problem = str(error.problem)
         raise ConfigError(f"--set {override}: {problem}") from None
     _put(content, key, value, f"--set {override}")
 

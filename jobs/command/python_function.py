@@ -33,7 +33,9 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
 
     call.__name__ = call.__qualname__ = command.name
     call.__doc__ = docstring(command)
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    # What `help` shows first: names and defaults; the types are in api.pyi.
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]
     return call
 
 

@@ -1,7 +1,7 @@
 """The predictor: raw rows in, probabilities out, from a model folder."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,10 +60,19 @@ class Predictor(Scorer):
         self._dense_of_numbers = [self._dense[names[place]] for place in few_rows.number_places]
         self._warned: set[str] = set()
 
+    def __repr__(self) -> str:
+        features = len(self.schema.features)
+        return f"<model {str(self.folder)!r}: {self.recipe.model.kind} of {features} features>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Carry the path of the model folder to another process, which opens it there."""
+        return load_model, (self.model_folder.folder,)
+
     @property
     def model_folder(self) -> ModelFolder:
         """The model folder that it scores with."""
-        assert isinstance(self.model, ModelFolder), "a run's checkpoint has no folder of its own"
+        if not isinstance(self.model, ModelFolder):
+            raise UserError(f"{self.folder}: a checkpoint, not a model folder; export it first with `rayrec export`")
         return self.model
 
     def predict(
@@ -71,7 +80,8 @@ class Predictor(Scorer):
     ) -> NDArray[np.float32]:
         """Return the probabilities (n,) float32 of n rows of raw features, as the raw data has them.
 
-        Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
+        Rows are mappings of feature names to values, also one after the other, or columns named as the features: a data
+        frame, Arrow's table, or an array of NumPy with named fields. A feature that is left out, null
         or (in columns) NaN is missing; columns that scoring does not need, such as the label, are left out. Raises
         UserError naming the row and the field that is unknown or wrong. Warns once for each column of which 100 values
         or more are given and most of them are unknown to the model.
@@ -118,9 +128,16 @@ class Predictor(Scorer):
             return self.raw_rows.require_in_range(self.raw_rows.from_batch(rows))
         if isinstance(rows, (Mapping, str)):
             raise UserError("rows: give a list of rows (objects of feature names and values), not a single row")
+        if hasattr(rows, "collect_schema"):  # a LazyFrame of polars
+            rows = rows.collect()
+        is_counted = hasattr(rows, "__len__") and not isinstance(rows, ValuesView)
+        if isinstance(rows, Iterable) and not is_counted and not hasattr(rows, "read_all"):  # of batches
+            rows = list(rows)
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
-        if hasattr(rows, "iloc"):  # pandas' columns may have values of several types
+        if isinstance(rows, np.ndarray) and rows.dtype.names is not None:
+            rows = {name: pa.array(np.ascontiguousarray(rows[name]).ravel()) for name in rows.dtype.names}
+        if hasattr(rows, "columns") and hasattr(rows, "iloc"):  # pandas' columns may have values of several types
             # The index may be a feature.
             given = {*self.raw_rows.named(rows.columns)}
             levels = [name for name in rows.index.names if name is not None and name not in given]
@@ -129,12 +146,21 @@ class Predictor(Scorer):
             self.raw_rows.require_features(names)
             needed = [place for place, name in enumerate(names) if not self.raw_rows.is_unneeded(name)]
             columns = {names[place]: _values_of(rows.iloc[:, place]) for place in needed}
+            count = len(rows)
         else:
-            table = pa.table(rows)
+            try:
+                table = pa.table(rows)
+            except (TypeError, ValueError, pa.ArrowException):
+                raise UserError(
+                    f"rows: {'None' if rows is None else f'a {type(rows).__name__}, which has no names of columns'}; "
+                    "give a list of rows (objects of feature names and values), or a data frame or an Arrow table "
+                    "whose columns are named as the features"
+                ) from None
+            count = table.num_rows
             names = self.raw_rows.named(table.column_names)
             self.raw_rows.require_features(names)
             columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
-        return self.raw_rows.require_in_range(self.raw_rows.from_columns(columns, len(rows)))
+        return self.raw_rows.require_in_range(self.raw_rows.from_columns(columns, count))
 
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what `_inputs` does, for a few encoded rows."""

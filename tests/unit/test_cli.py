@@ -244,5 +244,5 @@ def test_python_functions_take_the_fields(values: tuple[Any, Any], monkeypatch: 
     assert preprocess.input == ("a",)
     with pytest.raises(TypeError, match="output"):
         rayrec.export("run")  # type: ignore[call-arg]
-    assert str(inspect.signature(rayrec.export)).startswith("(run: ")
+    assert str(inspect.signature(rayrec.export)).startswith("(run, ")
     assert "Run folder" in (rayrec.export.__doc__ or "")

@@ -1,7 +1,10 @@
 """Scoring leaves out what it does not need, whatever way it comes, and says what it loses and does not know."""
 
+import copy
 import json
 import logging
+import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
+import rayrec
 from jobs.predict import PredictRequest, describe, run
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
@@ -449,3 +453,36 @@ def test_predict_says_that_most_of_a_column_is_unknown(predictor: Predictor, tmp
     result = run(request, SilentProgress())
     assert result.details["unknown"]["text"] == {"values": 160, "unknown": 140, "examples": ("News", "Sport")}
     assert "column 'text': 88% of 160 values are unknown to the model" in describe(result)
+
+
+def _structured(rows: Rows) -> NDArray[Any]:
+    return np.array([tuple(row.values()) for row in rows], [("number", "f8"), ("integer", "i8"), ("text", "U9")])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [iter, lambda rows: (row for row in rows), _structured, lambda rows: dict(enumerate(rows)).values(),
+     lambda rows: pa.Table.from_pylist(rows).to_reader()],
+)  # fmt: skip
+def test_rows_come_in_any_form_that_names_its_values(predictor: Predictor, given: Callable[[Rows], Any]) -> None:
+    assert predictor.predict(given(ROWS)).tolist() == predictor.predict(ROWS).tolist()
+
+
+@pytest.mark.parametrize("given", [None, 7, np.zeros((2, 3)), pd.Series([1.0, 2.0]), pd.Series({"number": 1.0})])
+def test_what_names_no_values_is_refused_in_a_line(predictor: Predictor, given: Any) -> None:
+    with pytest.raises(UserError, match=r"^rows: .*; give a list of rows .* whose columns are named as the features$"):
+        predictor.predict(given)
+
+
+def test_a_model_shows_what_it_is_and_travels_by_its_path(predictor: Predictor) -> None:
+    assert str(predictor.folder) in repr(predictor) and predictor.recipe.model.kind in repr(predictor)
+    for other in (pickle.loads(pickle.dumps(predictor)), copy.copy(predictor), copy.deepcopy(predictor)):
+        assert other.predict(ROWS).tolist() == predictor.predict(ROWS).tolist()
+
+
+def test_a_model_is_found_in_the_folder_of_a_pipeline(predictor: Predictor, tmp_path: Path) -> None:
+    shutil.copytree(predictor.folder, tmp_path / "out" / "model")
+    assert rayrec.load_model(tmp_path / "out").folder == tmp_path / "out" / "model"
+    for version in ("9", "10"):
+        shutil.copytree(predictor.folder, tmp_path / "days" / "models" / version)
+    assert rayrec.load_model(tmp_path / "days").folder.name == "10"
