@@ -47,13 +47,15 @@ class Standardize(Config):
 
 
 class Clip(Config):
-    """Return min(max(x, min), max)."""
+    """Return min(max(x, min), max), or x where it is within the bounds and a missing value elsewhere."""
 
     op: Literal["clip"] = "clip"
     min: float | None = None
     """Least value."""
     max: float | None = None
     """Largest value."""
+    outside: Literal["bound", "missing"] = Field("bound", exclude_if=lambda given: given == "bound")
+    """What values beyond become: an outlier is still a large number, while 1e300 among prices says nothing."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Clip":

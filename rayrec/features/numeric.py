@@ -87,8 +87,9 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
             return (values - mean) / deviation if deviation > 0.0 else values * 0.0
         case Fill(value=value):
             return np.where(np.isnan(values), value, values)
-        case Clip(min=lowest, max=highest):
-            return _clipped(values, lowest, highest)
+        case Clip(min=lowest, max=highest, outside=outside):
+            inside = _clipped(values, lowest, highest)
+            return inside if outside == "bound" else np.where(inside == values, values, np.nan)
         case Quantile(boundaries=boundaries):
             return _shares_below(values, np.array(boundaries))
         case Elapsed():

@@ -367,6 +367,11 @@ def test_weights_that_are_none(folder: Path, weights: list[float | None]) -> Non
     ("transforms", "values", "expected"),
     [
         ((Clip(min=-1.0, max=2.0),), [-5.0, 0.5, 9.0, None, math.nan], [-1.0, 0.5, 2.0, 0.0, 0.0]),
+        (
+            (Clip(min=-1.0, max=2.0, outside="missing"), Fill(value=7.0)),
+            [-1e300, -1.0, 2.0, math.nextafter(2.0, 3.0), None],
+            [7.0, -1.0, 2.0, 7.0, 7.0],
+        ),
         ((Clip(max=2.0), Fill(value=1.0)), [-5.0, 9.0, math.inf], [-5.0, 2.0, 1.0]),
         ((Quantile(boundaries=(0.0, 10.0, 30.0)),), [-1, 0, 5, 10, 20, 30, 31, None], [0, 0, 0.25, 0.5, 0.75, 1, 1, 0]),
         # Half of the values are 0: none lies below it, and half of them below everything else.

@@ -196,6 +196,41 @@ def test_times_as_programs_write_them(suffix: str, tmp_path: Path) -> None:
     assert formats == {name: re.split(" of | in ", name)[0] for name in columns}
 
 
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_few_absurd_numbers_change_nothing(suffix: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    sound: dict[str, list[Any]] = {
+        "price": rng.lognormal(2, 1, ROWS).round(2).tolist(),
+        "change": rng.normal(size=ROWS).round(3).tolist(),
+        "year": (1990 + rng.integers(0, 60, ROWS)).tolist(),
+        "skewed": (-rng.lognormal(2, 2, ROWS)).round(2).tolist(),
+        "gaps": every(9, [None], rng.normal(size=ROWS).round(3).tolist()),
+    }
+    odd = {name: list(values) for name, values in sound.items()}
+    odd["price"][5], odd["price"][77], odd["change"][3], odd["year"][8] = 1e300, -1e15, 1e20, 999_999_999
+    odd["skewed"][11], odd["skewed"][12], odd["gaps"][1] = -1e30, 1e12, -1e15
+    weight = every(ROWS, [1e12], [1.0, 2.0] * (ROWS // 2))
+    (tmp_path / "sound").mkdir()
+    clean = decisions(run(tmp_path / "sound", suffix, sound))
+    report = run(tmp_path, suffix, odd | {"weight": weight})
+    found = decisions(report)
+    assert [warning.split(",")[0] for warning in report.warnings] == [
+        "weight: 1 weights such as 1e+12 outweigh all other rows; remove these rows"
+    ]
+    for name in sound:
+        rule, expected = found[name].rules[0], clean[name].rules[0]
+        bounds, *steps = rule["transforms"]
+        if isinstance(steps[-1], dict) and steps[-1]["op"] == "fill":
+            steps.pop()
+        assert bounds["outside"] == "missing" and [s if isinstance(s, str) else s["op"] for s in steps] == [
+            s if isinstance(s, str) else s["op"] for s in expected["transforms"]
+        ]
+        inside = [v for v in sound[name] if v is not None]
+        assert bounds.get("min", -np.inf) < min(inside) and max(inside) < bounds.get("max", np.inf)
+        assert all(not bounds.get("min", -1e11) <= v <= bounds.get("max", 1e11) for v in odd[name]
+                   if v is not None and v not in inside)  # fmt: skip
+
+
 def test_a_value_of_one_column_is_no_missing_value_of_another(tmp_path: Path) -> None:
     found = run(
         tmp_path, "csv", {"color": WORDS, "price": every(300, ["red"], AMOUNTS), "size": every(9, ["big"], WHOLE)}

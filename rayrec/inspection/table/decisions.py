@@ -13,7 +13,7 @@ from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
 from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
-from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, number_rules, ranges_rule, with_auc
+from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, absurd_bounds, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
 from rayrec.inspection.table.roles import LABEL_NAMES, WEIGHT_NAMES, Label, Roles, are_weights, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table, rate_column
@@ -345,6 +345,11 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
+        if column.name == roles.weight:
+            beyond = column.row_numbers[column.row_numbers > absurd_bounds(column.row_numbers).get("max", np.inf)]
+            if len(beyond):
+                warnings.append(f"{column.name}: {len(beyond):,} weights such as {beyond[0]:g} outweigh all other "
+                                "rows; remove these rows, or what is learned and measured is theirs alone")  # fmt: skip
         if column.name == roles.weight or squeezed(column.name) in WEIGHT_NAMES:
             continue
         if note.startswith(UNCLEAR) and ID_WORDS.isdisjoint(name_words(column.name)):

@@ -1,13 +1,13 @@
 """What a column of numbers becomes: categories or amounts, how amounts are scaled, and ranges beside them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.table.column_profile import ColumnProfile, name_words
+from rayrec.inspection.table.column_profile import MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 
 _CATEGORY_WORDS = {
@@ -30,6 +30,11 @@ _FEW_COUNTS = 10
 RANGES, _FINE_RANGES, _MANY_FOR_RANGES = 16, 64, 320
 _FAR_OUT = 10.0
 """Distances from the median to the outermost half per cent of the numbers, beyond which others are outliers."""
+_ABSURD, _GAP = 100.0, 10.0
+"""A few numbers are absurd, such as 1e300 among prices, if they are so many times as far from the median as the
+outermost half per cent of the others, and so many times as far as their next.
+"""
+_LEAST_KNOWN, _FARTHEST = 20, 1e300
 _MOST_SENTINELS, _ODD_FREQUENCY = 3, 3
 _SENTINEL_SHARE = 0.01
 """Share of rows from which on a number that stands for something else has a range of its own."""
@@ -48,6 +53,39 @@ class NumberRules:
 
 def number_rules(column: ColumnProfile, evidence: Evidence) -> NumberRules:
     """Return a number, a category or both, by what predicts the label, else by name and values."""
+    # Everything is decided as if rows of absurd numbers had none.
+    bounds, absurd = absurd_bounds(column.row_numbers), ""
+    if bounds:
+        low, high = bounds.get("min", -np.inf), bounds.get("max", np.inf)
+        assert column.numbers is not None
+        is_absurd = np.append((column.numbers < low) | (column.numbers > high), False)
+        example = column.numbers[is_absurd[:-1] & (column.counts > 0)][0]
+        absurd = f"; {_shown(example)} and the like are taken for missing values"
+        column = replace(column, codes=np.where(is_absurd[column.codes], -1, column.codes))
+    found = _rules_of_sound(column, evidence, bounds)
+    return replace(found, reason=found.reason + absurd)
+
+
+def absurd_bounds(numbers: NDArray[np.float64]) -> dict[str, float]:
+    """Return the bounds (`min`, `max`) beyond which a few of (n,) numbers are absurd; none where there are none."""
+    known = np.sort(numbers[np.isfinite(numbers)])
+    few = max(1, int(MOST_MISFITS * len(known)))
+    if len(known) < _LEAST_KNOWN:
+        return {}
+    found = {}
+    with np.errstate(over="ignore"):
+        offsets = np.clip(known - known[len(known) // 2], -_FARTHEST, _FARTHEST)
+        apart = np.abs(offsets[offsets != 0])
+        usual = max(-offsets[few], offsets[-1 - few], apart.min(initial=_FARTHEST))
+        for key, sign, tail in (("min", -1, -offsets[few::-1]), ("max", 1, offsets[-1 - few :])):
+            is_far = (tail[1:] > _ABSURD * usual) & (tail[1:] > _GAP * np.maximum(tail[:-1], usual))
+            if is_far.any():
+                first = int(np.argmax(is_far))
+                found[key] = float(known[len(known) // 2] + sign * float(f"{_GAP / 2 * max(tail[first], usual):.1g}"))
+    return found
+
+
+def _rules_of_sound(column: ColumnProfile, evidence: Evidence, bounds: dict[str, float]) -> NumberRules:
     readings = {}
     if evidence.is_possible:
         readings["number"] = evidence.as_number(column.row_numbers)
@@ -56,7 +94,7 @@ def number_rules(column: ColumnProfile, evidence: Evidence) -> NumberRules:
             readings["fine_ranges"] = evidence.as_bins(column.row_numbers, _FINE_RANGES)
     spread = "" if column.range is None else f", {_shown(column.range[0])} to {_shown(column.range[1])}"
     if not column.is_integral:
-        return _amounts(column, with_auc(f"decimals{spread}", readings), readings)
+        return _amounts(column, with_auc(f"decimals{spread}", readings), readings, bounds)
     if evidence.is_possible:
         readings["category"] = evidence.as_category(column.codes)
     is_category, why = _reads_as_category(column, readings)
@@ -67,7 +105,7 @@ def number_rules(column: ColumnProfile, evidence: Evidence) -> NumberRules:
         reason += f"; AUC {', '.join(figures if is_category else reversed(figures))}"
     if is_category:
         return NumberRules(reason, ({"kind": "categorical"},), readings)
-    return _amounts(column, reason, readings)
+    return _amounts(column, reason, readings, bounds)
 
 
 def with_auc(reason: str, readings: Mapping[str, Reading]) -> str:
@@ -133,7 +171,7 @@ def _looks_like_counts(column: ColumnProfile) -> bool:
     return column.distinct > 3 and bool((np.diff(values) == 1).all() and falls)
 
 
-def _amounts(column: ColumnProfile, reason: str, readings: dict[str, Reading]) -> NumberRules:
+def _amounts(column: ColumnProfile, reason: str, readings: dict[str, Reading], bounds: dict[str, float]) -> NumberRules:
     """Return a number, with ranges beside it where a line does not follow it, or where rows have no value or a
     sentinel.
     """
@@ -166,6 +204,10 @@ def _amounts(column: ColumnProfile, reason: str, readings: dict[str, Reading]) -
     if clip:
         steps.insert(0, {"op": "clip", **clip})
         reason += "; outliers are clipped"
+    if bounds:
+        steps.insert(0, {"op": "clip", **{k: _yaml_number(v) for k, v in bounds.items()}, "outside": "missing"})
+        # What is missing is 0, which is the mean of standardized numbers, but the least of ranks.
+        steps += [{"op": "fill", "value": 0.5}] if steps[-1] == "quantile" else []
     share = float(np.isin(numbers, sentinels).mean())
     if len(sentinels):
         reason += f"; {', '.join(map(_shown, sentinels))} ({share:.1%} of the values) looks like a code, not an amount"
@@ -181,6 +223,10 @@ def _amounts(column: ColumnProfile, reason: str, readings: dict[str, Reading]) -
     elif not further and readings:
         curve = readings["fine_ranges" if is_fine else "ranges"]
         further = "ranges predict better than a straight line" if curve.is_better_than(readings["number"]) else ""
+    if further and bounds:  # beyond the bounds are ranges of their own, too rare to be learned
+        begins = np.quantile(body, np.arange(quantiles) / quantiles)
+        limits = {"boundaries": sorted({*limits.get("boundaries", map(_yaml_number, begins)),
+                                        *map(_yaml_number, bounds.values())})}  # fmt: skip
     rules: tuple[dict[str, Any], ...] = ({"kind": "numeric", "transforms": steps},)
     if further:
         rules += (ranges_rule(column, **limits),)
