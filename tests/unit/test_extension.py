@@ -228,7 +228,7 @@ FORMS: dict[str, tuple[Callable[[str], str], bool]] = {
 @pytest.mark.parametrize("case", FORMS)
 def test_new_values_are_told_from_old_ones_in_another_form(case: str, tmp_path: Path) -> None:
     change, is_explained = FORMS[case]
-    days = []
+    days: list[Dataset] = []
     for number in range(2):
         rows = rows_of_day(3, rows=90, seed=number)
         rows = [{**row, "shop": change(row["shop"])} for row in rows] if number else rows
