@@ -3,7 +3,8 @@
 
 Serve calls it as `haproxy -db -f FILE ...` for every configuration. In Serve's configuration a path without a
 route gets a 404 in plain text, also while no model is there yet, or any more; its statistics listen on all addresses,
-its control socket admits everybody, and replicas are looked for on 127.0.0.1, wherever they listen. And no
+its control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, and who stops within
+the headers of a request keeps the place of others for an hour. And no
 configuration changes some of HAProxy's own answers: those to what is no HTTP are pages of HTML in the program.
 """
 
@@ -36,6 +37,8 @@ _UNAVAILABLE = 14
 """gRPC's code."""
 ALL_ADDRESSES = "::0"
 """All addresses of the machine, of IPv6 and IPv4. Serve takes `::` for those of IPv4 alone."""
+_HEADER_SECONDS, _IDLE_SECONDS = 10, 3600
+"""How long the headers of a request, and the next request of an open connection, may take to come."""
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -109,6 +112,9 @@ def changed(config: str) -> str:
         else:
             line = _TEXT_ANSWER.sub(lambda found: _answer(int(found[1]), found[2]), line)
         lines.append(line)
+        if section == line == "defaults":
+            # No variable of Serve sets these. The first would be the time between requests, too, by default.
+            lines += [f"    timeout http-request {_HEADER_SECONDS}s", f"    timeout http-keep-alive {_IDLE_SECONDS}s"]
         if section == line == "frontend http_frontend":
             # No replica speaks another protocol: it would refuse what asks for one, in plain text.
             lines.append("    http-request del-header Upgrade")

@@ -6,7 +6,7 @@ Starlette take as long as the rest of the application.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,6 +89,8 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = of_this_replica()
+        if scope["type"] == "http":
+            scope["headers"] = _read_by_serve(scope["headers"])
         headers = headers_of(scope) if scope["type"] == "http" else {}
         if admission is None:
             # A proxy of Ray Serve, without HAProxy in front: its replica, elsewhere, reads the body by `read_body`.
@@ -104,9 +106,6 @@ class Intake:
             await self.app(scope, receive, send)
             return
         call = scope[_CALL] = _call(scope, headers)
-        if _REQUEST_ID not in headers:
-            # Otherwise Ray Serve gives it another one.
-            scope["headers"] = [*scope["headers"], (_REQUEST_ID, call.request_id.encode())]
         # The body is held from its first byte to the answer.
         with admission.bodies.hold() as share:
             try:
@@ -258,6 +257,21 @@ def below(prefix: str, scope: Scope) -> Scope:
     if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
         return scope
     return {**scope, "path": path[len(prefix) :] or "/"}
+
+
+def _read_by_serve(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers as Ray Serve can read them, with one id of the request.
+
+    Serve decodes some as UTF-8 without care, and of those given twice takes the last. No header that has a meaning here
+    has other characters than ASCII's, but for a token, which Serve leaves alone.
+    """
+    ids = [value.decode("latin-1") for name, value in given if name == _REQUEST_ID]
+    kept = [
+        (name, value)
+        for name, value in given
+        if name != _REQUEST_ID and name.isascii() and (value.isascii() or name == b"authorization")
+    ]
+    return [*kept, (_REQUEST_ID, request_id(ids[0] if ids else None).encode())]
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

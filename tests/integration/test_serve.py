@@ -141,6 +141,20 @@ def test_an_answer_has_the_id_of_its_request(url: str) -> None:
     assert len(requests.get(f"{url}/healthz", timeout=TIMEOUT).headers["X-Request-Id"]) > 20
 
 
+@pytest.mark.parametrize(
+    "header", ["X-Request-Id", "Serve_Multiplexed_Model_Id", "traceparent", "X-Session-Id", "X-Any"]
+)
+def test_headers_that_are_no_text(url: str, predictors: dict[str, Predictor], header: str) -> None:
+    """They are left out, wherever Ray Serve would read them."""
+    (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
+    headers = {header: b"caf\xe9\xff".decode("latin-1")}
+    for answer in (
+        requests.post(f"{url}/v1/models/dlrm:predict", json=row, headers=headers, timeout=TIMEOUT),
+        requests.get(f"{url}/v1/models/dlrm", headers=headers, timeout=TIMEOUT),
+    ):
+        assert (answer.status_code, len(answer.headers["X-Request-Id"])) == (200, 32), answer.text
+
+
 def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
     (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
     answer = requests.post(f"{url}/v1/models/dlrm:predict", json=row, timeout=TIMEOUT)

@@ -133,6 +133,15 @@ def test_its_own_answers_are_json(short_folder: Path) -> None:
         assert (status, json.loads(body)) == (404, {"error": "no such path"})
 
 
+def test_who_stops_within_the_headers_is_sent_away(short_folder: Path) -> None:
+    """Otherwise some thousand of them keep all others waiting."""
+    with running(short_folder, None) as ask:
+        began = time.monotonic()
+        status, headers, _ = ask(request_of().removesuffix(b"\r\n"))
+    assert (status, headers["content-type"]) == (408, "application/json")
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/v1/models/ctr:predict"])
 def test_without_a_route_it_says_when_to_come_back(short_folder: Path, path: str) -> None:
     with running(short_folder, None) as ask:
