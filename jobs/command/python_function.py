@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jobs.command.fields import RequestField, fields_of
@@ -27,9 +28,11 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
     def call(*args: Any, **kwargs: Any) -> Result:
         values = signature.bind(*args, **kwargs).arguments
         shown = values.pop("progress", True)
-        request = build_request(command.request, {name: value for name, value in values.items() if value is not None})
-        with console_progress() if shown else nullcontext(SilentProgress()) as progress:
-            return execute(command, request, progress)
+        with TemporaryDirectory(prefix="rayrec-frame-") as folder:
+            given = {name: _as_file(value, folder, name) for name, value in values.items() if value is not None}
+            request = build_request(command.request, given)
+            with console_progress() if shown else nullcontext(SilentProgress()) as progress:
+                return execute(command, request, progress)
 
     call.__name__ = call.__qualname__ = command.name
     call.__doc__ = docstring(command)
@@ -37,6 +40,20 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     call.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]
     return call
+
+
+def _as_file(value: Any, folder: str, name: str) -> Any:
+    """Return the path of a data frame's rows, which are written for the time of the call; other values as they are."""
+    if hasattr(value, "collect_schema") and hasattr(value, "collect"):
+        value = value.collect()  # a lazy frame of polars
+    if not hasattr(value, "__arrow_c_stream__"):
+        return value
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = f"{folder}/{name}.parquet"
+    pq.write_table(pa.table(value), path)
+    return path
 
 
 def docstring(command: Command[Any]) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import rayrec
@@ -244,5 +245,7 @@ def test_python_functions_take_the_fields(values: tuple[Any, Any], monkeypatch: 
     assert preprocess.input == ("a",)
     with pytest.raises(TypeError, match="output"):
         rayrec.export("run")  # type: ignore[call-arg]
+    rayrec.preprocess("r", pd.DataFrame({"click": [0, 1]}), "o", progress=False)  # type: ignore[arg-type]
+    assert requests[-1].input[0].endswith("input.parquet")
     assert str(inspect.signature(rayrec.export)).startswith("(run, ")
     assert "Run folder" in (rayrec.export.__doc__ or "")
