@@ -126,6 +126,14 @@ TABLES = (
         ("display_id", "uuid", "timestamp_view", "day"),
         group="display_id",
     ),
+    # Visits to a doctor, by persons who have several rows each (statsmodels.datasets.randhie). No column names them.
+    Table(
+        "randhie",
+        ("randhie/randhie.csv",),
+        "mdvis",
+        ("lncoins", "idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp"),
+        positive_from=1,
+    ),
 )
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +88,7 @@ class Regression:
         squares = residuals**2
         powers = np.stack([residuals, squares, squares**2])
 
-        def products(places: NDArray[np.int64], size: int) -> tuple[NDArray[np.float64], ...]:
+        def products(places: NDArray[np.int64], size: int) -> tuple[NDArray[Any], ...]:
             rows = np.bincount(places, minlength=size)
             sums, square, fourth = (np.bincount(places, power, size) for power in powers)
             return rows * (rows - 1.0), sums**2 - square, square**2 - fourth, rows + _PRIOR_ROWS
