@@ -231,6 +231,30 @@ def test_a_few_absurd_numbers_change_nothing(suffix: str, tmp_path: Path) -> Non
                    if v is not None and v not in inside)  # fmt: skip
 
 
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_numbers_that_are_not_read_are_said(suffix: str, tmp_path: Path) -> None:
+    numbers = [1_000 + 37 * i for i in range(ROWS)]
+    others = str.maketrans("0123456789", "\u0660\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669")
+    columns = {
+        "grouped": [f"{v:_}" for v in numbers],
+        "hexadecimal": [hex(v) for v in numbers],
+        "arabic": [str(v).translate(others) for v in numbers],
+        "fractions": [f"{v % 97}/{v % 89 + 2}" for v in numbers],
+        "powers": [f"{v / 1000} x 10^3" for v in numbers],
+        "fortran": [f"{v:.4e}".replace("e", "D") for v in numbers],
+    }
+    found = run(tmp_path, suffix, columns | {"versions": [f"{v % 9}.{v % 7}.{v % 5}" for v in numbers]})
+    assert {warning.split(":")[0] for warning in found.warnings if "write plain numbers" in warning} == columns.keys()
+
+
+def test_many_spellings_of_nothing(tmp_path: Path) -> None:
+    nothing = ["--", "n.a.", "unbekannt", "k.A.", "tbd", "leer", "(missing)"]
+    odd = [nothing[i // 7 % 7] if i % 7 == 0 else v for i, v in enumerate(AMOUNTS)]
+    times = [nothing[i // 7 % 7] if i % 7 == 3 else v for i, v in enumerate(TIMES)]
+    found = decisions(run(tmp_path, "csv", {"amount": odd, "seen": times, "color": WORDS}))
+    assert found["amount"].kind == "numeric" and found["seen"].column.form == "time"
+
+
 def test_a_value_of_one_column_is_no_missing_value_of_another(tmp_path: Path) -> None:
     found = run(
         tmp_path, "csv", {"color": WORDS, "price": every(300, ["red"], AMOUNTS), "size": every(9, ["big"], WHOLE)}

@@ -16,7 +16,7 @@ from rayrec.inspection.table.column_profile import MOST_MISFITS
 
 _FEW_NUMBERS = 20
 """So few different numbers may be kinds, of which others are words."""
-_MOST_WORDS, _MOST_WORDS_SHARE = 3, 0.3
+_MOST_WORDS, _MOST_WORDS_SHARE = 10, 0.3
 """Words among numbers or times, beside the known ones, that are taken for missing values; and their share of rows."""
 _FIRST_TRIED = 100
 """Distinct values of which half tell that a column is worth a closer look."""
@@ -24,6 +24,14 @@ _MOST_UNLIKE = 0.05
 _FEW_UNITS = 3
 _MANY_GROUPED = 20
 """So many different numbers with three digits after a mark, beside others below 1,000 without, are thousands."""
+_DRESSES = (
+    r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+(?:\.[0-9]+)?",  # as programmers group them
+    r"[+-]?0[xX][0-9a-fA-F]+",
+    r"[+-]?\p{Nd}+(?:[.,\x{FF0E}\x{FF0C}\x{66B}\x{66C}]\p{Nd}+)*",  # in digits of other scripts
+    r"[0-9]{1,3}(?: [0-9]{1,3})?/[0-9]{1,3}",  # no months of years
+    r"[+-]?[0-9]+(?:[.,][0-9]+)?(?:[dD]| ?[xX*\x{D7}] ?10\^?)[+-]?[0-9]+",
+)
+"""Other ways to write a number, which are not read."""
 UNCLEAR = "numbers, but"
 """How a note begins on texts that look like numbers, though which ones is not clear."""
 PERHAPS_LISTS = f"{UNCLEAR} perhaps lists"
@@ -122,7 +130,16 @@ def _peoples_numbers(
 
 
 def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> Numbers:
-    """Return a note if nearly all texts are many different numbers, with one of a few units such as `kg` or `K`."""
+    """Return a note if nearly all texts are many different numbers, in a dress that is not read or with one of a few
+    units such as `kg` or `K`.
+    """
+    for dress in _DRESSES:
+        is_number = pc.match_substring_regex(distinct, f"^(?:{dress}|[0-9]{{1,3}})$").to_numpy(zero_copy_only=False)
+        is_dressed = is_number & ~pc.match_substring_regex(distinct, r"^[0-9.,]+$").to_numpy(zero_copy_only=False)
+        is_usual = counts[is_number].sum() >= (1 - _MOST_UNLIKE) * counts.sum()
+        if is_usual and np.count_nonzero(is_dressed) > _FEW_NUMBERS:
+            example = distinct[int(np.argmax(counts * is_dressed))]
+            return Numbers(notes=(f"{UNCLEAR} written as '{example}', which is not read; write plain numbers",))
     number = rf"^[~<>\x{{2248}}\x{{2264}}\x{{2265}}]?{CURRENCY}?[+-]?[0-9]+(?:[.,][0-9]+)? ?(?P<unit>[^0-9]{{0,12}})$"
     tried = distinct[:_FIRST_TRIED]
     if len(tried) <= _FEW_NUMBERS or 2 * pc.sum(pc.match_substring_regex(tried, number)).as_py() < len(tried):
