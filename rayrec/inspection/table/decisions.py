@@ -345,7 +345,7 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
-        if column.name == roles.weight:
+        if column.name == roles.weight and column.numbers is not None:  # a text has odd cells
             beyond = column.row_numbers[column.row_numbers > absurd_bounds(column.row_numbers).get("max", np.inf)]
             if len(beyond):
                 warnings.append(f"{column.name}: {len(beyond):,} weights such as {beyond[0]:g} outweigh all other "

@@ -186,7 +186,7 @@ class DelimitedLayout:
             if reason in (Reason.UTF8, Reason.CARRIAGE_RETURN) and not self._has_fields(lines.line(number)):
                 lines.reject([number], Reason.COLUMNS)
         if self._num_fields > 1 and lines.has_blank:  # no rows, as for every other reader
-            lines.leave_out(np.flatnonzero(lines.good & (lines.starts == lines.ends)))
+            lines.leave_out(lines.good & (lines.starts == lines.ends))
         # Arrow's reader tells rows with another number of fields.
         data = lines.bytes_of(lines.good)
         if self.quote is not None and self.quote.encode() in data:
