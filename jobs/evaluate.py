@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from jobs.command import ByPosition, Command, PathText, Positional, Result, main
 from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.export import read_schema
-from jobs.stored_model import scoring_pool, stored_model
+from jobs.stored_model import measurable, scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
@@ -79,7 +79,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
-    with stored_model(request.source, request.checkpoint) as model:
+    source, notes = measurable(request.source, request.data) if request.split != "train" else (request.source, [])
+    with stored_model(source, request.checkpoint) as model:
         recipe, schema = model.recipe, model.schema
         schema.require_same_features(dataset.schema, request.data)
         require_evaluable(recipe, dataset)
@@ -101,7 +102,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     found = {request.split: metrics}
     part_details = {**part_of_split(dataset, request.split, rows), **drawn_negatives(schema)}
-    details = {"rows_per_second": rows / seconds, **part_details, "warnings": class_warnings(found)}
+    notes += part_details.pop("notes", [])
+    details = {"rows_per_second": rows / seconds, **part_details, "warnings": class_warnings(found), "notes": notes}
     # The manifest tells the label rate of whole splits alone.
     simpler = {} if "part" in details else baselines(recipe, dataset, found)
     return Result(command="evaluate", rows=rows, metrics=found, baselines=simpler, execution=execution, details=details)

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
 from jobs.export import read_schema
-from jobs.stored_model import stored_model
+from jobs.stored_model import measurable, stored_model
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
 from rayrec.store.folders import new_folder, require_absent
@@ -72,7 +72,8 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     # The names that were given are features of the model, and the dataset is encoded as it reads it.
     require_absent(request.output)
     dataset = Dataset.open(request.data)
-    recipe, schema = read_schema(request.source)
+    source, notes = measurable(request.source, request.data)
+    recipe, schema = read_schema(source)
     groups = request.groups()
     _require_features(schema, groups, request.feature)
     schema.require_same_features(dataset.schema, request.data)
@@ -80,7 +81,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     if split is None:
         raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split, or --split")
     dataset.labelled_split(split)
-    with stored_model(request.source) as model:
+    with stored_model(source) as model:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
         from rayrec.inference.explanation.dependence import partial_dependence
         from rayrec.inference.explanation.importance import permutation_importance
@@ -104,7 +105,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     # The page is made from figures that lie beside it.
     figures = {
         "kind": "explanation",
-        "subject": str(request.source),
+        "subject": str(source),
         "recipe": recipe.name,
         "data": str(request.data),
         "split": split,
@@ -131,7 +132,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         output=request.output,
         rows=len(rows),
         metrics={split: importance.metrics},
-        details={key: figures[key] for key in ("most_important_by", "importance")},
+        details={**{key: figures[key] for key in ("most_important_by", "importance")}, "notes": notes},
     )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Result, describe_result, main
 from jobs.export import is_run_folder
-from jobs.stored_model import stored_model
+from jobs.pipeline.phases import PIPELINE_FILE
+from jobs.stored_model import measurable, stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.metrics.expectations import Expectation, flat_metrics
@@ -25,7 +26,7 @@ class ReportRequest(Request):
     """Write an HTML page about a dataset, run, model or search."""
 
     source: Annotated[Folder, Positional("DATASET|RUN|MODEL|SWEEP")]
-    """Folder of a dataset, run, model or search, or its URI."""
+    """Folder of a dataset, run, model or search, or its URI; of the output of `rayrec run`, its run/ is meant."""
     output: Folder
     """New folder for report.html and report.json."""
     against: Annotated[Folder, Metavar("DATASET")] | None = None
@@ -73,7 +74,11 @@ def run(request: ReportRequest, progress: Progress) -> Result:
         status="failed" if missed else "done",
         output=request.output,
         metrics=found.metrics,
-        details={name: found.figures[name] for name in ("expectations", "drawn_negatives") if found.figures.get(name)},
+        details={
+            name: found.figures[name]
+            for name in ("expectations", "drawn_negatives", "notes")
+            if found.figures.get(name)
+        },
         error=f"not as expected: {'; '.join(missed)}" if missed else None,
     )
 
@@ -84,6 +89,9 @@ def _look(request: ReportRequest, progress: Progress) -> _Report:
     from tune.sweep_folder import SWEEP_FILE
 
     source = request.source
+    if (source / PIPELINE_FILE).is_file() and is_run_folder(source / "run"):
+        source = source / "run"
+        request = request.model_copy(update={"source": source})
     is_dataset, is_model = kind_of(source) == "dataset", is_model_folder(source)
     is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
     if not (is_dataset or is_model or is_run or is_sweep):
@@ -207,14 +215,17 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
 
     model = ModelFolder.open(request.source)
     metrics, preferred, held_out = model.metrics, model.recipe.train.evaluation_split, None
+    notes: list[str] = []
     split = judged_split(preferred, metrics) or preferred
     if request.data is not None:
         dataset = Dataset.open(request.data)
-        model.schema.require_same_features(dataset.schema, request.data)
-        own = dataset.split_to_judge(preferred)
-        if own is None:
-            raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
-        held_out = _scores(model, dataset, own, progress)
+        source, notes = measurable(request.source, request.data)
+        with stored_model(source) as scored:
+            scored.schema.require_same_features(dataset.schema, request.data)
+            own = dataset.split_to_judge(preferred)
+            if own is None:
+                raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
+            held_out = _scores(scored, dataset, own, progress)
         measured = {name: found and found["value"] for name, found in held_out["metrics"].items()}
         metrics, split = {own: measured}, own
     figures = {
@@ -223,7 +234,8 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         "description": model.recipe.description or model.recipe.name,
         "split": split,
         "metrics": metrics,
-        "warnings": class_warnings(model.metrics),
+        "warnings": [*class_warnings(model.metrics), *notes],
+        "notes": notes,
         **drawn_negatives(model.schema),
         "held_out": held_out,
         "tables": [

@@ -1,5 +1,6 @@
 """`rayrec runs`: lists the runs below a folder, with what differs between their recipes and their metrics."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import TypeAdapter
 
-from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main, text_table
+from jobs.command import RESULT_FILE, Command, Positional, Request, Result, main, terminal_width, text_table
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.common.text import distinct_ends
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
 _DIFFERENT = "differs in"
 """Column of the values of the recipe's keys that not all runs have."""
 _SHOWN_METRICS = 2
+_NO_SETTINGS: dict[str, Any] = {"name": True, "description": True, "evaluate": {"baselines"}}
+"""What a recipe says about itself, and figures of other models: no run is trained differently for these."""
 _Key = tuple[str, ...]
 _METRICS = TypeAdapter(dict[str, dict[str, float | None]])
 
 
 class RunsRequest(Request):
-    """List the runs below a folder, best metrics first."""
+    """List the runs below a folder, best metrics first.
+
+    The second training of `rayrec run`, on all rows, is left out: it has no metrics of its own.
+    """
 
     folder: Annotated[Folder, Positional("FOLDER|URI")]
     """Folder with run folders anywhere below it, such as a search or several outputs of `rayrec run`."""
@@ -44,11 +50,13 @@ def run(request: RunsRequest, progress: Progress) -> Result:
     found: list[dict[str, Any]] = []
     recipes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for folder in _run_folders(request.folder):
+        if _repeats_another(folder):
+            continue
         name = str(folder.relative_to(request.folder)) if folder != request.folder else folder.absolute().name
         summary, recipe = _summary(folder, name)
         found.append(summary)
         if recipe is not None:
-            recipes.append((summary, recipe.model_dump(mode="json", exclude={"name"})))
+            recipes.append((summary, recipe.model_dump(mode="json", exclude=_NO_SETTINGS)))
     if not found:
         raise UserError(f"{request.folder}: no run below it; give a folder that holds outputs of `rayrec train`")
     # The keys in which the recipes differ, under the shortest names that tell them apart.
@@ -70,8 +78,18 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             yield from _run_folders(child)
 
 
+def _repeats_another(folder: Path) -> bool:
+    from rayrec.training.run.folder import RunFolder
+
+    try:
+        return RunFolder.open(folder).refit_of is not None
+    except (OSError, ValueError, KeyError, TypeError):  # listed as broken
+        return False
+
+
 def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
     """Return what a run folder tells, and its recipe; of one that cannot be read the error alone."""
+    from rayrec.ingest.dataset import judged_split
     from rayrec.inspection.run_facts import run_metrics
     from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 
@@ -91,7 +109,8 @@ def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
         rows = reached.step * recipe.train.global_batch_size
         summary |= {"steps": reached.step, "rows": rows, "seconds": reached.seconds}
     metric = recipe.train.checkpoint.keep_best or "auc"
-    return {**summary, "best_by": [recipe.train.evaluation_split, metric], "metrics": metrics}, recipe
+    split = judged_split(recipe.train.evaluation_split, metrics) or recipe.train.evaluation_split
+    return {**summary, "best_by": [split, metric], "metrics": metrics}, recipe
 
 
 def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
@@ -106,8 +125,8 @@ def _rank(summary: Mapping[str, Any]) -> tuple[bool, float, str]:
 def describe(result: Result) -> str:
     """Return a table of the runs that fits a terminal, and a line for each that cannot be read.
 
-    It has two metrics of the split that a run is judged by, and below each run its values of the keys in which the runs
-    differ.
+    It has two metrics of the split that a run is judged by, and below each run one line of its values of the keys in
+    which the runs differ; `details` has them whole.
     """
     from rayrec.recipes import value_texts
     from rayrec.training.run.history import main_metrics
@@ -125,7 +144,8 @@ def describe(result: Result) -> str:
         row |= {name: found[name] for name in names}
         row |= {name: run.get(name) for name in ("rows", "seconds")}
         different = ", ".join(f"{key} {next(texts[key])}" for key in run.get("settings", {}))
-        rows.append({**row, _DIFFERENT: different})
+        # Runs of two tables differ in all of their columns.
+        rows.append({**row, _DIFFERENT: textwrap.shorten(different, terminal_width() - 4, placeholder=" ...")})
         if "error" in run:
             lines.append(f"{run['name']}: {run['error']}")
     if not any(row[_DIFFERENT] for row in rows):

@@ -19,6 +19,32 @@ if TYPE_CHECKING:
     from rayrec.inference.scorer import StoredModel
 
 
+def measurable(source: Path, data: Path) -> tuple[Path, list[str]]:
+    """Return the folder whose model is to be measured on the held-out rows of a dataset, and a note where it is
+    another one.
+
+    `rayrec run` trains the exported model anew on all rows, those that were held out too: on these a figure of it would
+    be one of training, and its ids are others. The run that it repeats never saw them, and has the dataset's ids.
+    """
+    from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.inference.folder.versions import ModelManifest
+    from rayrec.training.run.folder import RunFolder
+
+    run = source
+    if is_model_folder(source):
+        checkpoint = ModelManifest.load(source).made_of.get("checkpoint")
+        if checkpoint is None:
+            return source, []
+        run = checkpoint.folder.parent.parent
+    judged = RunFolder.open(run).refit_of if is_run_folder(run) else None
+    if judged is None or not judged.was_trained_on(data):
+        return source, []
+    return judged.path, [
+        f"{source} was trained on the held-out rows of {data}, too; these are figures of {judged.path}, the same "
+        "recipe without them"
+    ]
+
+
 @contextmanager
 def stored_model(path: Path, checkpoint: str = "best") -> Iterator["StoredModel"]:
     """Yield the model of a model folder, or of a run's checkpoint, which every node can open during the block.

@@ -410,7 +410,7 @@ def report(
     """Write an HTML page about a dataset, run, model or search.
 
     Args:
-        source: Folder of a dataset, run, model or search, or its URI.
+        source: Folder of a dataset, run, model or search, or its URI; of the output of `rayrec run`, its run/ is meant.
         output: New folder for report.html and report.json.
         against: Dataset to compare a dataset with.
         data: Dataset whose held-out rows to score; by default the one of the run.
@@ -420,6 +420,8 @@ def report(
 
 def runs(folder: AnyPath, *, progress: bool = True) -> Result:
     """List the runs below a folder, best metrics first.
+
+    The second training of `rayrec run`, on all rows, is left out: it has no metrics of its own.
 
     Args:
         folder: Folder with run folders anywhere below it, such as a search or several outputs of `rayrec run`.

@@ -211,10 +211,8 @@ def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision], bas
     batch = 4_096 if total < _MEDIUM else 65_536
     lines = [_line(f"  global_batch_size: {batch}", "rows of a step; metrics do not depend on it")]
     if baseline is not None:
-        lines.append(_line(
-            f"  baselines: {{logistic regression: {{auc: {baseline:.4f}}}}}",
-            "on the sample's rows, out of fold; shown beside the model's",
-        ))  # fmt: skip
+        # No `baselines`: it is of other rows than the model's metrics, so beside them it would mislead.
+        lines.append(f"  # AUC of a logistic regression on the sample's rows, out of fold: {baseline:.4f}")
     group = next((d.column for d in decisions if d.column.name == roles.group), None)
     if group is not None:
         longest = int(np.quantile(group.counts, 0.95))
