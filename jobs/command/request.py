@@ -1,6 +1,7 @@
 """The base of every request: its fields are a command's options, on the command line and in Python."""
 
 import json
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,7 +175,7 @@ class TrainingRecipeRequest(RecipeRequest):
 
 def absolute_path(text: str) -> str:
     """Return the absolute form of a path of raw files; a URI stays as it is."""
-    return text if is_uri(text) else str(Path(text).expanduser().absolute())
+    return text if is_uri(text) else str(Path(os.path.expanduser(text)).absolute())
 
 
 def _relative_paths(config: Config | dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Path]]:

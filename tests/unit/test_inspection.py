@@ -805,3 +805,10 @@ def test_rows_are_streamed_once_they_are_too_large(inspect: Inspect, monkeypatch
         recipe = inspect(columns).recipe
         assert yaml.safe_load(recipe)["train"]["ingest"] == {"in_memory": is_held}
         assert "KiB would be streamed" in recipe
+
+
+@pytest.mark.parametrize("rows", [8, 12, 40, 76, 100])
+def test_few_rows_fill_a_batch(rows: int) -> None:
+    for model in ("wide_deep", "dlrm", "dcnv2"):
+        (batch,) = re.findall(r"global_batch_size: ([0-9]+)", recipe_text.starting_point(model, rows, 2, 2.0))
+        assert rows / 4 <= int(batch) <= rows / 2

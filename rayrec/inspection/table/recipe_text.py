@@ -199,10 +199,13 @@ def starting_point(model: str, total: int, features: int, values: float) -> str:
     points = MODELS.texts(model, ".yaml", STARTING_POINTS)
     digits = {name: re.sub(r"\D", "", name) for name in points}
     most_rows = {name: int(number) if number else np.inf for name, number in digits.items()}
+    # The rows to train on, over half of a table, fill a batch however few they are.
+    most = 1 << max(total.bit_length() - 2, 0)
     for name in sorted(points, key=most_rows.__getitem__):
         if total <= most_rows[name]:
             penalty = f"{features / (_PRIOR_VARIANCE * total):.2g}"
-            return points[name].replace("$ridge_penalty", penalty).replace("$ingest", ingest)
+            point = points[name].replace("$ridge_penalty", penalty).replace("$ingest", ingest)
+            return re.sub(r"(?<=global_batch_size: )[0-9]+", lambda size: str(min(int(size[0]), most)), point)
     able = [kind for kind in MODELS.packages if MODELS.texts(kind, ".yaml", STARTING_POINTS)]
     raise ConfigError(f"--model {model}: has no starting point for tables; use {', '.join(able)}")
 
