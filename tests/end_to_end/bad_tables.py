@@ -193,7 +193,7 @@ RECIPES = [
     _recipe(
         "format of times in words",
         _rules("{columns: time, kind: timestamp, format: YYYY-MM-DD}"),
-        "--set source.features.0.format: no such format of times; give iso, s, ms, us, or a pattern such"
+        "--set source.features.0.format: no such format of times; give iso, s, ms, us, ns, or a pattern such"
         " as %Y-%m-%d (got 'YYYY-MM-DD')",
     ),
     _recipe(
