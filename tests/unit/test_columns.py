@@ -162,10 +162,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"features": rules(at=6, change={"name": "type"})},
         "source.features.6: 'type' cannot name an embedding table; list the column in source.ignore and give the",
     ),
-    "number as key": (
-        {"rates": [{"keys": "price"}]},
-        "source.rates.0.keys: column 'price' would be read as text here and as number in source.features.0;",
-    ),
     "two time formats": (
         {"time": {"column": "ts"}},
         "source.time: column 'ts' would be read as time in format iso and zone UTC here and as time in format s and ",

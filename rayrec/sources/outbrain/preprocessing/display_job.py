@@ -194,9 +194,11 @@ def count_found_keys(workspace: Workspace, clicks: ClickRows, statistics: Statis
 
     by_segment = workspace.engine.run(segments, of_segment)
     total = {table: sum((found[table] for found in by_segment), FoundKeys()) for table in by_segment[0]}
-    known = {"events": sum(piece.rows for piece in clicks.events), "promoted_content": len(statistics.ads)}
+    # Not `statistics` itself: later tasks are sent it, and what it has opened could not travel.
+    opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
+    known = {"events": sum(piece.rows for piece in clicks.events), "promoted_content": len(opened.ads)}
     for table, counts in total.items():
-        is_given = table != "page_views" and known.get(table, len(statistics.documents)) > 0
+        is_given = table != "page_views" and known.get(table, len(opened.documents)) > 0
         if is_given and counts.rows and counts.share < _LEAST_FOUND:
             raise UserError(
                 f"{table}: {counts.described('a key')}; the tables do not belong together, or write ids in two ways"
