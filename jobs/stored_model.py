@@ -26,13 +26,14 @@ def measurable(source: Path, data: Path) -> tuple[Path, list[str]]:
     `rayrec run` trains the exported model anew on all rows, those that were held out too: on these a figure of it would
     be one of training, and its ids are others. The run that it repeats never saw them, and has the dataset's ids.
     """
-    from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.inference.folder.versions import ModelManifest
+    from rayrec.inference.folder.table_files import is_delta, is_model_folder
+    from rayrec.inference.folder.versions import DeltaManifest, ModelManifest
     from rayrec.training.run.folder import RunFolder
 
     run = source
     if is_model_folder(source):
-        checkpoint = ModelManifest.load(source).made_of.get("checkpoint")
+        manifest = (DeltaManifest if is_delta(source) else ModelManifest).load(source)
+        checkpoint = manifest.made_of.get("checkpoint")
         if checkpoint is None:
             return source, []
         run = checkpoint.folder.parent.parent
