@@ -442,6 +442,20 @@ def test_lists_of_numbers_are_no_numbers(inspect: Inspect) -> None:
     assert decision(found, "genres").kind == "list" and not found.warnings
 
 
+def test_places_where_rows_were_shown_are_warned_of(inspect: Inspect) -> None:
+    numbers = np.arange(ROWS)
+    places = {"slot": numbers % 5 - 1, "Ad Position": [f"{n % 7}.0" for n in numbers], "itemRank": 1 + numbers % 40}
+    others = {
+        "pos": np.where(numbers % 2, "noun", "verb"), "sales_rank": numbers * 7 % 9_001, "position_x": numbers % 9 / 2,
+        "disposition": numbers % 4, "top_slot": numbers % 2,
+    }  # fmt: skip
+    found = inspect({**places, **others})
+    assert [warning.partition(":")[0] for warning in found.warnings] == list(places)
+    for name in places:
+        said = decision(found, name)
+        assert said.rules and "unless" in said.reason and "place" in said.reason
+
+
 def test_codes_that_look_like_numbers_but_for_some_are_no_cause_for_a_warning(inspect: Inspect) -> None:
     codes = [f"{v % 900 + 10_000}" if v % 50 else f"T8H{v % 9}" for v in range(ROWS)]
     found = inspect({"zip_code": pa.array(codes), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)

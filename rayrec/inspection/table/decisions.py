@@ -25,6 +25,8 @@ _LEAK_AUC = 0.95
 _FREE_TEXT_CHARACTERS = 40
 _ROW_ID_REPEATS = 10.0
 """Repeated values that a column with two rows a value would show in the sample, so that none is evidence."""
+_PLACE_WORDS, _MOST_PLACES = {"position", "pos", "rank", "slot", "placement"}, 200
+"""Words in the name of the place where a row was shown, and the greatest number of one."""
 _DAY = 86_400.0
 _LEAST_REPEATED = 0.5
 """Share of a column's rows whose value must occur again, so that pairs of its values may."""
@@ -96,6 +98,14 @@ def decide(
             reason = f"may leak the label: it {why}; delete this line if it is known before the label"
             warning = f"{column.name}: {why}, so it may leak the label; the recipe ignores it"
             decision = Decision(column, "ignored", reason, auc=decision.auc, warning=warning)
+        elif decision.role == "feature" and _is_place(column):
+            why = "seems to be the place where a row was shown"
+            reason = f"{decision.reason}; {why}: ignore it unless that is known before rows are ranked"
+            warning = (
+                f"{column.name}: {why}, which a model would learn and not know when it ranks; ignore it in the recipe "
+                "unless it is known by then"
+            )
+            decision = replace(decision, reason=reason, warning=warning)
         decisions.append(decision)
     return _named(_with_a_category(decisions))
 
@@ -258,6 +268,13 @@ def _leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None
         if share > 0.5:
             return f"is later than the row's time in {share:.0%} of the rows"
     return None
+
+
+def _is_place(column: ColumnProfile) -> bool:
+    """Tell whether a column has the name and the numbers of places in lists."""
+    low, high = column.range or (-np.inf, np.inf)
+    are_places = column.is_integral and low >= -1 and 2 <= high <= _MOST_PLACES  # -1 is a row that was not shown
+    return are_places and not _PLACE_WORDS.isdisjoint(name_words(column.name))
 
 
 def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
