@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.scaling import CARDINALITIES, TRAIN_ROWS
+from benchmarks.criteo_terabyte import CARDINALITIES, TRAIN_ROWS
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.hashes import hash_texts

@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import rayrec
-from benchmarks.scaling import CARDINALITIES
+from benchmarks.criteo_terabyte import CARDINALITIES
 from jobs.command.result import text_table
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import InteractionColumns, Schema

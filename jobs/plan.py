@@ -1,7 +1,4 @@
-"""`rayrec plan`: shows a sharding plan and what a step should cost, without training."""
-
-from collections.abc import Mapping
-from typing import Any
+"""`rayrec plan`: shows a sharding plan without training."""
 
 from pydantic import PositiveInt
 
@@ -10,7 +7,6 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_bytes, parse_bytes
 from rayrec.store.paths import Folder
-from rayrec.training.parallel.accelerators import ACCELERATORS, AcceleratorName
 
 
 class PlanRequest(RecipeRequest):
@@ -26,12 +22,10 @@ class PlanRequest(RecipeRequest):
     """Memory for tables per worker, such as 80GB or 64GiB."""
     host_memory_per_worker: str = "0GB"
     """Host memory per worker for tables that do not fit its GPU, such as 200GB."""
-    hardware: AcceleratorName | None = None
-    """Kind of GPU to estimate a training step on; by default no estimate."""
 
 
 def run(request: PlanRequest, progress: Progress) -> Result:
-    """Plan; `details` holds what training writes to plan.json, and with `hardware` an `estimate`."""
+    """Plan; `details` holds what training writes to plan.json."""
     from rayrec.ingest.dataset import Dataset
 
     recipe = request.load_recipe()
@@ -56,20 +50,11 @@ def run(request: PlanRequest, progress: Progress) -> Result:
         host_memory_per_worker=host_memory,
         batch_size=max(1, recipe.train.global_batch_size // request.workers),
     )
-    details = plan.as_json()
-    if request.hardware is not None:
-        from rayrec.training.parallel.step_cost import StepCost
-
-        accelerator, batch = ACCELERATORS[request.hardware], recipe.train.global_batch_size
-        precision = "bf16" if recipe.train.precision == "auto" else recipe.train.precision
-        cost = StepCost.of(model, plan, batch, workers_per_node=local)
-        settings = {"hardware": request.hardware, "precision": precision, "global_batch_size": batch}
-        details["estimate"] = {**settings, **cost.estimate(accelerator, precision)}
-    return Result(command="plan", details=details)
+    return Result(command="plan", details=plan.as_json())
 
 
 def describe(result: Result) -> str:
-    """Return the plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank; then the estimate."""
+    """Return the plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank."""
     plan = result.details
     sizes, host_sizes = plan["bytes_by_rank"], plan["host_bytes_by_rank"]
     uses_hosts = any(host_sizes)
@@ -91,22 +76,7 @@ def describe(result: Result) -> str:
         {"rank": rank, "bytes": format_bytes(size), **({"host bytes": format_bytes(host_size)} if uses_hosts else {})}
         for rank, (size, host_size) in enumerate(zip(sizes, host_sizes, strict=True))
     ]
-    parts = [text_table(tables), text_table(by_rank)]
-    return "\n\n".join([*parts, _estimate_table(plan["estimate"])] if "estimate" in plan else parts)
-
-
-def _estimate_table(estimate: Mapping[str, Any]) -> str:
-    """Return what a step should cost: samples/s, milliseconds, bytes sent and memory of the busiest rank."""
-    milliseconds = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in estimate["seconds"].items())
-    sent = ", ".join(f"{name} {format_bytes(size)}" for name, size in estimate["sent_bytes"].items())
-    return (
-        f"estimate for {estimate['hardware']}, {estimate['precision']}, batches of {estimate['global_batch_size']:,} "
-        f"(docs/scaling.md says how good it is):\n"
-        f"  {estimate['samples_per_second']:,.0f} samples/s\n"
-        f"  milliseconds a step: {milliseconds}\n"
-        f"  sent by the busiest rank in a step: {sent}\n"
-        f"  memory of the fullest rank: {format_bytes(max(estimate['memory_by_rank']))}"
-    )
+    return f"{text_table(tables)}\n\n{text_table(by_rank)}"
 
 
 COMMAND = Command("plan", PlanRequest, run, describe)

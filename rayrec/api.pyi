@@ -380,7 +380,6 @@ def plan(
     workers_per_node: int | None = None,
     memory_per_worker: str = "80GB",
     host_memory_per_worker: str = "0GB",
-    hardware: Literal["a100", "h100", "h200"] | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
@@ -393,7 +392,6 @@ def plan(
         workers_per_node: Number of workers per machine; by default all.
         memory_per_worker: Memory for tables per worker, such as 80GB or 64GiB.
         host_memory_per_worker: Host memory per worker for tables that do not fit its GPU, such as 200GB.
-        hardware: Kind of GPU to estimate a training step on; by default no estimate.
         set: Override a key of the recipe; repeatable.
         progress: Show progress on stderr.
     """

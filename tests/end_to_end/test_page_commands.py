@@ -77,7 +77,6 @@ BEFORE = {
             done
         done
     """,
-    "docs/scaling.md": "cp -r $MADE/dataset dataset",
     "docs/serving.md": """
         cp -r $MADE/run RUN
         mkdir raw

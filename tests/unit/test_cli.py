@@ -65,8 +65,8 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ),
     (
         "plan",
-        ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB", "--hardware", "h200"],
-        {"recipe": "r", "data": Path("d"), "workers": 8, "memory_per_worker": "80GB", "hardware": "h200"},
+        ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"],
+        {"recipe": "r", "data": Path("d"), "workers": 8, "memory_per_worker": "80GB"},
     ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("explain", ["m", "--data", "d", "--output", "o", "--group", "g=a,b", "--feature", "a", "--feature", "b"],
