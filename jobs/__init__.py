@@ -37,10 +37,6 @@ GROUPS = {
             "rayrec preprocess clicks.yaml --input clicks.csv --output dataset",
         ),
         "verify": Listed("Compare the files of a folder with their checksums.", "rayrec verify dataset"),
-        "sql": Listed(
-            "Ask a dataset, scores or another finished folder by SQL.",
-            'rayrec sql dataset "select label, count(*) from train group by label"',
-        ),
     },
     "Train": {
         "run": Listed(

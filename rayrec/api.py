@@ -34,7 +34,6 @@ __all__ = [
     "generate",
     "preprocess",
     "verify",
-    "sql",
     "train",
     "run",
     "evaluate",

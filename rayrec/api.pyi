@@ -16,7 +16,6 @@ __all__ = [
     "generate",
     "preprocess",
     "verify",
-    "sql",
     "train",
     "run",
     "evaluate",
@@ -123,20 +122,6 @@ def verify(folder: AnyPath, *, progress: bool = True) -> Result:
 
     Args:
         folder: Folder with a manifest.json, such as a dataset's.
-        progress: Show progress on stderr.
-    """
-
-def sql(folder: AnyPath, query: str, *, rows: int = 20, output: AnyPath | None = None, progress: bool = True) -> Result:
-    """Ask a dataset, scores or another finished folder by SQL.
-
-    The folders in it are tables: train, validation, test, rejected, scores, ... Those of vocabularies are one table,
-    vocabulary (feature, value, id, count).
-
-    Args:
-        folder: Folder with a manifest.json, such as a dataset's or that of scores.
-        query: One SELECT, DESCRIBE or SUMMARIZE, in DuckDB's SQL.
-        rows: Most rows to print.
-        output: New file for all rows, which are not printed then.
         progress: Show progress on stderr.
     """
 

@@ -40,8 +40,6 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "input": ("train=a", "test=b"), "output": Path("o"), "set": ("preprocess.seed=1",)},
     ),
     ("verify", ["s3://b/d"], {"folder": to_path("s3://b/d")}),
-    ("sql", ["d", "from train", "--rows", "5", "--output", "a.csv"],
-     {"folder": Path("d"), "query": "from train", "rows": 5, "output": Path("a.csv")}),
     (
         "train",
         ["r", "--data", "d", "--output", "o", "--workers", "2", "--device", "cpu", "--precision", "bf16", "--resume"],
