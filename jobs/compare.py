@@ -10,7 +10,7 @@ from jobs.stored_model import stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.common.text import distinct_ends
-from rayrec.store.folders import new_folder, require_absent
+from rayrec.store.folders import new_folder
 from rayrec.store.paths import Folder, to_path
 
 
@@ -43,7 +43,6 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     from rayrec.pages.page import write_page
 
     # Runs can be compared that were judged on the same rows.
-    require_absent(request.output)
     folders = request.folders()
     names = [str(Path(*end)) for end in distinct_ends([folder.parts for folder in folders])]
     runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, names, strict=True)]

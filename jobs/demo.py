@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
@@ -37,7 +37,7 @@ from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.recipes import load_recipe
-from rayrec.store.folders import require_absent
+from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
 
 WORKERS = 2
@@ -56,6 +56,11 @@ class DemoRequest(PlacedRequest):
     on: Literal["auto", "process", "ray"] = "auto"
     """Run all steps in this process (process), or train with Ray on this machine (auto). With ray, start a Ray cluster
     of two nodes here, and run each step as a job of it."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place"}
+
+    def owns(self, output: Path) -> bool:
+        return (output / RESULT_FILE).is_file() and Result.load(output).command == "demo"
 
 
 def run(request: DemoRequest, progress: Progress) -> Result:
@@ -81,7 +86,10 @@ def run(request: DemoRequest, progress: Progress) -> Result:
         raise ConfigError("--on ray: the demo starts a cluster of its own; unset RAY_ADDRESS, or leave out --on")
     # Jobs of a cluster run in folders of their own.
     folder = request.output.absolute() if on_cluster else request.output
-    _replace_earlier_demo(folder)
+    if request.owns(folder):
+        shutil.rmtree(folder)
+    # If the demo is stopped at any moment, the next one still finds that the folder is a demo's.
+    Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
     raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
     # The commands, from raw files to a model.
     train = {"recipe": names[0], "data": dataset, "output": trained, "on": request.on}
@@ -239,16 +247,6 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
         answer = json.loads(response.read())
     progress.message(json.dumps(answer))
     return {"request": content, "answer": answer}
-
-
-def _replace_earlier_demo(folder: Path) -> None:
-    """Make `folder` empty and mark it as a demo's. Raises UserError if it holds something else."""
-    if (folder / RESULT_FILE).is_file() and Result.load(folder).command == "demo":
-        shutil.rmtree(folder)
-    require_absent(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # If the demo is stopped at any moment, the next one still finds that the folder is a demo's.
-    Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
 
 
 def describe(result: Result) -> str:

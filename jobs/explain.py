@@ -11,7 +11,7 @@ from jobs.export import read_schema
 from jobs.stored_model import measurable, stored_model
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.progress import Progress
-from rayrec.store.folders import new_folder, require_absent
+from rayrec.store.folders import new_folder
 from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
 
     # The names that were given are features of the model, and the dataset is encoded as it reads it.
-    require_absent(request.output)
     dataset = Dataset.open(request.data)
     source, notes = measurable(request.source, request.data)
     recipe, schema = read_schema(source)

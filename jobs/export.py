@@ -12,7 +12,7 @@ from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.artifact import Parent, parent_of
-from rayrec.store.folders import owned, require_absent
+from rayrec.store.folders import owned
 from rayrec.store.node_copy import on_this_node, original
 from rayrec.store.paths import Folder, RemotePath, cache_root
 
@@ -58,7 +58,6 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     from rayrec.training.run.folder import RunFolder
 
     # What can be wrong is looked at first: a mistake is answered at once, not when torch has been loaded.
-    require_absent(request.output)
     trained = RunFolder.open(request.run)
     dataset = Dataset.open(trained.dataset_folder)
     if not trained.was_trained_on(dataset.folder):
@@ -197,7 +196,6 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
         raise ConfigError(
             "--tables, --delta-of, --register-as: only for a run folder; leave them out to make a delta whole"
         )
-    require_absent(request.output)
     model = ModelFolder.open(request.run)
     if model.base is None:
         raise UserError(f"{request.run}: already a whole model folder; copy it")

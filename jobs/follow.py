@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -15,6 +15,7 @@ from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import versions_in
+from rayrec.store.folders import OutputKind
 from rayrec.store.paths import Folder, RemotePath
 
 REFUSED_FILE = "refused.jsonl"
@@ -34,6 +35,11 @@ class FollowRequest(PipelineRequest):
     """Folder of versions to publish to, which `rayrec serve` reads."""
     output: Folder = None  # type: ignore[assignment]
     """Folder of the pipeline (docs/daily.md); by default that of --serve with `.days` added."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place", "serve": "place"}
+
+    def owns(self, output: Path) -> bool:
+        return super().owns(output) or (output.is_dir() and bool(versions_in(output)))
 
     @model_validator(mode="before")
     @classmethod

@@ -1,11 +1,12 @@
 """`rayrec inspect`: what raw files hold and a recipe for them, or how new files differ from a dataset."""
 
+import os
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -15,7 +16,7 @@ from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.text import format_number, format_share
 from rayrec.config.validation import is_yaml_file
-from rayrec.store.folders import require_absent
+from rayrec.store.folders import OutputKind, is_read_from
 from rayrec.store.paths import Folder, LocalPath
 
 _EXAMPLES_WIDTH = 30
@@ -46,6 +47,13 @@ class InspectRequest(Request):
     """New page about the table; its figures go beside it as JSON."""
     against: Folder | None = None
     """Dataset to compare the files with; exit with 1 if they have drifted."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "file", "page": "file", "figures": "file"}
+
+    @property
+    def figures(self) -> Path | None:
+        """File of the page's figures."""
+        return self.page and self.page.with_suffix(".json")
 
     def check(self) -> None:
         if self.output is not None and not is_yaml_file(self.output):
@@ -79,9 +87,6 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     from rayrec.pages.profiles import inspection_page
     from rayrec.recipes import write_recipe_file
 
-    for written in (request.output, request.page, request.page and request.page.with_suffix(".json")):
-        if written is not None:
-            require_absent(written)
     # Told first: without a header a label cannot be found, which is an error.
     notes = _shipped_recipes_for(request.path)
     for note in notes:
@@ -99,7 +104,9 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     progress.finish()
     # What was found, as a program reads it; a person sees the same as a table, a page, and the recipe's comments.
     inputs = [word for path in request.path for word in ("--input", path)]
-    training = ["rayrec", "run", str(request.output or "RECIPE.yaml"), *inputs, "--output", "out"]
+    around = next((path for path in request.path if is_read_from(path, Path("out"))), None)
+    output = "out" if around is None else os.path.relpath(Path(around).absolute().parent / "out")
+    training = ["rayrec", "run", str(request.output or "RECIPE.yaml"), *inputs, "--output", output]
     details: dict[str, Any] = {
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),

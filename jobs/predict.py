@@ -16,7 +16,6 @@ from jobs.stored_model import scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
-from rayrec.store.folders import require_absent
 from rayrec.store.paths import Folder, to_path
 
 
@@ -69,7 +68,6 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from rayrec.store.artifact import kind_of
 
-    require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"

@@ -1,6 +1,7 @@
 """`rayrec recipes`: lists the shipped recipes, prints one with every default filled in, or the JSON Schema of all."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from jobs.command import Command, Metavar, RecipeText, Request, Result, main, text_table
 from rayrec.common.errors import ConfigError
@@ -8,7 +9,7 @@ from rayrec.common.progress import Progress
 from rayrec.config.validation import is_yaml_file
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, recipe_schema, shipped_recipes, write_recipe_file
 from rayrec.store.files import as_json, write_atomically
-from rayrec.store.folders import require_absent
+from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
 
 
@@ -26,6 +27,8 @@ class RecipesRequest(Request):
     schema_: bool = False
     """Print the JSON Schema of recipes, with all installed sources and models."""
 
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "file"}
+
     def check(self) -> None:
         if self.schema_ and self.name is not None:
             raise ConfigError("--schema: all recipes have the same schema; leave out the recipe")
@@ -37,8 +40,6 @@ class RecipesRequest(Request):
 
 def run(request: RecipesRequest, progress: Progress) -> Result:
     """List (`details.recipes`: name -> description), resolve (`details.recipe`) or describe (`details.schema`)."""
-    if request.output is not None:
-        require_absent(request.output)
     if request.schema_:
         schema = recipe_schema()
         if request.output is not None:

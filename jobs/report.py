@@ -13,7 +13,7 @@ from jobs.stored_model import measurable, stored_model
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.metrics.expectations import Expectation, flat_metrics
-from rayrec.store.folders import new_folder, require_absent
+from rayrec.store.folders import new_folder
 from rayrec.store.paths import Folder
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def run(request: ReportRequest, progress: Progress) -> Result:
     from rayrec.pages.page import write_page
 
     # Look at what the folder holds; the page is made from the figures alone, which lie beside it.
-    require_absent(request.output)
     found = _look(request, progress)
     progress.finish()
     with new_folder(request.output) as folder:

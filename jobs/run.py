@@ -1,9 +1,9 @@
 """`rayrec run`: raw files to a model folder in one job; with --continue another day's files to the next model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -12,7 +12,7 @@ from jobs.pipeline.phases import PIPELINE_FILE, REFIT_NOTE, PipelineRequest, Pla
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import write_json
-from rayrec.store.folders import locked, require_absent
+from rayrec.store.folders import OutputKind, locked
 from rayrec.store.paths import Folder
 
 _LOCK_FILE = ".lock"
@@ -34,6 +34,8 @@ class RunRequest(PipelineRequest):
     """Train the exported model again on all rows, for as many epochs as validation chose; by default for splits by
     time and leave_one_out.
     """
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place", "continue_": "place"}
 
     def check(self) -> None:
         super().check()
@@ -112,7 +114,6 @@ def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
     """
     marker = request.output / PIPELINE_FILE
     if not marker.exists():
-        require_absent(request.output)
         write_json(marker, {"recipe": request.recipe, "set": request.set, "input": request.input})
     with locked(request.output / _LOCK_FILE, request.output):
         _remove_leftovers(request.output)

@@ -11,7 +11,7 @@ from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from urllib.parse import quote
 
 from pydantic import Field, field_validator
@@ -20,6 +20,7 @@ from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
+from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class ServeRequest(Request):
     """Path prefix that a proxy adds, such as /rank; paths work with and without it."""
     drain_seconds: float = Field(5.0, ge=0)
     """Seconds after SIGTERM or Ctrl-C in which requests are answered while health checks fail."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"log_folder": "place"}
+
+    def owns(self, output: Path) -> bool:
+        return output.is_dir()
 
     @field_validator("token_file", "tls_certificate", "tls_key")
     @classmethod

@@ -13,7 +13,7 @@ from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-from rayrec.store.folders import is_vacant, owned, require_absent
+from rayrec.store.folders import is_vacant, owned
 from rayrec.store.paths import Folder, to_path
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
     # A new run, or one that goes on, from where it was or from another run's weights.
     resumes = request.resume and not is_vacant(request.output)
-    if not resumes:
-        require_absent(request.output)
     origin = _origin(request)
     if resumes:
         RunFolder.require_resumable(request.output, recipe, dataset, origin)

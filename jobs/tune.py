@@ -1,6 +1,7 @@
 """`rayrec tune`: searches for better values of a recipe's keys."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
+from rayrec.store.folders import OutputKind
 from rayrec.store.paths import Folder
 from tune.space import Space, load_space, trial_recipe
 from tune.space_checks import check_space, require_comparable, require_decisions, searchable_space
@@ -52,6 +54,8 @@ class TuneRequest(TrainingRecipeRequest):
     """Number of best trials to repeat with other seeds, beside the unchanged recipe; the best mean wins."""
     resume: bool = False
     """Continue the search in --output, or start it."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place"}
 
     def check(self) -> None:
         if self.confirm and self.search == "pbt":

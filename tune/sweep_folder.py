@@ -17,7 +17,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from rayrec.store.artifact import id_of
 from rayrec.store.files import remove, write_json
-from rayrec.store.folders import is_vacant, locked, require_absent
+from rayrec.store.folders import is_vacant, locked
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
@@ -91,7 +91,7 @@ class SweepSettings(Sweep):
 def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
     """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
 
-    A new folder in which no trial began is removed at the end. Raises UserError if something else is in it, and
+    A new folder in which no trial began is removed at the end. Raises UserError if it is none, and
     ConfigError if it holds another sweep.
     """
     folder = settings.folder
@@ -108,11 +108,9 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
         "scheduler": settings.scheduler,
     }
     begins = not resume or is_vacant(folder)
-    if begins:
-        require_absent(folder)
-    elif not file.is_file():
-        raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); give the output of `rayrec tune`")
-    else:
+    if not begins:
+        if not file.is_file():
+            raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); give the output of `rayrec tune`")
         before = json.loads(file.read_text())
         changed = [name for name, value in now.items() if before.get(name) != value]
         if changed:

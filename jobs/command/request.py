@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
-from rayrec.store.folders import is_vacant
+from rayrec.store.folders import OutputKind, is_vacant, require_output
 from rayrec.store.paths import is_uri
 
 
@@ -74,6 +74,32 @@ class Request(Config):
     """A positional field of another command's words; options unknown here go there, and --json and --debug too."""
     small_files: ClassVar[tuple[str, ...]] = ()
     """Fields that may name a YAML file, which travels with a submitted job; other paths are on shared storage."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "folder"}
+    """What is written, by field."""
+
+    def require_outputs(self) -> None:
+        """Raise UserError for an output that cannot be written, or must not be; called before any work."""
+        for name, kind in self.outputs.items():
+            path: Path | None = getattr(self, name, None)
+            if path is not None:
+                require_output(path, kind, inputs=self._reads(), is_own=self.owns(path))
+
+    def owns(self, output: Path) -> bool:
+        """Return whether an output that is there is the command's own, to go on with."""
+        return getattr(self, "resume", False) and not is_vacant(output)
+
+    def _reads(self) -> Iterator[str]:
+        """Yield the files, folders, globs and URIs that are read, but for the small files."""
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        for name, value in self:
+            if value is None or name in (*self.outputs, *self.small_files):
+                continue
+            if isinstance(value, Path):
+                yield str(value)
+            elif is_annotated(hints[name], RawPath):
+                for text in (value,) if isinstance(value, str) else value:
+                    yield from map(absolute_path, {text, text.partition("=")[2] or text})  # SPLIT=PATH, NAME=FOLDER
 
     def check(self) -> None:
         """Raise ConfigError for every mistake that can be found without the data."""

@@ -8,7 +8,7 @@ split.
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
-from rayrec.store.folders import is_vacant
+from rayrec.store.folders import OutputKind, is_vacant
 
 PIPELINE_FILE = "pipeline.json"
 """The recipe and the files of the command that made a pipeline's folder."""
@@ -36,6 +36,11 @@ _IRRELEVANT_KEYS = frozenset({
 
 class PipelineRequest(InputRequest, TrainingRecipeRequest, PlacedRequest):
     """The request of a command that goes from raw files to a model folder."""
+
+    outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place"}
+
+    def owns(self, output: Path) -> bool:
+        return (output / PIPELINE_FILE).is_file()
 
     @property
     def refits(self) -> bool:

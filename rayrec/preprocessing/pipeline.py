@@ -22,7 +22,7 @@ from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file
 from rayrec.store.files import files_below, is_output, remove_unfinished_files
-from rayrec.store.folders import is_begun, new_folder, require_absent
+from rayrec.store.folders import is_begun, new_folder
 from rayrec.store.paths import is_uri
 
 _SCRATCH = ".scratch"
@@ -57,11 +57,10 @@ class Preprocessing:
     """A checked job: what can be refused without Spark is refused by the constructor."""
 
     def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path, parent: Dataset | None = None) -> None:
-        """`job` comes from the recipe's source; with `parent`, it extends that. Raises UserError if `output` exists."""
+        """`job` comes from the recipe's source; with `parent`, it extends that."""
         self._parent = parent
         self._resolved = recipe.model_dump(mode="json")
         self._output = output.absolute()
-        require_absent(self._output)
         self._job = job
 
     @property

@@ -9,19 +9,25 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
+from uuid import uuid4
 
 from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 from rayrec.store import objects
 from rayrec.store.claims import MANIFEST_FILE, Claim, is_claimed, unfinished_work
 from rayrec.store.files import files_below, is_output, remove, sync, write_atomically
-from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name
+from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name, path_of
 
 logger = logging.getLogger(__name__)
+
+OutputKind = Literal["file", "folder", "place"]
+"""What a command makes: a new file; a new folder, renamed to its name when it is whole; files in a folder that may be
+there."""
 
 _shared: ContextVar[Claim | None] = ContextVar("shared", default=None)
 """The claim on the `shared` folder in whose block we are."""
@@ -42,9 +48,9 @@ def new_folder(path: Path, fingerprint: str | None = None, *, shared: bool = Fal
     Raises UserError if `path` exists and is not an empty folder, or if another process of this machine writes it; and
     at the end if another machine has taken it over at the URI (`rayrec.store.claims`).
     """
-    require_absent(path)
+    require_output(path)
     with owned(path):
-        require_absent(path)
+        require_output(path)
         if isinstance(path, RemotePath):
             new = _shared_folder(path, fingerprint) if shared else _put_folder(path, fingerprint)
             with new as folder:
@@ -188,16 +194,64 @@ def is_vacant(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
-def require_absent(path: Path) -> None:
-    """Raise UserError if `path` exists and is not an empty folder, or cannot be made."""
-    if not is_vacant(path):
-        raise UserError(f"{path}: already exists; give another --output, or remove it first")
-    if isinstance(path, RemotePath):
-        return
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
+def require_output(
+    path: Path, kind: OutputKind = "folder", *, inputs: Iterable[str | Path] = (), is_own: bool = False
+) -> None:
+    """Raise UserError unless an output can be made at `path`, where something is written and removed to see it.
+
+    `inputs`: what the command reads, as it was given; nothing may be written in it. `is_own`: what is there is the
+    command's own, to go on with. A URI is not tried, since one may not remove what one may write.
+    """
+    with naming(path):
+        if not is_own and not isinstance(path, RemotePath):
+            _require_place(path, kind)
+        for given in inputs:
+            if is_read_from(given, path, kind):
+                raise UserError(f"{path}: lies in what is read ({given}); give another --output")
+        if not is_own and (not is_vacant(path) or (kind == "file" and path.is_dir())):
+            raise UserError(f"{path}: already exists; give another --output, or remove it first")
+        if not isinstance(path, RemotePath):
+            _try_to_write(path, in_it=path.is_dir() and (is_own or kind == "place"))
+
+
+def is_read_from(given: str | Path, path: Path, kind: OutputKind = "folder") -> bool:
+    """Return whether an output would lie in an input: a folder, a file, a glob, or one of these at a URI."""
+    read = path_of(str(given))
+    if isinstance(read, RemotePath) or isinstance(path, RemotePath):
+        return path.is_relative_to(read)
+    real = Path(os.path.realpath(path))
+    if read.is_dir() and kind == "file" and path.suffix in (".yaml", ".yml"):  # no rows (`rayrec.raw.input_files`)
+        return False
+    return real.is_relative_to(os.path.realpath(read)) or (kind == "file" and real.match(str(read.absolute())))
+
+
+def _require_place(path: Path, kind: OutputKind) -> None:
+    """Raise UserError where a path of this machine is none of a new file or folder."""
+    if path.is_symlink() and (kind == "folder" or not path.exists()):
+        missing = "" if path.exists() else ", which does not exist"
+        raise UserError(f"{path}: a link to {os.readlink(path)}{missing}; give that path or another --output")
+    if path.name in ("", "..") or Path.cwd().is_relative_to(os.path.realpath(path)):
+        raise UserError(f"{path}: the folder in which the command runs is in it; give another --output")
+    if kind == "folder" and os.path.ismount(path):
+        raise UserError(f"{path}: a mount point, which cannot be replaced; give a folder in it as --output")
+
+
+def _try_to_write(path: Path, in_it: bool) -> None:
+    """Make and remove something where an output will be written: in it, or in the nearest folder around it that is
+    there, under a name as long as any of what is unfinished.
+    """
+    parent = path if in_it else next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         reason = "is not writable" if parent.is_dir() else "is not a folder"
         raise UserError(f"{path}: cannot be created, because {parent} {reason}; give another --output")
+    trial = parent / f".{path.name}.{uuid4().hex}"
+    try:
+        with naming(path):
+            trial.mkdir()
+            trial.rmdir()
+    except OSError as error:  # of a file system that takes nothing new, such as /proc
+        reason = f"{parent} takes no new folder ({str(error.strerror).lower()})"
+        raise UserError(f"{path}: cannot be created, because {reason}; give another --output") from None
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from jobs.command.result import Result
-from jobs.demo import DemoRequest, _line, _replace_earlier_demo, run
+from jobs.demo import DemoRequest, _line, run
 from jobs.preprocess import PreprocessRequest, inputs_by_split
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 
 
@@ -17,21 +17,11 @@ def test_steps_read_as_commands() -> None:
     assert line == "rayrec preprocess r --input 'a b' --input c --output o --set preprocess.seed=3"
 
 
-def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    for _ in range(2):
-        _replace_earlier_demo(tmp_path / "demo")
-        assert [path.name for path in (tmp_path / "demo").iterdir()] == ["result.json"]
-        (tmp_path / "demo" / "raw").mkdir()
-
-
-@pytest.mark.parametrize("command", ["train", None])
-def test_other_folders_are_not_touched(command: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "replaced"), [("demo", True), ("train", False), (None, False)])
+def test_only_an_earlier_demo_is_replaced(command: str | None, replaced: bool, tmp_path: Path) -> None:
     if command:
-        Result(command=command).save(tmp_path)
-    (tmp_path / "precious").write_text("1")
-    with pytest.raises(UserError, match="give another --output"):
-        _replace_earlier_demo(tmp_path)
-    assert (tmp_path / "precious").exists()
+        Result(command=command).save(tmp_path / "demo")
+    assert DemoRequest(output=tmp_path / "demo").owns(tmp_path / "demo") is replaced
 
 
 @pytest.mark.parametrize(

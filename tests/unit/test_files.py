@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.common.errors import DiskError, UserError
 from rayrec.store.files import new_file, remove_unfinished_files, write_atomically, write_json
-from rayrec.store.folders import new_folder, owned, require_absent
+from rayrec.store.folders import new_folder, owned, require_output
 
 
 @pytest.mark.parametrize("content", ["text\n", b"\x00bytes"])
@@ -139,7 +139,7 @@ def test_only_an_empty_place_is_taken(make: str, allowed: bool, tmp_path: Path) 
     if make == "file":
         target.write_text("precious")
     if allowed:
-        require_absent(target)
+        require_output(target)
         with new_folder(target) as folder:
             (folder / "a").write_text("1")
         assert (target / "a").exists()
