@@ -3,7 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +74,8 @@ class ExtractedChunk:
     """Rows of `REJECTED_SCHEMA`, lines counted from the chunk's first (1); exists only if there are bad rows."""
     texts: dict[str, TextFacts]
     """What the good rows say about the form of each column of texts, or of lists of them."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Rows that have a value of each column that no one knew when the file was opened."""
 
     def rows_before_line(self, line: int) -> int:
         """Return the number of good rows among the first `line` lines of the chunk."""
@@ -185,6 +187,7 @@ def _extract_chunk(
     reasons: Tally[str] = Tally()
     lines = 0
     texts: dict[str, TextFacts] = {}
+    others: Tally[str] = Tally()
     options: dict[str, Any] = {
         "compression": "lz4",
         "use_dictionary": [name for name in reader.dictionaries if name in schema.names],
@@ -212,10 +215,12 @@ def _extract_chunk(
                     rejected_writer = stack.enter_context(new_parquet(rejected_path, REJECTED_SCHEMA))
                 rejected_writer.write_table(block.rejected)
                 reasons.update(block.rejected.column("reason").to_pylist())
+            others.update(block.others)
             lines += block.num_lines
             count.add(block.num_lines)
     pieces = {label: tuple(Piece(f.path, 0, f.rows) for f in written) for label, (_, written) in files.items()}
-    return ExtractedChunk(chunk.file.name, chunk.file_index, lines, pieces, dict(reasons), rejected_path, texts)
+    file = chunk.file.name, chunk.file_index
+    return ExtractedChunk(*file, lines, pieces, dict(reasons), rejected_path, texts, dict(others))
 
 
 def _check_rejected(

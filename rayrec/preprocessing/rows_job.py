@@ -1,6 +1,7 @@
 """The job of tables: find files, parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +55,7 @@ from rayrec.preprocessing.row_splits import (
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
-from rayrec.raw.blocks import Reason
+from rayrec.raw.blocks import Reason, describe_others
 from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.raw.table_reader import TableFiles, open_table
 from rayrec.store.files import copy as copy_files
@@ -182,7 +183,9 @@ class RowsJob:
         self._source, self._config, self._parent = source, config, parent
         self._inputs = resolve_inputs(config, inputs)
         require_new(self._inputs.files, parent)
-        log = open_table(self._inputs.files, source)
+        log = open_table(
+            self._inputs.files, source, is_ignored=lambda name: name != source.label_column and source.is_ignored(name)
+        )
         self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
         self.files = (*self._inputs.files, *(file for table in self._tables.values() for file in table.files))
         names = {name: table.columns.names for name, table in self._tables.items()}
@@ -193,7 +196,7 @@ class RowsJob:
         if isinstance(config.split, HashSplitConfig):
             self._hashed = config.split.column or source.group
         lengths = self._plan.list_lengths
-        self._reader = self._plan.reader(log, source, config.split)
+        self._reader = replace(self._plan.reader(log, source, config.split), counts_others=True)
         self._readers = {
             table.name: table_reader(
                 self._tables[table.name], table, self._plan.columns, source.tables[table.name], lengths
@@ -279,6 +282,11 @@ class RowsJob:
         held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
+        late: Counter[str] = sum((Counter(chunk.others) for chunk in extracted), Counter())
+        known = self._reader.file_columns
+        late = Counter({n: rows for n, rows in late.items() if n not in known and not self._source.is_ignored(n)})
+        if late:
+            warnings = [describe_others(late), *warnings]
         return WrittenDataset(schema, splits, rejected, times, growth.moment, found_keys=keys_found, warnings=warnings)
 
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rayrec.raw.input_files import Chunk
 
+_MOST_NAMED = 10
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""
 
@@ -66,6 +67,17 @@ def describe_reasons(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {rows:,}" for reason, rows in Counter(counts).most_common())
 
 
+def describe_others(counts: Mapping[str, int]) -> str:
+    """Say which columns are not read, as only rows have them that were not looked at when the files were opened."""
+    most = Counter(counts).most_common()
+    names = ", ".join(f"'{name}' ({rows:,} {'row' if rows == 1 else 'rows'})" for name, rows in most[:_MOST_NAMED])
+    more = f" and {len(most) - _MOST_NAMED:,} more" if len(most) > _MOST_NAMED else ""
+    return (
+        f"columns that begin late in the files and are not read: {names}{more}; to read one, give before them a file "
+        "whose first row has it; else list it in source.ignore"
+    )
+
+
 LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
 """Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
 
@@ -91,6 +103,8 @@ class ParsedLines:
     num_lines: int
     rejected: Mapping[int, Rejected]
     """The bad rows by line in the block, from 0, ascending."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Rows that have a value of each column that no one knew when the file was opened."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,8 @@ class RawBlock:
     """Lines of the block, good and bad."""
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """As `ParsedLines.others`."""
 
     def head(self, most: int) -> "RawBlock":
         """Return the block of its first `most` rows, good and bad; other lines, such as the header, do not count."""
@@ -132,7 +148,7 @@ def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines]) -> Iterator[RawBlock]
             for line, row in lines.rejected.items()
         ]
         table = pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA)
-        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, table)
+        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, table, lines.others)
         start += lines.num_lines
 
 

@@ -40,6 +40,8 @@ class Sample:
     """Where rows were read."""
     unreadable: Mapping[str, int]
     """The number of lines that are no row where rows were read, by reason."""
+    others: Mapping[str, int]
+    """Rows that have a value of each column that only later rows have."""
 
 
 @dataclass
@@ -98,9 +100,11 @@ class _Kept:
     parts: list[pa.Table] = field(default_factory=list)
     keys: list[NDArray[np.float64]] = field(default_factory=list)
     unreadable: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
 
     def add(self, cells: RawCells) -> None:
         self.unreadable.update(cells.bad_lines.values())
+        self.others.update({n: rows for n, rows in cells.others.items() if n not in self.columns})
         held = {name: _as_array(cells.columns.get(name), len(cells.positions)) for name in self.columns}
         self.parts.append(pa.table(held))
         self.keys.append(self.random.random(len(cells.positions)))
@@ -141,7 +145,8 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
         places[number] = replace(place, max_rows=lines)
     kept.prune()
     total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
-    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole, table, places, kept.unreadable)
+    held = _concat(kept.parts, table.columns)
+    return Sample(held, bytes_read, total_rows, is_whole, table, places, kept.unreadable, kept.others)
 
 
 def read_again(sample: Sample, reader: TableReader) -> LeftOut:
@@ -210,7 +215,8 @@ def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int, int]
         texts += len(text)
         rows += len(cells.positions)
         lines += cells.num_lines
-        packed = counted.opened[-1].tell() if is_packed else 0
+        if is_packed:  # closed before what follows the last newline
+            packed = file.bytes if counted.opened[-1].closed else counted.opened[-1].tell()
         if texts >= place.max_bytes or rows >= place.max_rows:
             break
     if place.group is not None:

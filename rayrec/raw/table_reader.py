@@ -4,7 +4,7 @@ table = open_table(list_inputs(paths), FileFormat())
 reader = table.reader(columns, "click")
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -44,6 +44,8 @@ class TableReader:
     types: RowTypes
     file_columns: Sequence[str]
     """Names of all columns of the files."""
+    counts_others: bool = False
+    """Whether to count rows with values of columns that no one knew when the files were opened."""
 
     @property
     def label(self) -> str:
@@ -69,7 +71,13 @@ class TableReader:
         layout = self.layouts[chunk.file_index]
         has_label = self.types.label_column in names_of(chunk.file, layout)
         types = self.types if has_label else replace(self.types, label=None)
-        return blocks_of(chunk, (types.parse(cells) for _, cells in read_cells(layout, chunk, types.wanted)))
+        wanted = types.wanted
+        if self.counts_others and isinstance(layout, json_lines.JsonLinesLayout):
+            # Read for nothing but that it shows which names are others.
+            is_number = {field.name: pa.types.is_integer(field.type) for field in layout.columns}
+            known = {name: RawColumn(name=name, type="number") if is_number[name] else None for name in is_number}
+            wanted = {name: raw for name, raw in known.items() if layout.type_of(name) is not None} | wanted
+        return blocks_of(chunk, (types.parse(cells) for _, cells in read_cells(layout, chunk, wanted)))
 
     def count_lines(self, chunk: Chunk) -> int:
         """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
@@ -152,12 +160,14 @@ def open_table(
     table_format: FileFormat,
     optional: Sequence[str] = (),
     needed: Collection[str] | None = None,
+    is_ignored: Callable[[str], bool] | None = None,
 ) -> TableFiles:
     """Look at the beginning of every file. All have the same columns, in any order; JSON lines may lack some.
 
     `optional`: columns that a file may lack all the same, as the label in files that are to be scored. `needed`: the
-    columns in which files must not differ, by default all others. Empty files are files without rows. Raises UserError
-    if the columns of a file are unclear or differ, or if all files are empty.
+    columns in which files must not differ, by default all others that the recipe does not ignore (`is_ignored`). Empty
+    files are files without rows. Raises UserError if the columns of a file are unclear or differ, or if all files are
+    empty.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
@@ -168,7 +178,7 @@ def open_table(
     same = {layout: layout for layout in reversed(filled.values())}
     first = next(iter(filled.values()))
     layouts = tuple(first if layout is None else same[layout] for layout in found)
-    _check_names(filled, frozenset(optional), needed)
+    _check_names(filled, frozenset(optional), needed, is_ignored)
     columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
     told = dict.fromkeys(name for file in filled for name, _ in file.partitions if name not in columns.names)
     columns = pa.schema([*columns, *((name, pa.string()) for name in told)])
@@ -195,7 +205,12 @@ def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
     return next((_FORMATS[suffix] for suffix in reversed(suffixes) if suffix in _FORMATS), "delimited")
 
 
-def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:
+def _check_names(
+    layouts: dict[InputFile, Layout],
+    optional: frozenset[str],
+    needed: Collection[str] | None,
+    is_ignored: Callable[[str], bool] | None,
+) -> None:
     first_file, first = next(iter(layouts.items()))
     has_first = set(names_of(first_file, first))
     for file, layout in layouts.items():
@@ -205,8 +220,13 @@ def _check_names(layouts: dict[InputFile, Layout], optional: frozenset[str], nee
             continue
         differing = has_first.symmetric_difference(names_of(file, layout))
         for name in sorted(differing - optional if needed is None else differing.intersection(needed)):
+            if is_ignored is not None and is_ignored(name):
+                continue
             lacks, has = (file, first_file) if name in has_first else (first_file, file)
-            raise UserError(f"{lacks.name}: no column '{name}', which {has.name} has; give files of the same columns")
+            ignore = "" if is_ignored is None else ", or list it in source.ignore"
+            raise UserError(
+                f"{lacks.name}: no column '{name}', which {has.name} has; give files of the same columns{ignore}"
+            )
 
 
 def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:

@@ -338,7 +338,8 @@ FILES = [
     _files(
         "second file with other columns",
         "clicks.csv --input other.csv",
-        "clicks.csv: no column 'cost', which other.csv has; give files of the same columns",
+        "clicks.csv: no column 'cost', which other.csv has; give files of the same columns, "
+        "or list it in source.ignore",
     ),
     _files("semicolons", "semicolons.csv", "semicolons.csv: no tab and no comma in its first line; add separator: ';'"),
     _files(

@@ -30,7 +30,7 @@ from rayrec.inspection.table.interactions import find_interactions, inspect_inte
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.raw.blocks import LEFT_OUT, Reason, describe_reasons, describe_rejected
+from rayrec.raw.blocks import LEFT_OUT, Reason, describe_others, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table_reader import open_table
@@ -168,6 +168,8 @@ def inspect_table(
             columns[name] = _plainer(columns[name], left_out)
     # What a person should look at before training.
     warnings = table_warnings(decisions, roles)
+    if sample.others:
+        warnings.append(describe_others(sample.others))
     fewer = min((found.values == side).sum() for side in (0, 1))
     if sample.is_whole and fewer < _FEW_OF_A_KIND:
         warnings.append(f"{found.column}: {fewer} rows of one kind are too few to train and to measure on")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class RawCells:
     """The lines that are no row, and why."""
     text: Callable[[int], bytes]
     """The text of a line."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Rows that have a value of each column that no one knew when the file was opened."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class RowTypes:
             positions=positions,
             num_lines=cells.num_lines,
             rejected={line: Rejected(reasons[line], cells.text(line), bad_cells.get(line)) for line in sorted(reasons)},
+            others=cells.others,
         )
 
     def _label_or_null(self, cells: RawCells) -> pa.FloatArray:
