@@ -39,7 +39,7 @@ class TuneRequest(TrainingRecipeRequest):
     output: Folder
     """New folder of the search; with --resume an existing one."""
     trials: PositiveInt
-    """Number of trials."""
+    """Number of trials; the first is the given recipe. A grid has it beside its points."""
     space: PathText | None = None
     """Search space, a YAML file; by default the one shipped with the model."""
     search: Search = "optuna"
@@ -146,6 +146,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         metrics={split: {settings.metric: found[0].mean if found else outcomes[0].value}},
         details={
             "best": str(request.output / BEST_FILE),
+            "verdict": figures["verdict"],
             "trials": outcome_rows(outcomes, settings.metric),
             **({"confirmed": confirmed} if found else {}),
         },
@@ -161,19 +162,20 @@ def train_trial(execution: Execution, recipe: Recipe, dataset: "Dataset", output
 
 
 def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found: "list[Candidate]") -> str:
-    """Return the recipe as YAML with the best trial's values, or as it stands if no trial is better with other
-    seeds.
-    """
-    trial: TrialOutcome | None = outcomes[0]
-    origin = f"of a search over {len(outcomes)} trials: {settings.metric} {outcomes[0].value:.4f}"
+    """Return the recipe as YAML with the best trial's values, or as it stands if no trial is better."""
+    trial = found[0].trial if found else None if outcomes[0].is_given else outcomes[0]
+    reached = f"{settings.metric} {found[0].mean if found else outcomes[0].value:.4f}"
     if found:
-        trial = found[0].trial
-        means = f"{settings.metric} {found[0].mean:.4f}, mean over {len(found[0].values)} other seeds"
         without = next(candidate.mean for candidate in found if candidate.trial is None)
-        origin = f"of a search over {len(outcomes)} trials: {means}; {without:.4f} without them"
-        if trial is None:
-            origin = f"which the best of {len(outcomes)} trials do not beat: {means}"
-    values = "as it stands," if trial is None else f"with the values of trial {trial.number}"
+        reached += f", mean over {len(found[0].values)} other seeds"
+        reached += f"; {without:.4f} without them" if trial is not None else ""
+    if trial is None:
+        values, origin = "as it stands,", f"which the best of {len(outcomes)} trials do not beat: {reached}"
+    else:
+        values, origin = (
+            f"with the values of trial {trial.number}",
+            f"of a search over {len(outcomes)} trials: {reached}",
+        )
     recipe = trial_recipe(settings.space, settings.recipe, trial.assignment if trial is not None else {})
     description = f"{recipe.name} {values} {origin} (split '{recipe.train.evaluation_split}')."
     return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))
@@ -189,6 +191,7 @@ def describe(result: Result) -> str:
     return (
         f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n{again}"
         f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
+        f"  {result.details['verdict']}\n"
         f"  rayrec train {shlex.quote(str(result.details['best']))} --data ... --output ..."
     )
 

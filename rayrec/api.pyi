@@ -342,7 +342,7 @@ def tune(
         recipe: Shipped recipe (see `rayrec recipes`) or YAML file.
         data: Dataset folder that all trials read.
         output: New folder of the search; with --resume an existing one.
-        trials: Number of trials.
+        trials: Number of trials; the first is the given recipe. A grid has it beside its points.
         space: Search space, a YAML file; by default the one shipped with the model.
         search: Search method: optuna (TPE), random, grid or pbt (population based training).
         scheduler: Early stopping of trials: none, or asha, which stops trials that fall behind.

@@ -15,7 +15,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import write_atomically
 from tune.search import suggest
-from tune.space import Parameter, Space, default_assignment
+from tune.space import Parameter, Space, own_assignment
 from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, outcome_rows
 from tune.tuner import run_sweep
 
@@ -69,7 +69,7 @@ def confirm(
 
 def best_trials(settings: SweepSettings, outcomes: Sequence[TrialOutcome], count: int) -> list[TrialOutcome]:
     """Return the best trials, without that of the recipe as it stands, which is trained again in any case."""
-    own = default_assignment(settings.space, settings.recipe)
+    own = own_assignment(settings.space, settings.recipe)
     return [outcome for outcome in outcomes if outcome.value is not None and outcome.assignment != own][:count]
 
 
@@ -84,6 +84,8 @@ def second_sweep(settings: SweepSettings, again: Sequence[TrialOutcome], count: 
     }
     return replace(
         settings,
+        # Its first trial is of the grid: the recipe with the first of the other seeds.
+        recipe=settings.recipe.with_values({_SEED: seed + 1}),
         space=Space("--confirm", parameters),
         folder=settings.folder / f"confirmed-{count}",
         trials=len(values) * SEEDS,
@@ -172,6 +174,7 @@ def sweep_figures(
             for name, p in sweep.space.parameters.items()
         ],
         "importance": _importance(sweep, outcomes),
+        "verdict": verdict(sweep, outcomes, confirmed, has_ended=best_recipe is not None),
         "trials": [
             {
                 "trial": outcome.number,
@@ -190,6 +193,29 @@ def sweep_figures(
     }
 
 
+def verdict(
+    sweep: Sweep, outcomes: Sequence[TrialOutcome], confirmed: Sequence[dict[str, Any]], *, has_ended: bool
+) -> str:
+    """Return whether a trial was better than the given recipe, with both values, in a line.
+
+    `confirmed` and the errors as in `sweep_figures`.
+    """
+    given = next((outcome for outcome in outcomes if outcome.is_given), None)
+    if confirmed:
+        own = next(row[sweep.metric] for row in confirmed if row["candidate"] == _RECIPE)
+        best, name, where = confirmed[0][sweep.metric], confirmed[0]["candidate"], f", means over {SEEDS} other seeds"
+    else:
+        own, where = given.value if given is not None else None, ""
+        best, name = outcomes[0].value, _RECIPE if outcomes[0].is_given else _name(outcomes[0])
+    if name == _RECIPE:
+        its = "; best.yaml is it" if has_ended else " yet"
+        return f"no trial was better than the given recipe ({sweep.metric} {own:.4f}{where}){its}"
+    if own is None:
+        reason = given.message if given is not None and given.message else "its trial came to no evaluation"
+        return f"given recipe: not evaluated ({reason}); best {sweep.metric} {best:.4f} ({name})"
+    return f"given recipe {sweep.metric} {own:.4f}, best {best:.4f} ({name}){where}"
+
+
 def _importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
     """Return the share of each parameter in what makes trials better, the largest first; empty where it cannot
     be told.
@@ -204,7 +230,7 @@ def _importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, flo
 
 def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[str]:
     """Return the parameters whose importance can be told: they vary, and every evaluated trial has them."""
-    evaluated = [outcome for outcome in outcomes if outcome.value is not None]
+    evaluated = [outcome for outcome in _drawn(sweep, outcomes) if outcome.value is not None]
     if len(evaluated) < _FEWEST_TRIALS or len({outcome.value for outcome in evaluated}) == 1:
         return []
     return [
@@ -215,13 +241,18 @@ def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> li
     ]
 
 
+def _drawn(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """Return the trials that the space contains: all but perhaps the given recipe's."""
+    return [outcome for outcome in outcomes if sweep.space.contains(outcome.assignment) or not outcome.is_given]
+
+
 def _study(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> "optuna.Study":
     """Return the trials as Optuna's own, whichever search drew them; one without a value counts as pruned."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize" if sweep.is_maximized else "minimize")
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
+    for outcome in sorted(_drawn(sweep, outcomes), key=lambda outcome: outcome.number):
         drawn = optuna.trial.FixedTrial(outcome.assignment)
         for name in outcome.assignment:
             suggest(drawn, name, sweep.space.parameters[name])

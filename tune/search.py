@@ -5,11 +5,11 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-from tune.space import Parameter, Scalar, Space, default_assignment
+from tune.space import Parameter, Scalar, Space, own_assignment
 from tune.sweep_folder import SweepSettings, TrialRecord, evaluations
-from tune.trial import EVALUATION, OBJECTIVE
+from tune.trial import EVALUATION, GIVEN, OBJECTIVE
 
 if TYPE_CHECKING:
     import optuna
@@ -34,41 +34,49 @@ class Strategy:
 def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
     """Return the searcher and the scheduler; `evaluations` is how many a whole trial has.
 
-    The first trial is the recipe as it stands, if the space contains it.
+    The first trial is the recipe as it stands, to which the others are compared: it is trained to its end with its own
+    values, whatever the scheduler thinks of them. A grid has it beside its points, unless it is one of them.
     """
     if settings.search == "pbt":
         return _population_based(settings)
-    trials = sum(1 for _ in settings.space.grid()) if settings.search == "grid" else settings.trials
+    own = own_assignment(settings.space, settings.recipe)
+    points = [own]
+    if settings.search == "grid":
+        points += [point for point in settings.space.grid() if point != own]
     scheduler = RememberingASHA(settings, evaluations) if settings.scheduler == "asha" else None
-    return Strategy(_searcher(settings), scheduler, {}, trials)
+    trials = len(points) if settings.search == "grid" else settings.trials
+    return Strategy(_searcher(settings, points), scheduler, {}, trials)
 
 
-def _searcher(settings: SweepSettings) -> "Searcher":
+def _searcher(settings: SweepSettings, points: list[dict[str, Scalar]]) -> "Searcher":
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = settings.recipe.resolve().train.seed
-    default = default_assignment(settings.space, settings.recipe)
-    points = [default] if default is not None else []
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
-    if settings.search == "grid":
-        points = list(settings.space.grid())
-    elif settings.search == "optuna":
+    if settings.search == "optuna":
         # Optuna's own ten random trials would leave hardly any of a small search to the model.
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(4, settings.trials // 4)))
     return OptunaSearch(
-        space=partial(draw, settings.space),
+        space=partial(draw, settings.space, settings.space.contains(points[0])),
         metric=OBJECTIVE,
         mode=settings.mode,
-        points_to_evaluate=points or None,
+        points_to_evaluate=points,
         sampler=sampler,
     )
 
 
-def draw(space: Space, trial: "optuna.Trial") -> None:
-    """Draw an assignment from a trial of Optuna, parameter by parameter, as their conditions hold."""
-    space.draw(partial(suggest, trial))
+def draw(space: Space, contains_recipe: bool, trial: "optuna.Trial") -> dict[str, bool] | None:
+    """Draw an assignment from a trial of Optuna, parameter by parameter, as their conditions hold.
+
+    The first trial is marked as the given recipe; a recipe outside of the space would mislead Optuna, which sees
+    nothing of it.
+    """
+    is_given = trial.number == 0
+    if contains_recipe or not is_given:
+        space.draw(partial(suggest, trial))
+    return {GIVEN: True} if is_given else None
 
 
 def suggest(trial: "optuna.trial.BaseTrial", name: str, parameter: Parameter) -> Scalar:
@@ -109,6 +117,11 @@ class RememberingASHA(ASHAScheduler):
             for number, objective in enumerate(self._reported_objectives(trial), start=1):
                 self.on_trial_result(tune_controller, trial, {EVALUATION: number, OBJECTIVE: objective})
 
+    def on_trial_result(self, tune_controller: "TuneController", trial: "Trial", result: dict[str, Any]) -> str:
+        decision = super().on_trial_result(tune_controller, trial, result)
+        # Its value is that of a whole training, or others would look better than it by having trained longer.
+        return self.CONTINUE if trial.config.get(GIVEN) else decision
+
     def _reported_objectives(self, trial: "Trial") -> list[float]:
         """Return the best value so far at each evaluation that an ended trial reported to Tune."""
         reported, folder = int(trial.last_result.get(EVALUATION, 0)), self._trials_folder / trial.trial_id
@@ -117,8 +130,16 @@ class RememberingASHA(ASHAScheduler):
         return list(accumulate((record[self._target] for record in found), max if self._is_maximized else min))
 
 
+class Population(PopulationBasedTraining):
+    """Population based training beside the given recipe's trial, which keeps its own values to its end."""
+
+    def on_trial_result(self, tune_controller: "TuneController", trial: "Trial", result: dict[str, Any]) -> str:
+        if trial.config.get(GIVEN):
+            return self.CONTINUE
+        return super().on_trial_result(tune_controller, trial, result)
+
+
 def _population_based(settings: SweepSettings) -> Strategy:
-    from ray.tune.schedulers import PopulationBasedTraining
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
     seed = settings.recipe.resolve().train.seed
@@ -126,8 +147,8 @@ def _population_based(settings: SweepSettings) -> Strategy:
     domains = {name: _domain(parameter) for name, parameter in parameters.items()}
     # Tune moves to a neighbour in a list; it would multiply the values of a domain.
     choices = {name: list(parameter.labels) for name, parameter in parameters.items() if parameter.labels}
-    default = default_assignment(settings.space, settings.recipe)
-    scheduler = PopulationBasedTraining(
+    own = own_assignment(settings.space, settings.recipe)
+    scheduler = Population(
         time_attr=EVALUATION,
         metric=OBJECTIVE,
         mode=settings.mode,
@@ -135,8 +156,10 @@ def _population_based(settings: SweepSettings) -> Strategy:
         hyperparam_mutations={**domains, **choices},
         custom_explore_fn=partial(_within_bounds, settings.space),
     )
-    searcher = BasicVariantGenerator(random_state=seed, points_to_evaluate=[default] if default is not None else None)
-    return Strategy(searcher, scheduler, domains, settings.trials)
+    # The population begins from the recipe, too, if it can.
+    points = [{GIVEN: True}, *([own] if settings.space.contains(own) else [])]
+    searcher = BasicVariantGenerator(random_state=seed, points_to_evaluate=points)
+    return Strategy(searcher, scheduler, {**domains, GIVEN: False}, settings.trials)
 
 
 def _domain(parameter: Parameter) -> Any:

@@ -98,6 +98,12 @@ class Parameter(Config):
         """Return the keys of a recipe that the parameter sets."""
         return {key for label in self.labels for key in self.overrides(name, label)} or {name}
 
+    def contains(self, value: Scalar) -> bool:
+        """Return whether a value can be drawn."""
+        if self.bounds is None:
+            return value in self.labels
+        return not isinstance(value, bool | str) and self.bounds[0] <= value <= self.bounds[1]
+
     def representatives(self) -> tuple[Scalar, ...]:
         """Return all values of a choice, or the ends and the middle of a range."""
         if self.integer is not None:
@@ -144,6 +150,11 @@ class Space:
             for name, chosen in assignment.items()
             for key, value in self.parameters[name].overrides(name, chosen).items()
         }
+
+    def contains(self, assignment: Assignment) -> bool:
+        """Return whether the search could draw an assignment."""
+        drawn = self.draw(lambda name, parameter: assignment.get(name, ""))
+        return drawn.keys() == assignment.keys() and all(self.parameters[n].contains(v) for n, v in drawn.items())
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
         """Yield every assignment of the parameters' representatives, each once."""
@@ -224,31 +235,24 @@ def trial_recipe(
     return resolved
 
 
-def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar] | None:
-    """Return the assignment that leaves the recipe as it stands; None if the space does not contain it."""
+def own_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar]:
+    """Return the recipe's own values of the parameters, whether or not the space contains them.
+
+    Without parameters of which it has none: named choices that all differ from it, and keys that it leaves out.
+    """
     resolved = recipe.resolve().model_dump(mode="json")
 
-    def pick(name: str, parameter: Parameter) -> Scalar:
-        bounds = parameter.bounds
-        if bounds is not None:
-            value = _value(resolved, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not bounds[0] <= value <= bounds[1]:
-                raise LookupError
-            return value
+    def pick(name: str, parameter: Parameter) -> Any:
         for label in parameter.labels:
             if all(_value(resolved, key) == value for key, value in parameter.overrides(name, label).items()):
                 return label
-        raise LookupError
+        value = None if isinstance(parameter.choice, dict) else _value(resolved, name)
+        return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
-    try:
-        return space.draw(pick)
-    except LookupError:
-        return None
+    return {name: value for name, value in space.draw(pick).items() if value is not None}
 
 
 def _value(content: Any, key: str) -> Any:
     for part in key.split("."):
-        if not isinstance(content, dict) or part not in content:
-            raise LookupError
-        content = content[part]
+        content = content.get(part) if isinstance(content, dict) else None
     return content

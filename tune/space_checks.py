@@ -62,10 +62,10 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
         )
     if search == "pbt" and scheduler != "none":
         raise ConfigError(f"--scheduler {scheduler}: population based training is a scheduler itself; leave it out")
-    if search == "pbt" and (evaluations < 2 or trials < 2):
+    if search == "pbt" and (evaluations < 2 or trials < 3):
         raise ConfigError(
-            "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
-            "--set train.evaluations_per_epoch=4"
+            "--search pbt: needs at least two trials that exchange checkpoints at evaluations, beside the given "
+            "recipe's; give --trials 5 and --set train.evaluations_per_epoch=4"
         )
 
 

@@ -141,6 +141,8 @@ class TrialRecord:
     """The beginning of the first attempt, in seconds since the epoch."""
     run: str = "run"
     """Name of the run folder; a new one each time the trial continued from another trial's checkpoint."""
+    is_given: bool = False
+    """Whether it trains the recipe as it stands; `assignment` has its own values, within the space or not."""
 
     @property
     def first_step(self) -> int:
@@ -167,7 +169,7 @@ class TrialOutcome:
 
     trial: str
     number: int
-    """The place of the trial in the order in which trials began, from 0."""
+    """The place of the trial in the order in which trials began, from 0, which is the given recipe's."""
     state: State
     message: str | None
     assignment: dict[str, Scalar]
@@ -180,6 +182,8 @@ class TrialOutcome:
     folder: Path
     run: Path
     """The run folder, whose best checkpoint has the best value."""
+    is_given: bool = False
+    """Whether this is the recipe as it stands."""
 
     def line(self, metric: str) -> str:
         """Return a description in one line."""
@@ -202,7 +206,7 @@ def read_outcomes(settings: Sweep) -> list[TrialOutcome]:
     if not settings.trials_folder.is_dir():
         return []
     found = [(record, f) for f in settings.trials_folder.iterdir() if (record := TrialRecord.load(f)) is not None]
-    found.sort(key=lambda item: (item[0].started, item[0].trial))
+    found.sort(key=lambda item: (not item[0].is_given, item[0].started, item[0].trial))
     outcomes = [_outcome(settings, folder, record, number) for number, (record, folder) in enumerate(found)]
     sign = -1 if settings.is_maximized else 1
     return sorted(outcomes, key=lambda o: (o.value is None, sign * (o.value or 0.0), o.number))
@@ -223,6 +227,7 @@ def _outcome(settings: Sweep, folder: Path, record: TrialRecord, number: int) ->
         seconds=records[-1]["seconds"] if records else 0.0,
         folder=folder,
         run=run,
+        is_given=record.is_given,
     )
 
 

@@ -31,11 +31,13 @@ from rayrec.training.run.folder import (
     checkpoint_steps,
 )
 from rayrec.training.run.history import cut_history
-from tune.space import trial_recipe
+from tune.space import own_assignment, trial_recipe
 from tune.sweep_folder import EXCHANGE_FOLDER, SweepSettings, TrialRecord, evaluations
 
 OBJECTIVE = "objective"
 """What Tune compares: the metric's best value so far, or its last one in population based training."""
+GIVEN = "given recipe"
+"""The key in Tune's configuration of the trial of the recipe as it stands."""
 EVALUATION = "evaluation"
 """The number of evaluations so far, which Tune uses as its time."""
 _ACTOR_BYTES = 2**29
@@ -65,14 +67,16 @@ class Trial(Trainable):
     def setup(self, config: dict[str, Any], settings: SweepSettings) -> None:
         """Begin the trial of the values in `config`, or take up what an earlier process of it left in its folder."""
         self._settings = settings
-        self._assignment = {name: config[name] for name in settings.space.names if name in config}
+        is_given = bool(config.get(GIVEN))
+        own = own_assignment(settings.space, settings.recipe) if is_given else config
+        self._assignment = {name: own[name] for name in settings.space.names if name in own}
         self._folder = settings.trials_folder / self.trial_id
         before = TrialRecord.load(self._folder)
         if before is not None and before.state in _FINAL_STATES and settings.search != "pbt":
             # Tune was killed before it saved the end: the results are reported again, and nothing is trained.
             self._record = before
         else:
-            self._record = TrialRecord(self.trial_id, self._assignment, started=time.time())
+            self._record = TrialRecord(self.trial_id, self._assignment, started=time.time(), is_given=is_given)
             if before is not None:
                 self._record = replace(self._record, started=before.started, run=before.run)
             self._record.save(self._folder)
@@ -116,7 +120,8 @@ class Trial(Trainable):
 
     def _run_training(self, run: Path) -> None:
         try:
-            recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
+            own = {} if self._record.is_given else self._assignment
+            recipe = trial_recipe(self._settings.space, self._settings.recipe, own)
             self._settings.train(recipe, Dataset.open(self._settings.dataset), run, (run / RUN_FILE).exists())
         except BaseException as error:  # reported by `step`, which waits for the thread
             self._error = error

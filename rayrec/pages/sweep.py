@@ -21,7 +21,6 @@ _MOST_CURVES = 30
 def sweep_page(figures: Figures) -> Page:
     """Return the page of what a search found (`tune.results.sweep_figures`)."""
     metric, trials = figures["metric"], figures["trials"]
-    best = trials[0]
     importance = figures["importance"]
     charts: list[Chart | HtmlTable] = [
         _history(metric, trials, figures["is_maximized"]),
@@ -47,7 +46,7 @@ def sweep_page(figures: Figures) -> Page:
         title=f"Search: {figures['recipe']}",
         summary=(
             f"{len(trials)} trials, search {figures['search']}, scheduler {figures['scheduler']}. "
-            f"Trial {best['trial']} is the best: {metric} {text_of(best['value'])}."
+            f"{figures['verdict'][0].upper()}{figures['verdict'][1:]}."
         ),
         expectations=figures["expectations"],
         sections=sections,
@@ -83,6 +82,8 @@ def _parallel(figures: Figures) -> Chart:
     dimensions = [_numbers(figures["metric"], [trial["value"] for trial in evaluated], is_log=False)]
     for parameter in figures["parameters"]:
         values = [trial["assignment"].get(parameter["name"]) for trial in evaluated]
+        if parameter["scale"] == "log":  # the given recipe's own value may be a rate of 0
+            values = [value or None for value in values]
         if all(value is None for value in values):
             continue
         if parameter["scale"] == "choice":

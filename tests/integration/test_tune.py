@@ -169,6 +169,8 @@ def test_a_sweep_on_two_cpus_survives_kills(
             r for r in read_history(sweep / "trials" / trial / "run" / "history.jsonl") if r["event"] == "evaluate"
         ]
         assert len(evaluations) == EVALUATIONS if record["state"] == "finished" else len(evaluations) <= EVALUATIONS
+    (given,) = [record for record in trials.values() if record["is_given"]]
+    assert given["state"] == "finished", "the given recipe is trained to its end"
     result = json.loads(done.stdout)
     best = result["metrics"]["validation"]["auc"]
     assert best == max(row["auc"] for row in result["details"]["trials"] if row["auc"] is not None)
@@ -200,23 +202,27 @@ def test_a_sweep_on_two_cpus_survives_kills(
 def test_population_based_training_goes_on_from_the_better_checkpoint(
     dataset: Dataset, recipe_file: Path, tmp_path: Path
 ) -> None:
-    """Tune compares trials that train at the same time, so the better one waits until the other one follows it."""
+    """Tune compares trials that train at the same time, so the better one waits until the other one follows it.
+
+    The given recipe's trial is not one of them, and keeps its values.
+    """
     space, sweep = tmp_path / "space.yaml", tmp_path / "sweep"
     # One of the two learns nothing at its rates.
     space.write_text("train.dense_optimizer.lr: {choice: [0.01, 1.0e-9]}\nmodel.top_mlp: {choice: [[16], [32]]}\n")
     arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
-    arguments += ["--trials", "2", "--space", str(space), "--search", "pbt"]
-    arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=2"]
+    arguments += ["--trials", "3", "--space", str(space), "--search", "pbt"]
+    arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=1"]
     first, second, last = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2, 3))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second}|{last})")
     own = environment_of_open_cluster()
-    with ray_head(own, num_cpus=2) as head:
+    with ray_head(own, num_cpus=3) as head:
         environment = {**own, "RAY_ADDRESS": head.address}
-        with hold.held("jobs.tune", *arguments, environment=environment, count=2) as driver:
+        with hold.held("jobs.tune", *arguments, environment=environment, count=3) as driver:
             rates = {
-                record["assignment"]["train.dense_optimizer.lr"]: trial for trial, record in _trials(sweep).items()
+                (record["assignment"]["train.dense_optimizer.lr"], record["is_given"]): trial
+                for trial, record in _trials(sweep).items()
             }
-            better, worse = rates[0.01], rates[1e-9]
+            given, better, worse = rates[0.01, True], rates[0.01, False], rates[1e-9, False]
 
             def let(trial: str, step: str, until: Callable[[], Any]) -> None:
                 """Let a trial write the checkpoint of a step, once it is there."""
@@ -230,6 +236,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
             let(worse, second, until=lambda: _trials(sweep)[worse]["run"] != "run")
             hold.end()
             driver.wait()
+    assert _trials(sweep)[given]["run"] == "run"
     record = _trials(sweep)[worse]
     step = STEPS * 2 // EVALUATIONS
     assert record["run"] == f"run-{better}-{step}"

@@ -1,6 +1,7 @@
 """What Ray Tune is given: points of a grid, and a scheduler that remembers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tune.search import RememberingASHA, strategy
 from tune.space import parse_space
 from tune.space_checks import searchable_space
 from tune.sweep_folder import Search, SweepSettings, TrialRecord
-from tune.trial import EVALUATION, OBJECTIVE
+from tune.trial import EVALUATION, GIVEN, OBJECTIVE
 
 SPACE = """
 train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}
@@ -29,10 +30,31 @@ def _settings(folder: Path, search: Search = "optuna") -> SweepSettings:
     return SweepSettings(recipe, space, folder, "log_loss", 30, search, "asha", folder, lambda *_: None)
 
 
+@pytest.mark.parametrize("text", [SPACE, "model.top_mlp: {choice: [[9]]}\ntrain.epochs: {integer: [50, 60]}\n"])
+@pytest.mark.parametrize("search", ["optuna", "random", "grid"])
+def test_the_first_trial_alone_is_the_given_recipe(text: str, search: Search, tmp_path: Path) -> None:
+    """Within the space and outside of it."""
+    settings = replace(_settings(tmp_path, search), space=parse_space("s.yaml", text))
+    searcher = strategy(settings, 4).searcher
+    drawn = [searcher.suggest(str(number)) for number in range(5)]
+    assert [bool(config.get(GIVEN)) for config in drawn] == [True, False, False, False, False]
+
+
+def test_the_given_recipe_is_trained_to_its_end(tmp_path: Path) -> None:
+    scheduler = RememberingASHA(_settings(tmp_path), evaluations=4)
+    decisions = []
+    for number, config in enumerate([{}, {}, {GIVEN: True}, {}]):
+        trial = TuneTrial("rayrec", stub=True, trial_id=str(number), config=config)
+        scheduler.on_trial_add(None, trial)
+        decisions.append(scheduler.on_trial_result(None, trial, {EVALUATION: 1, OBJECTIVE: 0.5 + number / 10}))
+    assert decisions == [TrialScheduler.CONTINUE, TrialScheduler.STOP, TrialScheduler.CONTINUE, TrialScheduler.STOP]
+
+
 def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:
     space = parse_space("s.yaml", SPACE)
     assert searchable_space(space, "grid", 30) == space
-    assert strategy(_settings(tmp_path, "grid"), 4).trials == GRID
+    # The given recipe's rate is none of the grid's.
+    assert strategy(_settings(tmp_path, "grid"), 4).trials == GRID + 1
     assert strategy(_settings(tmp_path, "random"), 4).trials == 30
     with pytest.raises(ConfigError, match=f"--trials 17: the grid of s.yaml has {GRID} points"):
         searchable_space(space, "grid", 17)

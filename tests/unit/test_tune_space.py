@@ -16,7 +16,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
 from tests.builders import make_dataset
 from tune.search import draw
-from tune.space import default_assignment, load_space, parse_space, trial_recipe
+from tune.space import load_space, own_assignment, parse_space, trial_recipe
 from tune.space_checks import check_space, combinations, require_comparable
 
 DEBUG = "dlrm-criteo-debug"
@@ -58,7 +58,7 @@ def test_values_are_drawn_within_their_ranges_and_where_their_conditions_hold() 
     seen: dict[str, set[Any]] = {}
     for _ in range(200):
         trial = study.ask()
-        draw(space, trial)
+        draw(space, True, trial)
         drawn = trial.params
         assert ("train.dense_optimizer.momentum" in drawn) == (drawn["train.dense_optimizer.kind"] == "sgd")
         for name, value in drawn.items():
@@ -104,15 +104,21 @@ def test_every_model_has_a_space() -> None:
     assert all("search_space" in MODELS.texts(kind, ".yaml") for kind in MODELS.packages)
 
 
-def test_the_recipe_as_it_stands_is_found_in_the_space() -> None:
+def test_the_recipe_has_its_own_values_within_a_space_or_outside_of_it() -> None:
     recipe = read_recipe(DEBUG)
     space = load_space(None, "dlrm")
-    default = default_assignment(space, recipe)
-    assert default is not None
-    assert default["tables"] == "dim-16" and default["train.embedding_optimizer.lr"] == 0.05
-    assert trial_recipe(space, recipe, default) == recipe.resolve()
-    outside = parse_space("s.yaml", "train.dense_optimizer.lr: {uniform: [0.5, 1]}")
-    assert default_assignment(outside, recipe) is None
+    own = own_assignment(space, recipe)
+    assert own["tables"] == "dim-16" and own["train.embedding_optimizer.lr"] == 0.05
+    assert space.contains(own) and trial_recipe(space, recipe, own) == recipe.resolve()
+    outside = parse_space(
+        "s.yaml",
+        "train.dense_optimizer.lr: {uniform: [0.5, 1]}\nmodel.top_mlp: {choice: [[7], [9]]}\n"
+        "train.schedule.decay_share: {uniform: [0.1, 1]}\nsize: {choice: {small: {train.epochs: 77}}}\n"
+        "train.seed: {choice: [3], when: {size: small}}\n",
+    )
+    own = own_assignment(outside, recipe)
+    assert own == {"train.dense_optimizer.lr": 0.002, "model.top_mlp": "[64, 32]"}
+    assert not outside.contains(own)
 
 
 # A space's text, and the line that says what is wrong with it.
@@ -198,10 +204,10 @@ def _request(**fields: Any) -> TuneRequest:
         ({"set": ("model={kind: dlrm}",)}, "searches model."),
         ({"metric": "hr@10"}, "train.checkpoint.keep_best: 'hr@10' is not measured"),
         ({"search": "pbt", "scheduler": "asha", "set": FOUR}, "population based training is a scheduler itself"),
-        ({"search": "pbt", "trials": 1, "set": FOUR}, "--search pbt: needs at least two trials"),
+        ({"search": "pbt", "trials": 2, "set": FOUR}, "--search pbt: needs at least two trials"),
         (
             {"search": "pbt", "set": ONE},
-            "exchange checkpoints at evaluations; give --trials 4 and --set train.evaluations_per_e",
+            "give --trials 5 and --set train.evaluations_per_e",
         ),
         (
             {"scheduler": "asha", "set": ONE},
