@@ -4,7 +4,6 @@ With `--on ray` each step runs as a job on a Ray cluster of two nodes, which the
 """
 
 import json
-import shlex
 import shutil
 import time
 import urllib.request
@@ -36,6 +35,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.recipes import load_recipe
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
@@ -141,7 +141,7 @@ def run(request: DemoRequest, progress: Progress) -> Result:
 
 
 def _line(command: str, request: Request) -> str:
-    return shlex.join(["rayrec", command, *as_arguments(request)])
+    return shell_line(["rayrec", command, *as_arguments(request)])
 
 
 def _run_step(step: str, values: Mapping[str, Any], progress: Progress) -> Result:
@@ -255,8 +255,8 @@ def describe(result: Result) -> str:
     return "\n".join([
         describe_result(result),
         "",
-        f"Next: rayrec report {result.output / 'run'} --output report",
-        f"      rayrec serve {result.output / 'model'}",
+        f"Next: {shell_line(['rayrec', 'report', str(result.output / 'run'), '--output', 'report'])}",
+        f"      {shell_line(['rayrec', 'serve', str(result.output / 'model')])}",
         "      rayrec inspect YOUR_FILE --label COLUMN --output mine.yaml",
     ])  # fmt: skip
 

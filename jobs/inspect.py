@@ -1,7 +1,6 @@
 """`rayrec inspect`: what raw files hold and a recipe for them, or how new files differ from a dataset."""
 
 import os
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from jobs.command import Command, Metavar, PathTexts, Positional, Request, Resul
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
-from rayrec.common.text import format_number, format_share
+from rayrec.common.text import format_number, format_share, printable, shell_line
 from rayrec.config.validation import is_yaml_file
 from rayrec.store.folders import OutputKind, is_read_from
 from rayrec.store.paths import Folder, LocalPath
@@ -97,7 +96,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     asked = InspectRequest(
         path=request.path, label=request.label, missing_label=request.missing_label, model=request.model
     )
-    command = shlex.join(["rayrec", "inspect", *as_arguments(asked)])
+    command = shell_line(["rayrec", "inspect", *as_arguments(asked)])
     found = inspect_table(
         request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
@@ -121,7 +120,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
             "examples": [{**row, "text": row["text"][:_EXAMPLE_CHARACTERS]} for row in found.left_out.examples],
         },
         "recipe": found.recipe,
-        "next": shlex.join(training) if found.can_run else None,
+        "next": shell_line(training) if found.can_run else None,
     }
     if request.page is not None:
         figures = table_figures(found, ", ".join(request.path))
@@ -199,7 +198,7 @@ def _overview(details: Mapping[str, Any]) -> str:
         lines += ["", f"AUC of a logistic regression on these columns: {format_number(baseline)}"]
         for cross in details["crosses"]:
             lines.append(f"with the label rate of {' x '.join(cross['keys'])}: {format_number(cross['auc'])}")
-    lines += ["", *(f"warning: {warning}" for warning in details["warnings"])] if details["warnings"] else []
+    lines += ["", *(f"warning: {printable(warning)}" for warning in details["warnings"])] if details["warnings"] else []
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from jobs.command import Command, Result, describe_result, main
 from jobs.pipeline.phases import PIPELINE_FILE, REFIT_NOTE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.store.files import write_json
 from rayrec.store.folders import OutputKind, locked
 from rayrec.store.paths import Folder
@@ -135,12 +136,12 @@ def describe(result: Result) -> str:
     if "version" in result.details:
         from jobs.pipeline.days import MODELS_FOLDER
 
-        return f"{text}\n\nNext: rayrec serve {result.output / MODELS_FOLDER}"
+        return f"{text}\n\nNext: {shell_line(['rayrec', 'serve', str(result.output / MODELS_FOLDER)])}"
     return "\n".join([
         text,
         "",
-        f"Next: rayrec serve {result.output / 'model'}",
-        f"      rayrec report {result.output / 'run'} --output report",
+        f"Next: {shell_line(['rayrec', 'serve', str(result.output / 'model')])}",
+        f"      {shell_line(['rayrec', 'report', str(result.output / 'run'), '--output', 'report'])}",
     ])  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from pydantic import Field, field_validator
 from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
@@ -218,7 +218,7 @@ def endpoint_of(url: str, model: str, verb: str) -> str:
 def curl_line(endpoint: str, body: str, tokens: bool = False) -> str:
     """Return the command that posts `body`, as a shell takes it; `tokens`: with the token in its variable TOKEN."""
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
-    return f"curl -s {header}{shlex.quote(endpoint)} -d {shlex.quote(body)}"
+    return f"curl -s {header}{shell_line([endpoint])} -d {shell_line([body])}"
 
 
 @contextmanager

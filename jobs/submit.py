@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,6 +11,7 @@ from jobs.command import Command, Metavar, Positional, Request, Result, as_argum
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.program import INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.config.validation import is_yaml_file
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _short(message: str | None) -> str:
 
 
 def _ray_job(action: str, job: str, address: str) -> str:
-    return shlex.join(["ray", "job", action, job, "--address", address])
+    return shell_line(["ray", "job", action, job, "--address", address])
 
 
 def _result_in(log: str) -> Result | None:

@@ -1,6 +1,5 @@
 """`rayrec tune`: searches for better values of a recipe's keys."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.config.execution import Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.folders import OutputKind
@@ -192,7 +192,7 @@ def describe(result: Result) -> str:
         f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n{again}"
         f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
         f"  {result.details['verdict']}\n"
-        f"  rayrec train {shlex.quote(str(result.details['best']))} --data ... --output ..."
+        f"  rayrec train {shell_line([str(result.details['best'])])} --data ... --output ..."
     )
 
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, printable
 from rayrec.config import Config
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.execution import Execution
@@ -73,7 +73,7 @@ def describe_outcome(result: Result) -> str:
     rows = f", {result.rows:,} rows" if result.rows is not None else ""
     if (speed := result.details.get("rows_per_second")) is not None:
         rows += f" at {format_number(speed)} rows/s"
-    output = f" -> {result.output}" if result.output is not None else ""
+    output = f" -> {printable(str(result.output))}" if result.output is not None else ""
     return f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"
 
 
@@ -94,7 +94,7 @@ def describe_result(result: Result) -> str:
         share = counts["found"] / counts["rows"] if counts["rows"] else 0.0
         lines.append(f"  keys found in {lookup}: {share:.2%} of {counts['rows']:,} rows")
     for kind in ("warning", "note"):
-        lines += [f"  {kind}: {text}" for text in result.details.get(f"{kind}s", ())]
+        lines += [f"  {kind}: {printable(text)}" for text in result.details.get(f"{kind}s", ())]
     return "\n".join(lines)
 
 
@@ -125,7 +125,7 @@ def text_table(rows: Sequence[Mapping[str, Any]], *, below: str | None = None, w
     """
     width = terminal_width() if width is None else width
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = {column: [column, *(_cell(row.get(column)) for row in rows)] for column in columns}
+    cells = {column: [printable(column), *(_cell(row.get(column)) for row in rows)] for column in columns}
     texts = {column for column in columns if any(isinstance(row.get(column), str) for row in rows)}
     left = {column for column in texts if not all(re.fullmatch(r"[-\d.,%]*", text) for text in cells[column][1:])}
     # No column becomes narrower than its numbers, the words of its header, and short words or a few words of a text.
@@ -192,4 +192,4 @@ def _longest(texts: Iterable[str]) -> int:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return format_number(value)
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else printable(str(value))

@@ -32,6 +32,7 @@ from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.network import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
+from rayrec.common.text import printable
 from rayrec.config.validation import describe_validation_error
 from rayrec.store.artifact import id_of
 from rayrec.store.folders import is_vacant
@@ -168,7 +169,8 @@ def run_command(
             request = build_request(command.request, values)
             with console_progress() as progress:
                 result = execute(command, request, progress)
-            print(result.to_json() if json_output else command.describe(result), file=stdout, flush=True)
+            shown = result.to_json() if json_output else printable(command.describe(result), keep="\n")
+            print(shown, file=stdout, flush=True)
         return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
         # One line on stderr; with --json also a result, which whoever reads stdout waits for.
@@ -195,17 +197,21 @@ def exit_code(error: BaseException) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return one line on `error`."""
+    """Return one line on `error`, whatever users' names and values in it hold."""
     if isinstance(error, _INTERRUPTIONS):
         return "interrupted"
-    if isinstance(error, UserError):
-        return " ".join((str(error) if isinstance(error, DiskError) else shown(str(error))).split())
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror.lower()}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # An exception from another process carries its traceback: the first line says where, the last one what.
-    text = " ... ".join(line[:_LONGEST_LINE] for line in dict.fromkeys((lines[0], lines[-1]))) if lines else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, UserError):
+        text = " ".join((str(error) if isinstance(error, DiskError) else shown(str(error))).split())
+    elif isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror.lower()}"
+    elif lines:
+        # An exception from another process carries its traceback: the first line says where, the last one what.
+        said = " ... ".join(line[:_LONGEST_LINE] for line in dict.fromkeys((lines[0], lines[-1])))
+        text = f"{type(error).__name__}: {said}"
+    else:
+        text = type(error).__name__
+    return printable(text)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from jobs.command import Result
 from jobs.pipeline.phases import PHASES, PIPELINE_FILE, REFIT_NOTE, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
+from rayrec.common.text import shell_line
 from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.artifact import Manifest, kind_of, parent_of, stored_files
 from rayrec.store.files import copy, remove, write_json
@@ -150,8 +151,9 @@ def adopt_run(request: PipelineRequest, output: Path, models: Path) -> None:
         _copy_model(output / "model", models / "1")
         write_json(output / DAY_FILE, {"input": given})
     elif given != request.input:
+        inputs = shell_line(word for path in given for word in ("--input", path))
         raise ConfigError(
-            f"{output}: `rayrec run --output {output}` with --input {' --input '.join(given)} is unfinished; run it "
+            f"{output}: `{shell_line(['rayrec', 'run', '--output', str(output)])}` with {inputs} is unfinished; run it "
             "again first, or remove the folder to begin anew"
         )
 

@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rayrec.common.progress import NO_FACTS, Progress
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, printable
 
 _CONSOLE = Console(stderr=True)
 """Shared, so that a log line moves the live display on instead of tearing it."""
@@ -35,13 +35,20 @@ def log_to_stderr(debug: bool = False) -> None:
     handler: logging.Handler
     if _CONSOLE.is_terminal:
         handler = RichHandler(console=_CONSOLE, show_path=debug, show_time=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(_Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("rayrec", "jobs", "tune", "cluster", "serve"):
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+class _Formatter(logging.Formatter):
+    """Escapes what would control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n\t")
 
 
 @contextmanager
@@ -71,11 +78,11 @@ class _Bars(RichProgress):
     def __init__(self, console: Console) -> None:
         super().__init__(
             SpinnerColumn(finished_text="[green]ok[/]"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             # Becomes narrower where the line is too long. Rich's own colours are red until a stage is done.
             BarColumn(bar_width=24, complete_style="cyan", finished_style="green", pulse_style="cyan"),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[count]}"),
+            TextColumn("{task.fields[count]}", markup=False),
             console=console,
         )
 
@@ -95,7 +102,7 @@ class _LiveProgress(Progress):
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
         # For rich a task is done as soon as it has reached its total; a stage still saves or evaluates then.
-        self._task = self._bars.add_task(name, total=None if total is None else total + 0.25, count="")
+        self._task = self._bars.add_task(printable(name), total=None if total is None else total + 0.25, count="")
 
     def advance(self, rows: int) -> None:
         if self._task is not None:
@@ -109,7 +116,7 @@ class _LiveProgress(Progress):
         self._bars.beneath = _panel(text, facts, self._bars.console.width) if facts else _one_line(text)
 
     def message(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._bars.console.print(printable(text, keep="\n"), markup=False, highlight=False)
 
     def finish(self) -> None:
         self._bars.beneath = None
@@ -165,7 +172,7 @@ class _PlainProgress(Progress):
         self._note, self._facts = text, facts
 
     def message(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         if self._name is not None and self._reminder is not None:
@@ -203,4 +210,4 @@ def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:
 
 
 def _one_line(text: str) -> Text:
-    return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style="dim", no_wrap=True, overflow="ellipsis")

@@ -14,6 +14,7 @@ import typer
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import limit_libraries
+from rayrec.common.text import printable
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # Importing torch and Ray makes a million objects that stay. By default, after every 700 new ones, Python looks whether
@@ -36,10 +37,10 @@ def run_program(program: Any, name: str, arguments: Sequence[str] | None = None)
         code = program.main(args=arguments, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         if message := usage_error(error):
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error: {printable(message)}", file=sys.stderr)
         return error.exit_code
     except UserError as error:  # a plug-in that cannot be imported: the command's module was just being loaded
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return FAILED
     except (typer.Abort, KeyboardInterrupt):
         print("error: interrupted", file=sys.stderr)

@@ -1,11 +1,11 @@
 """Numbers, amounts of memory and users' names as people write and read them."""
 
 import math
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote_to_bytes
-
-from pydantic import ByteSize
 
 from rayrec.common.errors import ConfigError
 
@@ -21,6 +21,8 @@ def parse_bytes(text: str) -> int:
 
 def format_bytes(count: float) -> str:
     """Return a number of bytes for people, such as '15.6 GiB'."""
+    from pydantic import ByteSize  # takes a while, and `rayrec --help` does not need it
+
     return ByteSize(int(count)).human_readable(separator=" ")
 
 
@@ -50,6 +52,31 @@ def distinct_ends(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         ends = (path[-length:] for length in range(1, len(path)))
         found.append(next((end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1), path))
     return found
+
+
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+"""Control codes, ends of lines, marks that turn the direction of texts, and halves of characters."""
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text that a terminal, a page or a comment shows in its line: what controls them as `\\x1b` or `\\n`.
+
+    Characters in `keep` stay. Within double quotes, YAML reads the text that was given.
+    """
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Return a command in one line, to be pasted into a shell; bash and zsh read words with line breaks, too."""
+
+    def quoted(word: str) -> str:
+        if printable(word) == word:
+            return shlex.quote(word)
+        # By bytes, as a name of a file need not be UTF-8.
+        plain = (chr(b) if 32 <= b < 127 and chr(b) not in "\\'" else f"\\x{b:02x}" for b in os.fsencode(word))
+        return f"$'{''.join(plain)}'"
+
+    return " ".join(map(quoted, words))
 
 
 _KEPT = "".join(map(chr, range(128))).replace("%", "")

@@ -5,7 +5,6 @@ held_out_rows.json   manifest.json (written last)
 """
 
 import math
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.text import shell_line
 from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
@@ -187,7 +187,7 @@ class Dataset:
         sizes = sizes_in(folder)
         for file in manifest.every_file:
             if wrong := wrong_size(folder, file, sizes):
-                raise UserError(f"{wrong}; `rayrec verify {shlex.quote(str(folder))}` looks at every file")
+                raise UserError(f"{wrong}; `rayrec verify {shell_line([str(folder)])}` looks at every file")
         return cls(folder, Schema.load(folder), manifest, manifest.id)
 
     def split(self, name: str) -> SplitInfo:

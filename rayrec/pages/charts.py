@@ -7,6 +7,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from rayrec.common.text import printable
 from rayrec.pages.page import Chart
 
 Numbers = Sequence[float | None]
@@ -209,7 +210,7 @@ def stacked(
     traces = [
         {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),
          "marker": {"color": _COLOURS[number % len(_COLOURS)], "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
-         "hovertemplate": f"{plain(name)}: %{{x:.4s}}<extra></extra>"}
+         "hovertemplate": "%{fullData.name}: %{x:.4s}<extra></extra>"}
         for number, (name, values) in enumerate(parts.items())
     ]  # fmt: skip
     layout = {
@@ -280,7 +281,7 @@ def _small(title: str) -> dict[str, Any]:
 
 def plain(text: str) -> str:
     """Return a text that plotly.js shows as it is: otherwise it takes some HTML, such as links."""
-    return escape(text, quote=False)
+    return escape(printable(text), quote=False)
 
 
 def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rayrec.common.text import format_number, format_share
+from rayrec.common.text import format_number, format_share, printable
 from rayrec.store.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
@@ -95,24 +95,28 @@ def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
     # Sections come first, as they number the charts; then what stands above them, and the library that draws.
     charts: list[Chart] = []
     body = "".join(_section(section, number, charts) for number, section in enumerate(page.sections))
-    links = "".join(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(page.sections))
-    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in page.facts.items())
+    links = "".join(f'<a href="#s{n}">{_html(section.title)}</a>' for n, section in enumerate(page.sections))
+    facts = "".join(f"<div><dt>{_html(k)}</dt><dd>{_html(v)}</dd></div>" for k, v in page.facts.items())
     expectations = "".join(
-        f'<li class="{"met" if one["is_met"] else "missed"}">{escape(one["line"])}</li>' for one in page.expectations
+        f'<li class="{"met" if one["is_met"] else "missed"}">{_html(one["line"])}</li>' for one in page.expectations
     )
     parts = {
-        "title": escape(page.title),
-        "summary": escape(page.summary),
+        "title": _html(page.title),
+        "summary": _html(page.summary),
         "facts": f"<dl>{facts}</dl>" if facts else "",
         "expectations": f'<ul class="checks">{expectations}</ul>' if expectations else "",
         "links": links,
         "body": body,
-        "figures": escape(figures_file),
+        "figures": _html(figures_file),
         # A text of the data might end the element.
         "charts": json.dumps([[c.traces, c.layout] for c in charts], allow_nan=False).replace("<", "\\u003c"),
         "library": _library() if charts else "",
     }
     return Template(files(__package__).joinpath("page.html").read_text()).substitute(parts)
+
+
+def _html(text: str) -> str:
+    return escape(printable(text, keep="\n"))
 
 
 def _section(section: Section, number: int, charts: list[Chart]) -> str:
@@ -134,9 +138,9 @@ def _section(section: Section, number: int, charts: list[Chart]) -> str:
         elif isinstance(block, HtmlTable):
             content.append(f'<div class="grid">{_table(block, "whole")}</div>')
         elif block is not None:
-            content.append(f"<pre>{escape(block.text)}</pre>")
-    text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{text}{"".join(content)}</section>'
+            content.append(f"<pre>{_html(block.text)}</pre>")
+    text = f"<p>{_html(section.text)}</p>" if section.text else ""
+    return f'<section id="s{number}"><h2>{_html(section.title)}</h2>{text}{"".join(content)}</section>'
 
 
 def _grid(cards: Sequence[Chart | HtmlTable], charts: list[Chart]) -> str:
@@ -154,7 +158,7 @@ def _grid(cards: Sequence[Chart | HtmlTable], charts: list[Chart]) -> str:
 
 
 def _chart(chart: Chart, number: int, width: str) -> str:
-    title, note = escape(chart.title), f"<small>{escape(chart.note)}</small>" if chart.note else ""
+    title, note = _html(chart.title), f"<small>{_html(chart.note)}</small>" if chart.note else ""
     kinds = f"{width} tall" if chart.height > _TALL else width
     return (
         f'<figure class="{kinds}"><figcaption>{title}</figcaption><div class="sideways"><div class="chart" role="img" '
@@ -178,10 +182,10 @@ def _columns_of(table: HtmlTable) -> dict[str, Any]:
 
 
 def _table(table: HtmlTable, width: str) -> str:
-    title = f"<figcaption>{escape(table.title)}</figcaption>" if table.title else ""
-    note = f"<small>{escape(table.note)}</small>" if table.note else ""
+    title = f"<figcaption>{_html(table.title)}</figcaption>" if table.title else ""
+    note = f"<small>{_html(table.note)}</small>" if table.note else ""
     columns = _columns_of(table)
-    head = "".join(f"<th{_of_kind(value)}>{escape(name)}</th>" for name, value in columns.items())
+    head = "".join(f"<th{_of_kind(value)}>{_html(name)}</th>" for name, value in columns.items())
     rows = "".join(
         f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in columns)}</tr>"
         for number, row in enumerate(table.rows)
@@ -194,7 +198,7 @@ def _table(table: HtmlTable, width: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"<td{_of_kind(value)}>{escape(text_of(value))}</td>"
+    return f"<td{_of_kind(value)}>{_html(text_of(value))}</td>"
 
 
 def _of_kind(value: Any) -> str:

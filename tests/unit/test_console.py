@@ -18,11 +18,11 @@ log_to_stderr()
 with console_progress() as progress:
     progress.stage("parse")
     progress.advance(1000)
-    progress.stage("train", 50)
+    progress.stage("train [/x]", 50)
     progress.advance(20)
     progress.note("saving", {"loss": "0.5"})
     time.sleep(0.3)
-    progress.message("one [line]")
+    progress.message("one [line]\\x1b]0;title")
     logging.getLogger("rayrec").warning("a warning")
     raise SystemExit
 """
@@ -51,7 +51,7 @@ def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], mo
 def test_a_terminal_keeps_bars_and_lines_but_no_panel() -> None:
     code, shown = run_in_terminal("-c", _STEPS)
     assert code == 0
-    assert all(text in shown for text in ("parse", "1,000", "train", "saving", "0.5", "one [line]"))
+    assert all(text in shown for text in ("parse", "1,000", "train [/x]", "saving", "0.5", "one [line]\\x1b]0;title"))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert re.search(r"\rWARNING +a warning *\r\n", text), "a log line has a line of its own"
     assert shown.endswith("\x1b[?25h"), "the cursor is shown again"

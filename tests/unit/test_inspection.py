@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config.table import FileFormat
+from rayrec.common.text import shell_line
+from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.inspection.table import recipe_text
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import ColumnProfile
@@ -563,6 +564,49 @@ def test_names_that_no_table_can_have(inspect: Inspect, name: str) -> None:
     rule = decision(found, name).rules[0]
     assert rule["name"] == (name.replace(".", "_") if "." in name else f"{name}_")
     assert name in yaml.safe_load(found.recipe)["source"]["ignore"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_names_and_values_with_marks_of_yaml_and_of_terminals(tmp_path: Path, ending: str) -> None:
+    marks = [
+        "'",
+        '"',
+        "\\",
+        "#",
+        " # ",
+        ": ",
+        "%",
+        "{}",
+        "[x]",
+        "\n",
+        "\x1b[2J",
+        "\x00",
+        "\x85",
+        "\u2028",
+        "<b>",
+        "-",
+        "é",
+    ]
+    table = {
+        f"a{mark}b": [f"{marks[(row + n) % 17]}{row % 3}" for row in range(300)]
+        for n, mark in enumerate(marks)
+        if mark != "\x00"
+    }
+    table |= {"la\n: 'b\x1bl' #": np.random.default_rng(1).choice(["#\x1b'", "no", "\n"], 300).tolist()}
+    path = tmp_path / f"a 'b' # \x1b\n{ending}"
+    if ending == ".parquet":
+        pq.write_table(pa.table(table), path)
+    elif ending == ".csv":
+        pd.DataFrame(table).to_csv(path, index=False)
+    else:
+        pd.DataFrame(table).to_json(path, orient="records", lines=True)
+    label = "la\n: 'b\x1bl' #=#\x1b'"
+    found = inspect_table([str(path)], label, "wide_deep", 100_000, shell_line(["rayrec", "inspect", str(path)]))
+    assert all(line.isprintable() for line in found.recipe.split("\n"))
+    (tmp_path / "recipe.yaml").write_text(found.recipe)
+    source = load_recipe(tmp_path / "recipe.yaml").source
+    assert [column for rule in source.features for column in rule.columns] == list(table)[:-1]
+    assert source.label == LabelCondition(column="la\n: 'b\x1bl' #", equals=("#\x1b'",))
 
 
 # --- groups, weights

@@ -33,6 +33,7 @@ def card(tmp_path: Path, label: Any, **options: Any) -> str:
         ("label", "the probability that `label` is 1"),
         ({"column": "rating", "at_least": 4}, "the probability that `rating` is at least 4"),
         ({"column": "state", "equals": ["paid", "sent"]}, "the probability that `state` is paid or sent"),
+        ({"column": "a`b|", "equals": ["<b>\n"]}, r"the probability that a\`b\| is \<b\>\\n"),
     ],
 )
 def test_it_speaks_of_the_label(tmp_path: Path, label: Any, outcome: str) -> None:

@@ -1,10 +1,11 @@
 """Numbers are written for people, and users' names become ASCII for tags of metrics, and come back whole."""
 
 import math
+import subprocess
 
 import pytest
 
-from rayrec.common.text import ascii_name, distinct_ends, format_number, with_names
+from rayrec.common.text import ascii_name, distinct_ends, format_number, printable, shell_line, with_names
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,29 @@ def test_the_shortest_ends_that_differ() -> None:
     paths = [("/", "a", "run"), ("/", "b", "x", "run"), ("/", "b", "last"), ("run",)]
     assert distinct_ends(paths) == [("a", "run"), ("x", "run"), ("last",), ("run",)]
     assert distinct_ends([("/", "a", "run"), ("/", "x", "a", "run")]) == [("/", "a", "run"), ("x", "a", "run")]
+
+
+UNRULY = [
+    "it's",
+    'a "b" #c: %d {0} [x]',
+    "back\\slash\\n",
+    "two\r\nlines",
+    "\x1b[2J\x9b\x7f",
+    "a\u2028b\u202ec",
+    "größe\t",
+]
+
+
+@pytest.mark.parametrize("text", UNRULY)
+def test_nothing_that_is_printed_leaves_its_line(text: str) -> None:
+    shown = printable(text)
+    assert all(character.isprintable() for character in shown) and len(shown.splitlines()) == 1
+    assert shown == text or not text.isprintable()
+    assert printable(text, keep=text) == text
+
+
+def test_a_shell_reads_the_words_that_were_given() -> None:
+    line = shell_line(["printf", "%s\\n", *UNRULY])
+    assert printable(line) == line
+    shown = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE, check=True).stdout
+    assert shown.decode() == "".join(f"{word}\n" for word in UNRULY)

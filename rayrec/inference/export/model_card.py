@@ -1,9 +1,10 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.common.text import format_number
+from rayrec.common.text import format_number, printable
 from rayrec.config.evaluate import shown_metrics
 from rayrec.config.table import LabelCondition
 from rayrec.features.schema import Schema
@@ -92,11 +93,11 @@ def model_card(
         for name, split in dataset.manifest.splits.items()
         if split.rows
     ]  # fmt: skip
-    sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
+    sources = [_plain(source.path.rpartition("/")[2]) for source in dataset.manifest.sources]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
     return _TEXT.format(
-        name=recipe.name,
-        description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
+        name=_plain(recipe.name),
+        description=recipe.description or f"Made by rayrec from the recipe {_code(recipe.name)}.",
         kind=recipe.model.kind,
         outcome=_outcome(recipe, schema),
         splits=_table(splits),
@@ -124,13 +125,23 @@ def model_card(
 def _outcome(recipe: Recipe, schema: Schema) -> str:
     """Return what the model predicts the probability of, by the name of the label."""
     if schema.interactions is not None:
-        return f"the {schema.interactions.user} chooses the {schema.interactions.item}"
+        return f"the {_plain(schema.interactions.user)} chooses the {_plain(schema.interactions.item)}"
     label = getattr(recipe.source, "label", None)
     if isinstance(label, LabelCondition) and label.at_least is not None:
-        return f"`{label.column}` is at least {label.at_least:g}"
+        return f"{_code(label.column)} is at least {label.at_least:g}"
     if isinstance(label, LabelCondition) and label.equals is not None:
-        return f"`{label.column}` is {' or '.join(label.equals)}"
-    return f"`{schema.label}` is 1"
+        return f"{_code(label.column)} is {' or '.join(map(_plain, label.equals))}"
+    return f"{_code(schema.label)} is 1"
+
+
+def _code(text: str) -> str:
+    """Return a text as code of Markdown, or if that cannot be, as plain text."""
+    return _plain(text) if "`" in text else f"`{printable(text)}`"
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is; an underscore within a word means nothing to it."""
+    return re.sub(r"[\\`*|<>&\[\]~]|\b_|_\b", r"\\\g<0>", printable(text))
 
 
 def _features(schema: Schema) -> str:
@@ -193,6 +204,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return a table of Markdown that is aligned as a text, too; numbers to the right."""
     if not rows:
         return "None."
+    rows = [{_plain(name): _plain(cell) for name, cell in row.items()} for row in rows]
     names = list(rows[0])
     widths = {name: max(len(name), 4, *(len(row[name]) for row in rows)) for name in names}
     right = {name for name in names if not any(row[name].strip("0123456789.,-%e+") for row in rows)}

@@ -5,7 +5,6 @@ export on the exporting machine.
 """
 
 import filecmp
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.text import shell_line
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
@@ -189,7 +189,7 @@ def require_place(output: Path, base: Path) -> None:
         right = f"{base.parent}/NUMBER"
         raise ConfigError(
             f"--output {output}: a delta must be beside its base {base}; "
-            f"give --output {shlex.quote(right)}, or leave out --delta-of"
+            f"give --output {shell_line([right])}, or leave out --delta-of"
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
-from rayrec.common.text import format_bytes
+from rayrec.common.text import format_bytes, printable
 from rayrec.inspection.table.decisions import Cross, Decision
 from rayrec.inspection.table.file_form import FileForm
 from rayrec.inspection.table.roles import Label, Roles
@@ -76,7 +76,7 @@ def write_recipe(
 
 def _line(text: str, reason: str = "") -> str:
     """Return a line of YAML with a comment, which begins below if both are long."""
-    reason = " ".join(reason.split())
+    reason = printable(" ".join(reason.split()))
     if not reason:
         return text
     line = f"{text:<{_COMMENT_COLUMN}}  # {reason}"
@@ -91,7 +91,7 @@ def _line(text: str, reason: str = "") -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _SAFE.fullmatch(value) and value.lower() not in _YAML_WORDS:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return printable(json.dumps(value, ensure_ascii=False))
 
 
 def _flow(value: Any) -> str:
@@ -110,8 +110,17 @@ def _source_lines(
     for key, value in form.settings.model_dump(exclude_defaults=True).items():
         reason = form.reasons.get(key, "")
         if isinstance(value, tuple):
-            items = textwrap.wrap(", ".join(map(_scalar, value)), _WIDTH - 6, break_long_words=False)
-            lines += [_line(f"  {key}:", reason), *(f"    {'[' if i == 0 else ' '}{t}" for i, t in enumerate(items))]
+            # Only between items, as a quoted one must stay as it is.
+            items = textwrap.wrap(
+                ", ".join(_scalar(item).replace(" ", "\0") for item in value),
+                _WIDTH - 6,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lines += [
+                _line(f"  {key}:", reason),
+                *(f"    {'[' if i == 0 else ' '}{t}".replace("\0", " ") for i, t in enumerate(items)),
+            ]
             lines[-1] += "]"
         else:
             lines.append(_line(f"  {key}: {_scalar(value)}", reason))

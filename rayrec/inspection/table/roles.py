@@ -1,7 +1,6 @@
 """Finds the columns that say something about rows beside what a model reads: label, list, weight, time, candidate."""
 
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
+from rayrec.common.text import shell_line
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
 from rayrec.inspection.table.number_texts import read_texts
@@ -28,7 +28,7 @@ _GROUP_NAMES = (
 WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
 _CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
 _BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
-_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*")
+_CONDITION = re.compile(r"\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*", re.DOTALL)
 _SHOWN = 5
 
 
@@ -58,8 +58,11 @@ def squeezed(name: str) -> str:
 
 def column_of_label(given: str, names: Collection[str]) -> str | None:
     """Return the one of `names` that a label, a column or a condition, speaks of; None if it is not there."""
-    found = _CONDITION.fullmatch(given)
-    return next((n for n in (given, found["column"] if found else given) if n in names), None)
+    if given in names:
+        return given
+    # The longest, as a name may have a sign in it, too.
+    begun = sorted((name for name in names if given.lstrip().startswith(name)), key=len, reverse=True)
+    return next((name for name in begun if _CONDITION.fullmatch(given.lstrip()[len(name) :])), None)
 
 
 def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing: int | None = None) -> Label:
@@ -77,14 +80,16 @@ def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing:
         if names:
             raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
         raise ConfigError("--label: no column has two values; name one with a condition, such as --label 'rating>=4'")
-    found, name = _CONDITION.fullmatch(given), column_of_label(given, columns)
+    name = column_of_label(given, columns)
     if name is None:
-        name = found["column"] if found else given
+        begins = _CONDITION.search(given)
+        name = given[: begins.start()].strip() if begins else given
         raise ConfigError(f"--label {given}: no column '{name}'; {did_you_mean(name, columns, 'columns:')}")
     column = columns[name]
     if name == given:
         return _two_valued(column, "given", missing)
     # A condition on the column: at least a number, or one of some values.
+    found = _CONDITION.fullmatch(given.lstrip()[len(name) :])
     assert found is not None
     sign, value = found["sign"], found["value"]
     if sign not in (">=", "=", "=="):
@@ -100,7 +105,8 @@ def find_label(columns: Mapping[str, ColumnProfile], given: str | None, missing:
             )
         condition = LabelCondition(column=name, at_least=least, missing=missing)
     else:
-        wanted = tuple(part.strip() for part in value.split(","))
+        # Several values, unless one of the column has the comma in itself.
+        wanted = (value,) if value in column.texts else tuple(part.strip() for part in value.split(","))
         condition = LabelCondition(column=name, equals=wanted, missing=missing)
     values, _ = _labels(column, condition)
     kinds = np.unique(values[np.isfinite(values)])
@@ -131,7 +137,7 @@ def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Labe
     if len(words) != 2:
         raise UserError(
             f"--label {column.name}: has {column.distinct:,} values ({_shown(column)}); a label has two: write a "
-            f"condition, such as --label {shlex.quote(column.name + _example(column))}"
+            f"condition, such as --label {shell_line([column.name + _example(column)])}"
         )
     if set(words) == {"1", "-1"}:
         condition = LabelCondition(column=column.name, equals=("1",), missing=missing)
@@ -142,7 +148,7 @@ def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Labe
     rarer = min(sorted(words, reverse=True), key=lambda word: sum(counts[text] for text in words[word]))
     raise UserError(
         f"--label {column.name}: its values are {pair}; say which one is 1, such as "
-        f"--label {shlex.quote(f'{column.name}={rarer}')}"
+        f"--label {shell_line([f'{column.name}={rarer}'])}"
     )
 
 

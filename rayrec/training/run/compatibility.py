@@ -1,9 +1,9 @@
 """Check that a run can start from another one, on the driver before any worker starts."""
 
-import shlex
 from collections.abc import Iterator
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
+from rayrec.common.text import shell_line
 from rayrec.config import TrainConfig
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.feature_kinds import CategoricalFeature
@@ -30,7 +30,7 @@ def require_compatible(run: RunFolder, origin: Origin, recipe: Recipe, dataset: 
     reset = _without_rows(origin, old, new)
     for name, problem in _problems(old, new, dataset, reset, origin):
         table = any(feature.name == name for model in (new, old) for feature in model.schema.categorical)
-        fix = f"give --reset {shlex.quote(name)} to begin with a new table" if table and misfit is None else _NEW_RUN
+        fix = f"give --reset {shell_line([name])} to begin with a new table" if table and misfit is None else _NEW_RUN
         raise ConfigError(f"feature '{name}' {problem}; {fix}")
     if misfit is not None:
         raise ConfigError(f"model: {misfit} in {origin.run}; keep its features and model section, or {_NEW_RUN}")
@@ -149,7 +149,7 @@ def _require_vocabularies(
         if was is None or listed is None or listed.added_after(was, dataset.folder) is not None:
             continue
         needed = f"feature '{feature.name}': its vocabulary does not begin with that of {origin.run}, whose dataset"
-        fix = f"give --reset {shlex.quote(feature.name)} to begin with a new table"
+        fix = f"give --reset {shell_line([feature.name])} to begin with a new table"
         try:
             Dataset.open(run.dataset_folder)
         except UserError as error:

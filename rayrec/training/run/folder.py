@@ -7,13 +7,13 @@ one of them.
 """
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.text import shell_line
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
@@ -266,7 +266,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: the run was not warm-started; leave --warm-start out, or give another --output"
             )
-        again = shlex.join(["--warm-start", before.run, *(word for name in before.reset for word in ("--reset", name))])
+        again = shell_line(["--warm-start", before.run, *(word for name in before.reset for word in ("--reset", name))])
         raise ConfigError(f"{self.path}: the run was started with {again}; --resume it with the same")
 
     @property
