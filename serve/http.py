@@ -17,7 +17,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.haproxy import NOT_SERVED
-from cluster.ray_serve import GRPC_LIMIT, SETTINGS, answer_malformed_in_json
+from cluster.ray_serve import GRPC_LIMIT, SETTINGS
 from serve.admission import Admission, Call, of_this_replica, request_id
 from serve.memory import Share
 from serve.requests import CLIENT_LEFT, IDENTITY, RequestError, inflated, most_bytes, require_known_encoding
@@ -32,7 +32,6 @@ _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"}
 
 def middlewares() -> list[Middleware]:
     """Return what Ray Serve puts around an HTTP server of its own; it is given this function by its name."""
-    answer_malformed_in_json()
     return [Middleware(JsonErrors), Middleware(Intake)]
 
 

@@ -101,13 +101,12 @@ def deployed(arguments: ServeArguments, listener: Listener) -> Iterator[None]:
     from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
-    from cluster.ray_serve import close_haproxy, host_for_serve, look_often, shut_down_serve, wait_for_controller
+    from cluster.ray_serve import close_haproxy, host_for_serve, shut_down_serve, wait_for_controller
     from serve.app import build, settings_of
 
     application = build(arguments)
     # The replica answers 504 first; this is the limit for requests that no replica has taken.
     timeout = settings_of(arguments).request_timeout_seconds + 5
-    look_often()
     # Ray Serve would show its address before it answers requests; the command shows it afterwards.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     certificate, key = listener.tls_certificate, listener.tls_key

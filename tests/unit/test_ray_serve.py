@@ -1,18 +1,12 @@
 """Ray Serve is as `cluster.ray_serve` expects beyond its public interface; HAProxy listens to no network unasked."""
 
-import asyncio
-import inspect
-import json
 import os
 from pathlib import Path
 
 import pytest
 from ray._private import ray_constants
-from ray.serve._private import client, constants, controller, grpc_util, haproxy
+from ray.serve._private import constants, controller, grpc_util, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from cluster import haproxy as haproxy_program
 from cluster import ray_serve
@@ -53,14 +47,6 @@ def test_the_controller_is_found_by_its_name() -> None:
     """Otherwise a server ends without waiting for its replicas."""
     assert (ray_serve._CONTROLLER, ray_serve._NAMESPACE) == (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE)
     assert callable(controller.ServeController.graceful_shutdown)
-
-
-def test_ray_serve_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade may change this private part of Ray Serve: adapt `look_often`."""
-    monkeypatch.setattr(client, "CLIENT_POLLING_INTERVAL_S", client.CLIENT_POLLING_INTERVAL_S)
-    ray_serve.look_often()
-    waits = inspect.getsource(client.ServeControllerClient._wait_for_application_running)
-    assert client.CLIENT_POLLING_INTERVAL_S == 0.1 and "sleep(CLIENT_POLLING_INTERVAL_S)" in waits
 
 
 def test_the_niceness_of_processes_is_a_setting_of_ray() -> None:
@@ -121,34 +107,3 @@ def test_the_socket_has_a_short_path_wherever_temporary_files_are(
         # HAProxy binds it under another name first.
         assert len(f"{socket.parent}/{node}/{socket.name}.1234567.tmp") <= 107
         assert os.access(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
-
-
-def test_servers_of_uvicorn_refuse_what_is_no_http_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade may change this private part of uvicorn: adapt `answer_malformed_in_json`."""
-    monkeypatch.setattr(HttpToolsProtocol, "send_400_response", HttpToolsProtocol.send_400_response)
-    ray_serve.answer_malformed_in_json()
-    written = Transport()
-    protocol = HttpToolsProtocol(Config(lambda: None, lifespan="off"), ServerState(), {}, asyncio.new_event_loop())
-    protocol.connection_made(written)  # type: ignore[arg-type]
-    protocol.data_received(b"how do you do?\r\n\r\n")
-    head, _, body = written.sent.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
-    assert json.loads(body) == {"error": "Invalid HTTP request received."}
-
-
-class Transport:
-    """Keeps what a protocol writes."""
-
-    sent = b""
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
