@@ -9,7 +9,7 @@ from rayrec.common.plugins import SOURCES
 
 for _kind in SOURCES.packages:
     SOURCES.load(_kind, "source")
-gc.freeze()  # a worker collects garbage after each task; what was imported is none, and takes long to look through
+gc.freeze()  # a worker collects garbage after each task; imported modules are no garbage and take long to look through
 # A worker also forgets before each task what import has found. Spark's own archives do not change, and to read their
 # lists of files again took 50 ms.
 zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]

@@ -107,7 +107,7 @@ def _look(request: ReportRequest, progress: Progress) -> _Report:
 
 
 def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """Return what came of what is expected. Raises ConfigError on a metric that there is not."""
+    """Return whether the metrics are as expected. Raises ConfigError for an unknown metric."""
     checks = [Expectation.parse(text).check(metrics) for text in request.expect]
     return [{**vars(check), "line": check.line} for check in checks]
 

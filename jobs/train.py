@@ -190,7 +190,7 @@ def train_recipe(
     from rayrec.training.run.folder import RunFolder
 
     weights: InitialWeights | None = None
-    # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
+    # A run that has a checkpoint continues from it, whether the other runs are still there or not.
     if RunFolder(output.absolute()).progress() is None:
         if origin is None:
             weights = initial_weights(recipe, dataset)

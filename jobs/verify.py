@@ -80,7 +80,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
 
 
 def load_manifest(folder: Path) -> "Manifest":
-    """Read the manifest in a folder, of whatever kind. Raises UserError if there is none, or it is not known."""
+    """Read the manifest in a folder, of whatever kind. Raises UserError if it is absent or of an unknown kind."""
     from rayrec.store.artifact import MANIFEST_FILE, read_manifest
 
     content = read_manifest(folder)

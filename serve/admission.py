@@ -18,7 +18,7 @@ from serve.requests import CLIENT_LEFT, RequestError
 from serve.tokens import is_admin, is_allowed
 
 if TYPE_CHECKING:
-    # Ray Serve's proxies import this module, and have no need of what counts scores.
+    # Ray Serve's proxies import this module, and do not count scores.
     from serve.metrics import ServingMetrics
 
 AT_ONCE_BYTES = 16 * 2**10

@@ -1,8 +1,8 @@
 """The last ten minutes of a server, for its dashboard: what the replicas counted, in buckets of ten seconds.
 
-Each replica counts for itself and writes its counts under a key of the Ray session every two seconds. Whoever is asked
-for the history reads the keys of all replicas and adds them up. So the history outlives the replicas; one that is
-killed loses its last two seconds.
+Each replica counts for itself and writes its counts under a key of the Ray session every two seconds. The replica that
+is asked for the history reads the keys of all replicas and adds them up. So the history outlives the replicas; one that
+is killed loses its last two seconds.
 """
 
 import json

@@ -94,7 +94,7 @@ def add_to_server(servicer: Any, server: Any) -> None:
 class _Calls(grpc.GenericRpcHandler):
     """Receives a request under the rule of the replica's admission: its token first, then its bytes, as memory allows.
 
-    gRPC itself receives the requests of all clients at once, whoever they are.
+    gRPC itself receives the requests of all clients at once, with a token or without.
     """
 
     def __init__(self, servicer: Any) -> None:

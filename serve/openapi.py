@@ -1,4 +1,4 @@
-"""The OpenAPI document of what is served: each model's rows from its own feature schema, with examples that it knows.
+"""The OpenAPI document of the served models: rows by the feature schema of each, with examples that it knows.
 
 https://spec.openapis.org/oas/v3.1.0
 """

@@ -1,6 +1,6 @@
 """Tensors of the Open Inference Protocol, checked and read as the columns that a predictor takes.
 
-`make_tensor` makes one of what JSON, bytes or gRPC's typed values hold; `rows_of` makes columns of all of a request:
+`make_tensor` makes one from JSON, bytes or gRPC's typed values; `rows_of` makes columns of all of a request:
 raw ones, read as columns of files are, or encoded as a dataset has them.
 """
 

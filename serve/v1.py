@@ -8,7 +8,7 @@
     POST /v1/models/NAME:rank      {"context": {"platform": 3, ...}, "candidates": [42337, 139684, ...], "k": 5}
                                    -> {"model": "NAME", "version": "1",
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
-                                   candidates are ids of what the model looks up, or objects of raw features
+                                   candidates are ids of items, or objects of raw features
     POST /v1/models/NAME:explain   {"instances": [{"I1": 3, "C1": "68fd1e64"}]}, as for :predict, a few rows at most
                                    -> {"model": "NAME", "version": "1", "explanations": [{"score": 0.0312,
                                        "logit": -3.44, "base": -1.68, "parts": {"I1": -0.93, ...}}]}

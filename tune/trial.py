@@ -127,7 +127,7 @@ class Trial(Trainable):
             self._error = error
 
     def _record_end(self, error: BaseException | None) -> None:
-        """Record how training ended. Raises an error that is none of the values: Tune starts the trial again."""
+        """Record how training ended. Raises an error that the values did not cause: Tune starts the trial again."""
         if error is None:
             self._record = replace(self._record, state="finished")
         elif isinstance(error, UserError) and not isinstance(error, SmallClusterError | PassingError):

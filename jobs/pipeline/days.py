@@ -4,8 +4,8 @@
     OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, refit, manifest.json (written last)
     OUT/models/1 2 ...             the models that serve, each in full or as the difference to the one before
 
-A day goes on from the last one whose model is in `models`. One that died is continued by the same command. A model that
-the gate refuses stays in its day, and the next day goes on from the one before it.
+A day continues from the last one whose model is in `models`. One that died is continued by the same command. A model
+that the gate refuses stays in its day, and the next day continues from the one before it.
 """
 
 import json
@@ -55,7 +55,7 @@ class Day:
     input: tuple[str, ...]
     """The files as the command named them."""
     before: Path
-    """The folder of the day that it goes on from."""
+    """The folder of the day that it continues from."""
     serving: str
     """The version that the day before published."""
     version: str

@@ -50,7 +50,7 @@ class PipelineRequest(InputRequest, TrainingRecipeRequest, PlacedRequest):
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a pipeline, and those that it goes on from."""
+    """The folders of a pipeline, and those that it continues."""
 
     folder: Path
     before: "Places | None" = None
@@ -74,7 +74,7 @@ class Places:
 
     @property
     def refit(self) -> "Places":
-        """Return the places of what is made of all rows, which goes on from what was so before, if anything was."""
+        """Return the folders of the refit on all rows, and those of the day before that it continues, if any."""
         before = self.before
         if before is not None and before.refit.run.exists():
             before = before.refit

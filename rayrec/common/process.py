@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Keep Python's garbage collector away during the block: of what is imported, nothing is garbage.
+    """Keep Python's garbage collector away during the block: imports leave no garbage.
 
     It would take a third of the time in which torch and TorchRec are imported.
     """

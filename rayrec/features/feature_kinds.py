@@ -29,7 +29,7 @@ class _Feature(Config):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the names of what it is computed from."""
+        """Return the names of the raw columns it is computed from."""
         return self.inputs or (self.name,)
 
     @property

@@ -47,7 +47,7 @@ _PATTERNS = {form: _pattern(between) for form, between in BETWEEN_THOUSANDS.item
 
 
 def plain_numbers(texts: pa.Array, number_format: NumberFormat) -> pa.Array:
-    """Write (n,) texts, without blanks around them, as plain numbers; null where a text is none in this format."""
+    """Write (n,) texts, without blanks around them, as plain numbers; null where a text has another format."""
     if number_format == "plain":
         return texts
     texts = pc.replace_substring(texts, "\u2212", "-")

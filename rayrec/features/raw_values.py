@@ -99,7 +99,7 @@ def _of_uuids(column: pa.Array) -> pa.Array:
 
 
 def _plainly(texts: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
-    """Write numbers of the column's format as plain ones; what is none is unreadable, unless the column holds texts."""
+    """Write numbers of the column's format as plain ones; others are unreadable, unless the column holds texts."""
     plain = plain_numbers(texts, raw.number_format)
     if raw.type in ("number", "integer") or (raw.type == "time" and raw.time_format in _EPOCHS):
         return plain, _lost(texts, plain)

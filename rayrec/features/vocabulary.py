@@ -1,7 +1,7 @@
 """Vocabularies: files that list a feature's values by id, the look-up of a value's id, and how vocabularies grow.
 
 A vocabulary is a Parquet file, or a folder of parts, in the order of ids, for people and for Spark; and beside it the
-index, a table of `rayrec.features.lookup_table` in the same order, which processes map. One that goes on from another,
+index, a table of `rayrec.features.lookup_table` in the same order, which processes map. One that continues another,
 whose ids stay, is known by what it adds and removes (`write_changes`, `VocabularyChanges`).
 """
 
@@ -231,7 +231,7 @@ def read_vocabulary(path: Path, columns: Sequence[str] = ("value", "id")) -> Ite
 
 
 class VocabularyGrowth(Config):
-    """Difference of a vocabulary from the one that it goes on from."""
+    """Difference of a vocabulary from the one that it continues."""
 
     added: int
     """Ids that follow those of before."""
@@ -281,7 +281,7 @@ class VocabularyChanges:
 def write_changes(path: Path, vocabularies: Mapping[str, tuple[Path, VocabularyLookup]]) -> dict[str, VocabularyGrowth]:
     """Write what vocabularies add and remove to the file `path`; return it for those that differ.
 
-    `vocabularies`: by feature the Parquet files of each, and the one that it goes on from, whose values must be its
+    `vocabularies`: by feature the Parquet files of each, and the one that it continues, whose values must be its
     first ones, but for those that it removes; UserError if they are not. Memory holds a part of the rows. The file is
     whole or absent; there is none if nothing differs.
     """

@@ -189,7 +189,7 @@ class RawRows:
         return self.checked([columns[name] for name in self._raw])
 
     def require_in_range(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return checked rows. Raises UserError naming the first number that is none of the model's, infinity too."""
+        """Return checked rows. Raises UserError naming the first number that is infinite or too large for the model."""
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             _require_in_range(name, column)
         return rows

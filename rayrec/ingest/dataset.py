@@ -147,7 +147,7 @@ class DatasetManifest(Manifest):
     earlier_sources: tuple[str, ...] = ()
     """The digests of the raw files of all datasets that it extends."""
     execution: Execution | None = None
-    """How it was made; None if whoever made it did not say."""
+    """How it was made; None if that was not recorded."""
 
     @property
     def parent(self) -> Parent | None:

@@ -73,7 +73,7 @@ def share(order: BatchOrder, decoded: Iterator[PackedRows], shared: Sharing) -> 
     """Yield what `order.needs` lists: from `decoded`, those that this rank decodes for all, and from other ranks.
 
     No two ranks wait for each other. All have the row groups in one order, that of the batches, in which a row group
-    comes nowhere earlier than at its decoder. So whoever is behind all others waits for nobody.
+    comes nowhere earlier than at its decoder. So the rank that is behind all others never waits.
     """
     for need in order.needs:
         if need.decoder != order.rank:

@@ -155,7 +155,7 @@ def _unpickled(stream: Any) -> "Metadata":
 
     try:
         metadata = _Unpickler(stream).load()
-        # A file outside the checkpoint is none of its parts.
+        # A file outside of the checkpoint does not belong to it.
         whole = isinstance(metadata, Metadata) and all(
             Path(part.relative_path).name == part.relative_path for part in metadata.storage_data.values()
         )

@@ -65,7 +65,7 @@ def set_fused_parameters(weight: "nn.Parameter", group: str, parameters: dict[st
 def drop_cached_rows(model: "nn.Module") -> None:
     """Empty the caches of rows that tables in host memory have on a GPU; rows that changed must have been written back.
 
-    A state dict writes them back. Whoever writes into its tensors calls this, as the next pass would read old rows.
+    A state dict writes them back. Call this after writing into its tensors, as the next pass would read old rows.
     """
     from torch.nn.parallel import DistributedDataParallel
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection

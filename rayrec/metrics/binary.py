@@ -45,7 +45,7 @@ class BinaryMetrics:
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor, units: Tensor | None = None) -> None:
         """Add rows: (B,) logits, labels 0 or 1, weights >= 0, on any device. Rows of weight 0 count nowhere.
 
-        `units`: (B,) numbers from 0 of what rows were drawn together; all rows of a unit must be in one call.
+        `units`: (B,) numbers, from 0, of the units that were drawn together; all rows of a unit must be in one call.
         """
         logits, labels, weights = (t.detach().float().reshape(-1) for t in (logits, labels, weights))
         # Scores that are no numbers are counted, for `compute` to refuse, and left out of the sums.

@@ -130,7 +130,7 @@ def sums(place: NDArray[np.int64], weights: NDArray[np.float64], places: int = 0
 
 @dataclass(frozen=True)
 class SliceMetrics:
-    """The rows with one value of what all rows were divided by."""
+    """The rows with one value of the column that divides all rows."""
 
     value: str
     rows: int

@@ -17,7 +17,7 @@ _CHANCE = (
 
 
 def comparison_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec compare` found."""
+    """Return the page of `rayrec compare`."""
     runs = figures["runs"]
     recipes = list(dict.fromkeys(run["recipe"] for run in runs))
     return Page(
@@ -108,7 +108,7 @@ def _seeds(figures: Figures) -> Section:
     text = (
         f"Standard deviation between seeds of one recipe: {', '.join(known)}."
         if known
-        else "Each recipe has one run, so nothing is known of what another seed would change."
+        else "Each recipe has one run, so it is not known what another seed would change."
     )
     return Section("Runs", [HtmlTable(rows)], text)
 

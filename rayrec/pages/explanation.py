@@ -1,4 +1,4 @@
-"""The page of what a model's scores rest on."""
+"""The page of an explanation: which features a model's scores rest on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _LISTS = (
 
 
 def explanation_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec explain` found."""
+    """Return the page of `rayrec explain`."""
     rows, all_rows, split = figures["rows"], figures["rows_of_split"], figures["split"]
     which = f"all {rows:,} rows" if rows == all_rows else f"{rows:,} of the {all_rows:,} rows"
     metrics = figures["metrics"]

@@ -42,7 +42,7 @@ _ENCODED = (
 
 
 def inspection_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec inspect` found in raw files (`rayrec.inspection.table.table_profile`)."""
+    """Return the page of `rayrec inspect` for raw files (`rayrec.inspection.table.table_profile`)."""
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (
@@ -85,7 +85,7 @@ def inspection_page(figures: Figures) -> Page:
 
 
 def dataset_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec report` found in a dataset (`rayrec.inspection.dataset_profile`)."""
+    """Return the page of `rayrec report` for a dataset (`rayrec.inspection.dataset_profile`)."""
     splits, features = figures["splits"], figures["features"]
     rows = sum(split["rows"] for split in splits.values())
     rate = splits["train"]["label_rate"] if "train" in splits else None

@@ -19,7 +19,7 @@ _MOST_CURVES = 30
 
 
 def sweep_page(figures: Figures) -> Page:
-    """Return the page of what a search found (`tune.results.sweep_figures`)."""
+    """Return the page of a search (`tune.results.sweep_figures`)."""
     metric, trials = figures["metric"], figures["trials"]
     importance = figures["importance"]
     charts: list[Chart | HtmlTable] = [

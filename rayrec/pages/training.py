@@ -18,7 +18,7 @@ _MOST_TABLES = 7
 
 
 def run_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec report` found in a run folder."""
+    """Return the page of `rayrec report` for a run folder."""
     curves = {**figures["curves"], "evaluations": _shown(figures, figures["curves"]["evaluations"])}
     sections = [_metrics(figures), Section("Training", training_charts({"run": curves}))]
     if figures["held_out"] is not None:
@@ -35,7 +35,7 @@ def run_page(figures: Figures) -> Page:
 
 
 def model_page(figures: Figures) -> Page:
-    """Return the page of what `rayrec report` found in a model folder."""
+    """Return the page of `rayrec report` for a model folder."""
     sections = [_metrics(figures)]
     if figures["held_out"] is not None:
         sections += held_out_sections(figures["held_out"])

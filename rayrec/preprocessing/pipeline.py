@@ -2,7 +2,7 @@
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, on a disk that all nodes see or at the URI
-of the output, which takes the output's name at the end; a job that was killed goes on from what it finds there.
+of the output, which takes the output's name at the end; a job that was killed continues with the files there.
 """
 
 import hashlib
@@ -89,13 +89,13 @@ class Preprocessing:
     ) -> DatasetManifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
-        A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
-        the same files are preprocessed to the same output by the same recipe. `shared`: the output is at a URI, and
-        so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `engine`.
+        A job that was killed, or failed for another reason than its inputs, continues after its last finished stage
+        when the same files are preprocessed to the same output by the same recipe. `shared`: the output is at a URI,
+        and so is what tasks write, as the executors share no disk. `execution`: what the manifest says of `engine`.
         """
         progress = progress or SilentProgress()
         settings = self._settings()
-        # What was begun at a URI is ended there, whoever does it now.
+        # Work that was begun at a URI is ended there, by this process or another.
         shared = shared or is_begun(self._output, settings)
         with (
             user_errors(),

@@ -303,7 +303,7 @@ def _write_vocabulary(
 ) -> Vocabulary:
     """Write the vocabulary of a feature.
 
-    `before`: the one that it goes on from, and its size. `rows`: the values that are frequent (value, count), and those
+    `before`: the one that it continues, and its size. `rows`: the values that are frequent (value, count), and those
     that have expired (value), both in no order.
     """
 

@@ -2,7 +2,7 @@
 
 The manifest says what the artifact is, which files it has, and by their ids what it is made of, so that the chain from
 scores to model, checkpoint, dataset and the dataset before can be followed. A folder without a manifest is unfinished,
-or none of rayrec's. The id of an artifact is a hash of what its manifest says of it, not of how or where it was made.
+or not rayrec's. The id of an artifact is a hash of what its manifest says of it, not of how or where it was made.
 """
 
 import hashlib

@@ -37,7 +37,7 @@ class Claim:
 
     @classmethod
     def take(cls, folder: RemotePath, fingerprint: str) -> "Claim":
-        """Claim a folder that is not whole, and take it over from whoever has begun it.
+        """Claim a folder that is not whole, and take it over from the process that began it.
 
         What others left there is removed, but for work with the same fingerprint, if that is not empty: it goes on.
         Raises UserError if the folder is whole, or if somebody else takes it at this moment.

@@ -226,7 +226,7 @@ def is_read_from(given: str | Path, path: Path, kind: OutputKind = "folder") -> 
 
 
 def _require_place(path: Path, kind: OutputKind) -> None:
-    """Raise UserError where a path of this machine is none of a new file or folder."""
+    """Raise UserError for a path of this machine where no new file or folder can be made."""
     if path.is_symlink() and (kind == "folder" or not path.exists()):
         missing = "" if path.exists() else ", which does not exist"
         raise UserError(f"{path}: a link to {os.readlink(path)}{missing}; give that path or another --output")

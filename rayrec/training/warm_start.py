@@ -1,4 +1,4 @@
-"""A run that goes on from another one: its weights and the state of its optimizers, on a dataset that has moved on.
+"""A run that continues another one: its weights and the state of its optimizers, on a later dataset.
 
 Rows of tables, and of what optimizers keep of them, are taken over by what they stand for
 (`rayrec.features.id_meanings`). New rows are drawn by what they stand for, and have the optimizer state of

@@ -42,7 +42,7 @@ def permutation_importance(
     permutations: int,
     progress: Progress,
 ) -> Importance:
-    """MetricsOfBlocks each of `permuted`, which are features by the name of what they are together.
+    """Return how each metric changes when `permuted`, features by the name of their group, are shuffled together.
 
     The same names, rows and number of permutations give the same numbers, whatever else is measured.
     """

@@ -40,7 +40,7 @@ class TableGrowth(Config):
 class ModelManifest(Manifest):
     """The manifest of a model folder, which is made of a checkpoint and of the dataset that it was trained on.
 
-    Configuration, card and held-out rows of a whole model are none of its files: people may edit or remove them.
+    Configuration, card and held-out rows of a whole model do not count as its files: people may edit or remove them.
     """
 
     command = "export"

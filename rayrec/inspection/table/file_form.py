@@ -54,7 +54,7 @@ class FileForm:
 def recognize(file: InputFile, label: str | None = None, encoding: str | None = None) -> FileForm:
     """Return the form of a file, by its name and its first lines; a line with the name of the `label` is a header.
 
-    The text is read in the `encoding` given, or else as its first lines show. Raises UserError if it is none.
+    The text is read in the `encoding` given, or else as its first lines show. Raises UserError if it is no text.
     """
     if format_of(file) == "parquet":
         return FileForm(FileFormat(), False, {})

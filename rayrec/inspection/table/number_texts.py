@@ -74,7 +74,7 @@ def _peoples_numbers(
     is_boolean: NDArray[np.bool_],
     is_plain: NDArray[np.bool_],
 ) -> Numbers:
-    """Return how texts are numbers as people write them; nothing if they are none."""
+    """Return how texts are numbers as people write them; nothing if they are not numbers."""
     tried = distinct[:_FIRST_TRIED]
     if 2 * pc.coalesce(*(plain_numbers(tried, form) for form in NUMBER_FORMATS[1:])).null_count > len(tried):
         return _with_unit(distinct, counts)
@@ -163,7 +163,7 @@ def find_null_words(
     is_word: NDArray[np.bool_],
     few: int = 0,
 ) -> tuple[str, ...] | None:
-    """Return the texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
+    """Return the texts among values (numbers, times) that stand for missing ones; None for other columns.
 
     Words of several rows among more than a few values do so, and few rows may have any other text, if there are more
     than `few` values.

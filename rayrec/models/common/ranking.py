@@ -1,4 +1,4 @@
-"""The contract between a model and whoever trains, evaluates or serves it, and that of weights to begin with."""
+"""The contract between a model and the code that trains, evaluates or serves it, and that of weights to begin with."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable

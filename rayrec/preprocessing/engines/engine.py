@@ -1,4 +1,4 @@
-"""Contract of what runs the tasks of a preprocessing job, and brings rows together: threads of this process, or Spark.
+"""Contract of an engine, which runs the tasks of preprocessing and shuffles rows: threads of this process, or Spark.
 
 An engine only distributes. What is computed is the same function in every engine: Arrow and NumPy for rows that a
 request has too, and SQL (`rayrec.preprocessing.engines.sql`) for what joins, groups or sorts rows.

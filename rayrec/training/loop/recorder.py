@@ -53,7 +53,7 @@ class _Window:
 
 
 def start_history(run: RunFolder) -> None:
-    """Drop the records of what is trained again, and record that the model is being made. Rank 0 calls it first."""
+    """Drop the records of steps to be repeated, and record that the model is being made. Rank 0 calls it first."""
     reached = run.progress() or RunProgress()
     cut_history(run.history, reached.step)
     append_history(run.history, _phase(reached, PLACING))
@@ -129,7 +129,7 @@ class RunRecorder:
 
     @contextmanager
     def phase(self, progress: RunProgress, name: str) -> Iterator[None]:
-        """Record that something else is done during the block than training, for whoever watches."""
+        """Record that the block does something else than training; the display and `runs` show it."""
         self._write(_phase(progress, name))
         yield
         self._write(_phase(progress, TRAINING))
@@ -208,11 +208,11 @@ class RunRecorder:
         """Save a checkpoint, unless this step has one. A collective."""
         if self._saved_step == progress.step:
             return
-        # A run that goes on from here makes no record of the rows before.
+        # A run that continues from here makes no record of the rows before.
         self._record_scores(progress)
         loss_scale = self._step.loss_scale.state_dict() if self._step.loss_scale is not None else None
         with self.phase(progress, "saving a checkpoint"):
-            self._run.put_history()  # a run that goes on from the checkpoint has no other records of what came before
+            self._run.put_history()  # a run that continues from the checkpoint has no other records of the steps before
             self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
         self._saved_step, self._saved_at = progress.step, time.perf_counter()
 

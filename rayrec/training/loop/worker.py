@@ -97,7 +97,7 @@ class _Training:
     def run(self, initial_weights: InitialWeights | None) -> None:
         """Train to the end of the run, from where an earlier attempt has come to, and write the run's metrics."""
         recorder = self._recorder
-        # An earlier attempt goes on from its latest checkpoint. A new run has the weights of other runs, or random
+        # An earlier attempt continues from its latest checkpoint. A new run has the weights of other runs, or random
         # ones, which the model was made with.
         resumed = recorder.resume()
         if resumed is not None:

@@ -3,7 +3,7 @@
 On a CPU, torch divides an operator among threads that wait for each other at its end, by spinning. A step has dozens of
 these waits, and beside another busy process each of them lasts until the thread that was put off has its turn again:
 training falls to a hundredth. So every operator here runs on one thread, and threads share out larger parts of the
-step: whoever is free takes the next one, and a thread that is put off delays the step by one part at most. How the work
+step: a free thread takes the next one, and a thread that is put off delays the step by one part at most. How the work
 is cut into parts follows from the batch and the model, never from the number of threads, so neither do the results.
 """
 

@@ -59,7 +59,7 @@ class RunProgress:
     """The metrics of the evaluation at this step, if there was one."""
     loss_scale: dict[str, float] | None = None
     steps_before: int = 0
-    """Optimizer steps of the runs that it goes on from; Adam's bias correction counts them, schedules do not."""
+    """Optimizer steps of the runs that it continues; Adam's bias correction counts them, schedules do not."""
 
 
 class CheckpointManifest(Manifest):
@@ -251,7 +251,7 @@ class RunFolder:
         return None if content is None else Origin(**{**content, "reset": tuple(content["reset"])})
 
     def as_origin(self, reset: Sequence[str] = ()) -> Origin:
-        """Return this run as one that another goes on from: from the checkpoint that is exported and served, `best`.
+        """Return this run as one that another continues: from the checkpoint that is exported and served, `best`.
 
         So training and serving stay in line, and what a day does not touch is to the bit what is served.
         """

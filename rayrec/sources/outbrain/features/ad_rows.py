@@ -54,7 +54,7 @@ class AdRows:
         return np.where(fold.valid, fold.values, -1)
 
     def found(self, of: Referred) -> tuple[LookupTable, NDArray[np.int64]]:
-        """Return the table of what these rows refer to, and (n,) its rows there."""
+        """Return the table that these rows refer to, and (n,) its rows there."""
         return self.once(lambda: self._find(of), of)
 
     def _find(self, of: Referred) -> tuple[LookupTable, NDArray[np.int64]]:
@@ -71,7 +71,7 @@ class AdRows:
         return table, table.find({key: ids.values}, ids.valid)
 
     def numbers(self, column: str, of: Referred | None = None) -> Numbers:
-        """Return a column of what the rows refer to, or of the rows themselves."""
+        """Return a column of the rows referred to, or of the rows themselves."""
 
         def compute() -> Numbers:
             if of is not None:

@@ -1,7 +1,7 @@
 """The job for displays of ads: parse, join, take statistics of `train`, compute features, fit, encode, write.
 
 Each stage leaves its files in the scratch folder, or in the statistics of the dataset, until no later stage needs them:
-a job that died goes on from its last finished stage (`rayrec.preprocessing.workspace.Stages`).
+a job that died continues after its last finished stage (`rayrec.preprocessing.workspace.Stages`).
 """
 
 from collections import Counter

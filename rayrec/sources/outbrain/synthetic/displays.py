@@ -2,7 +2,7 @@
 
 Of the ads of a display the one is clicked whose utility plus standard Gumbel noise is largest, so ad a is clicked with
 probability exp(u_a) / sum_b exp(u_b) (multinomial logit; McFadden 1974). A utility, in nats, is the sum of four
-families, all functions of what the tables hold:
+families, all functions of the tables' columns:
 
 - `quality` of the ad, its campaign and advertiser, and its document's source, publisher and age;
 - `user_similarity`: cosines of the documents that the user viewed before their first display with the ad's document in
