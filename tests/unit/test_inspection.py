@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -512,6 +513,30 @@ def test_free_text_is_ignored(inspect: Inspect) -> None:
     texts = [" ".join(rng.choice(words, 12)) + f" {i}" for i in range(ROWS)]
     found = inspect({"review": [*texts[:-1], texts[0]], "shop": rng.integers(9, size=ROWS)})
     assert "free text" in decision(found, "review").reason
+
+
+@pytest.mark.parametrize("between", [" ", "-", "_", "/"])
+def test_words_that_foretell_the_label_make_texts_lists(inspect: Inspect, between: str) -> None:
+    """Of texts that are different in most rows; what says nothing by its parts stays what it was."""
+    rng = np.random.default_rng(0)
+    makers, models = rng.integers(12, size=ROWS), rng.integers(10**5, size=ROWS)
+    liked = rng.random(ROWS) < 1 / (1 + np.exp(-2 * rng.normal(size=12)[makers]))
+    table = {
+        "car": [f"Make{chr(65 + m)}{between}Model{n}" for m, n in zip(makers, models, strict=True)],
+        "person": [f"P{'abcdefgh'[m]}{between}Q{n}" for m, n in zip(rng.integers(8, size=ROWS), models, strict=True)],
+        "uuid": [str(uuid.UUID(bytes=rng.bytes(16))) for _ in range(ROWS)],
+        "order": [f"ORD-2024-{n:06}" for n in models],
+        "address": [f"{n} Main Street" for n in models],
+        "shop": rng.integers(9, size=ROWS),
+        "click": liked.astype(int),
+    }
+    found = inspect(table)
+    (rule,) = decision(found, "car").rules
+    assert (rule["kind"], rule["separator"]) == ("list", between)
+    assert [d.column.name for d in found.decisions if d.kind == "list"] == ["car"]
+    # A text whose words alone know the label is used, and said.
+    sure = inspect(table | {"click": (makers < 6).astype(int)})
+    assert decision(sure, "car").kind == "list" and any(said.startswith("car: ") for said in sure.warnings)
 
 
 def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -> None:

@@ -45,6 +45,11 @@ _TRIED = 2_000
 _SEPARATORS = ("|", ";", ",", " ")
 _BRACKETS = ("[;]", "[|]", "[ ]", "[,]")
 """Separators of lists in brackets; the last one is that of lists with one value each."""
+_WORD_SEPARATORS = (" ", "/", "-", "_")
+_WORD = r"^\PN*\pL"
+"""A letter before any digit, which most parts of titles and names have, but not those of dates, uuids and numbers."""
+_LEAST_JOINED = 0.3
+"""Share of the rows whose value has the separator of lists or words inside."""
 _IN_BRACKETS = r"(?s)^([\w.]+\()?[\[{(].*[\])}]$"
 _OBJECTS = re.compile(r"""[\[{]\s*(["'\[{].*)?[\]}]""", re.DOTALL)
 _FORMATS_OF_VECTORS: dict[str, tuple[NumberFormat, ...]] = {".": ("plain", "1,234.5"), ",": ("1.234,5",)}
@@ -346,7 +351,7 @@ def _list(
     rows = counts.sum()
     for separator in _SEPARATORS:
         joined = np.array([separator in t for t in texts])
-        if counts[joined].sum() < 0.3 * rows:
+        if counts[joined].sum() < _LEAST_JOINED * rows:
             continue
         parts = [t.split(separator) for t in texts]
         sizes = np.array([len(p) for p in parts])
@@ -367,4 +372,24 @@ def _list(
         flat = pa.array([item for part in parts for item in part], pa.large_string()).take(pa.array(taken))
         lengths = np.where(codes >= 0, sizes[codes], 0)
         return _list_column(name, shown, flat, lengths, codes < 0, separator)
+    return None
+
+
+def words_of(column: ColumnProfile) -> tuple[ColumnProfile, NDArray[np.int64]] | None:
+    """Return a column of texts as lists of words, and (sum of the lengths,) the place of each word, row after row.
+
+    None if few texts have several parts, or most parts are no words.
+    """
+    texts = pa.array(column.texts, pa.large_string())
+    for separator in _WORD_SEPARATORS:
+        joined = pc.match_substring(texts, separator).to_numpy(zero_copy_only=False)
+        if column.counts[joined].sum() <= _LEAST_JOINED * column.present:
+            continue
+        tried = pc.split_pattern(texts[:_TRIED], separator).flatten()
+        if 2 * pc.mean(pc.match_substring_regex(tried, _WORD)).as_py() < 1:
+            return None
+        is_null = column.codes < 0
+        lists = pc.split_pattern(texts, separator).take(pa.array(column.codes, mask=is_null))
+        flat, lengths = lists.flatten(), lengths_of(lists).astype(np.int64)
+        return _list_column(column.name, column.type, flat, lengths, is_null, separator), _encoded(flat)[0]
     return None

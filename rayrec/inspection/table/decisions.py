@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rayrec.config.base import NumberFormat
 from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
+from rayrec.inspection.table.column_forms import words_of
 from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, absurd_bounds, number_rules, ranges_rule, with_auc
@@ -29,7 +30,9 @@ _PLACE_WORDS, _MOST_PLACES = {"position", "pos", "rank", "slot", "placement"}, 2
 """Words in the name of the place where a row was shown, and the greatest number of one."""
 _DAY = 86_400.0
 _LEAST_REPEATED = 0.5
-"""Share of a column's rows whose value must occur again, so that pairs of its values may."""
+"""Share of a column's rows whose value must occur again, so that pairs of its values may; where fewer do, its words
+may.
+"""
 _MOST_PAIRED_ROWS, _MOST_PAIRED_COLUMNS, _MOST_CROSSES = 2_000_000, 12, 3
 """Rows times pairs of columns, and columns, that are searched for what two of them say together, which takes less than
 0.1 s; and pairs that are measured."""
@@ -47,7 +50,7 @@ class Decision:
     further: str = ""
     """Why there are rules after the first."""
     auc: dict[str, Reading] = field(default_factory=dict)
-    """How well the column alone ranks the rows, by reading: `number`, `ranges`, `fine_ranges`, `category`."""
+    """How well the column alone ranks the rows, by reading: `number`, `ranges`, `fine_ranges`, `category`, `words`."""
     warning: str | None = None
 
     @property
@@ -77,6 +80,8 @@ def decide(
             decision = Decision(column, "group", roles.reasons[column.name])
         elif column.name == roles.weight:
             decision = Decision(column, "weight", roles.reasons[column.name])
+        elif found := _words(column, evidence):
+            decision = found
         elif column.name != roles.time and (reason := _why_useless(column, total_rows)):
             decision = Decision(column, "ignored", reason)
         elif column.form == "time":
@@ -90,9 +95,9 @@ def decide(
         elif column.form == "text" or column.name == roles.candidate:
             decision = _texts(column, evidence)
         else:
-            found = number_rules(column, evidence)
-            reason = "; ".join([found.reason, *column.notes])
-            decision = Decision(column, "feature", reason, found.rules, found.further, found.readings)
+            numbers = number_rules(column, evidence)
+            reason = "; ".join([numbers.reason, *column.notes])
+            decision = Decision(column, "feature", reason, numbers.rules, numbers.further, numbers.readings)
         # A column that seems to know the label is left out, whatever it is.
         if decision.role == "feature" and (why := _leak(decision, label, row_time)):
             reason = f"may leak the label: it {why}; delete this line if it is known before the label"
@@ -213,6 +218,25 @@ def _texts(column: ColumnProfile, evidence: Evidence) -> Decision:
     return Decision(column, "feature", with_auc(reason, readings), ({"kind": "categorical"},), auc=readings)
 
 
+def _words(column: ColumnProfile, evidence: Evidence) -> Decision | None:
+    """Return the list of the words of texts that are nearly all different, if these say more of the label than the
+    texts; else None.
+    """
+    is_tried = column.form == "text" and not column.notes and column.repeated_share < _LEAST_REPEATED
+    if not (is_tried and evidence.is_possible and (found := words_of(column))):
+        return None
+    words, places = found
+    assert words.lengths is not None
+    by_word, whole = evidence.as_words(places, words.lengths), evidence.as_category(column.codes)
+    if not (by_word.is_clear and by_word.is_better_than(whole)):
+        return None
+    of_words = _lists(words)
+    reason = f"words of texts, {of_words.reason}; AUC {by_word.auc:.3f} by words, {whole.auc:.3f} as category"
+    known = f"{column.name}: its words alone rank the rows with an AUC of {by_word.auc:.3f}; ignore it if it is not "
+    warning = f"{known}known before the label" if by_word.auc > _LEAK_AUC else None
+    return replace(of_words, reason=reason, auc={"words": by_word, "category": whole}, warning=warning)
+
+
 def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
     """Return the parts of a time that differ in rows of one split as they do between splits."""
     assert column.seconds is not None and column.time_format is not None
@@ -253,7 +277,8 @@ def _leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None
     column = decision.column
     known = np.isfinite(label.values)
     present, positive = (column.codes >= 0)[known], label.values[known] == 1
-    best = max((reading.auc for reading in decision.auc.values()), default=0.5)
+    # What many words say together is less likely one fact that was written with the label.
+    best = max((reading.auc for name, reading in decision.auc.items() if name != "words"), default=0.5)
     if (present == positive).all():
         return "has a value exactly where the label is 1"
     if (present != positive).all():

@@ -146,6 +146,22 @@ class Evidence:
         places, size = codes + 1, int(codes.max(initial=-1)) + 2
         return self._reading([self._rates(places, size, train)[places[test]] for train, test in self._folds])
 
+    def as_words(self, words: NDArray[np.int64], lengths: NDArray[np.int64]) -> Reading:
+        """Return the scores by the mean log odds of the smoothed rates of a row's words; a row without one has the mean
+        rate.
+
+        `words` (sum of `lengths`,) are the places of the words of one row after the other, `lengths` (n,) how many a
+        row has.
+        """
+        row, size, scores = np.repeat(np.arange(len(lengths)), lengths), int(words.max(initial=-1)) + 1, []
+        for train, test in self._folds:
+            in_train = np.flatnonzero(train[row])
+            rates = self._rates(words, size, in_train, row[in_train])
+            mean = self._label[train].mean()
+            odds = np.log(rates / (1 - rates)) - np.log(mean / (1 - mean))
+            scores.append((np.bincount(row, odds[words], len(lengths)) / np.maximum(lengths, 1))[test])
+        return self._reading(scores)
+
     def as_bins(self, numbers: NDArray[np.float64], bins: int) -> Reading:
         """Score by the smoothed rate of each of `bins` ranges of about as many rows; missing ones are one more."""
         scores = []
@@ -199,8 +215,13 @@ class Evidence:
             residuals = np.where(np.isnan(residuals), self._label - 1 / (1 + np.exp(-scores)), residuals)
         return Regression(Reading(np.array(found), 1 / (_FOLDS - 1)), residuals)
 
-    def _rates(self, places: NDArray[np.int64], size: int, train: NDArray[np.bool_]) -> NDArray[np.float64]:
-        label = self._label[train]
+    def _rates(
+        self, places: NDArray[np.int64], size: int, train: NDArray[Any], rows: NDArray[Any] | None = None
+    ) -> NDArray[np.float64]:
+        """Return (size,) the smoothed label rate of each place; `rows`: those that the `train` places belong to, if
+        there is not one place a row.
+        """
+        label = self._label[train if rows is None else rows]
         rows = np.bincount(places[train], minlength=size)
         positives = np.bincount(places[train], weights=label, minlength=size)
         return (positives + _PRIOR_ROWS * label.mean()) / (rows + _PRIOR_ROWS)
