@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
 from rayrec.store.folders import OutputKind, is_vacant, require_output
-from rayrec.store.paths import is_uri
+from rayrec.store.paths import is_uri, is_utf8
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,23 @@ class Request(Config):
     outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "folder"}
     """What is written, by field."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_utf8(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name, value in values.items():
+            for text in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(text, str | PathLike) and not is_utf8(str(text)):
+                    raise ValueError(f"{name}: {str(text)!a} is not UTF-8, or holds a zero byte; give another name")
+        return values
+
     def require_outputs(self) -> None:
         """Raise UserError for an output that cannot be written, or must not be; called before any work."""
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            raise UserError("the working folder was removed; go to another one") from None
+        if not is_utf8(here):
+            raise UserError(f"{here!a}: the name of the working folder is not UTF-8; rename it")
         for name, kind in self.outputs.items():
             path: Path | None = getattr(self, name, None)
             if path is not None:

@@ -12,6 +12,7 @@ which makes `python -m jobs.train` take the arguments of `rayrec train`.
 
 import contextlib
 import importlib
+import locale
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -30,7 +31,7 @@ from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
 from rayrec.common.network import reach_this_machine_directly
-from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
+from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE, stdout_error
 from rayrec.common.progress import Progress
 from rayrec.common.text import printable
 from rayrec.config.validation import describe_validation_error
@@ -169,8 +170,12 @@ def run_command(
             request = build_request(command.request, values)
             with console_progress() as progress:
                 result = execute(command, request, progress)
-            shown = result.to_json() if json_output else printable(command.describe(result), keep="\n")
-            print(shown, file=stdout, flush=True)
+            text = result.to_json() if json_output else printable(command.describe(result), keep="\n")
+            try:
+                _print(text, stdout)
+            except OSError as error:
+                kept = f"; the result is in {result.output}" if result.output is not None else ""
+                raise UserError(f"{stdout_error(error)}, but the work is done{kept}") from None
         return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
         # One line on stderr; with --json also a result, which whoever reads stdout waits for.
@@ -179,9 +184,10 @@ def run_command(
             traceback.print_exc()
         unexpected = code == FAILED and not isinstance(error, UserError)
         hint = "; run again with --debug for the traceback" if unexpected and not debug else ""
-        print(f"error: {describe_error(error)}{hint}", file=sys.stderr, flush=True)
-        if json_output:
-            print(_failure(command, error, started, getattr(request, "output", None)).to_json(), flush=True)
+        with contextlib.suppress(OSError):
+            _print(f"error: {describe_error(error)}{hint}", 2)
+            if json_output:
+                _print(_failure(command, error, started, getattr(request, "output", None)).to_json(), 1)
         return code
 
 
@@ -229,8 +235,8 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stdout_kept_for_the_result() -> Iterator[TextIO]:
-    """Yield stdout, and send everything else that is printed to stderr.
+def _stdout_kept_for_the_result() -> Iterator[int]:
+    """Yield the descriptor of stdout, and send everything else that is printed to stderr.
 
     Child processes are covered too: a JVM writes to descriptor 1.
     """
@@ -238,8 +244,19 @@ def _stdout_kept_for_the_result() -> Iterator[TextIO]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.redirect_stdout(sys.stderr), open(kept, "w", closefd=False) as stdout:
-            yield stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            yield kept
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _print(text: str, descriptor: int) -> None:
+    """Write a text and the end of its line, unless whoever read the descriptor has left. Raises OSError.
+
+    No stream would do: what it could not write it tries again when it is closed.
+    """
+    left = f"{text}\n".encode(locale.getencoding(), "backslashreplace")
+    with contextlib.suppress(BrokenPipeError):
+        while left:
+            left = left[os.write(descriptor, left) :]

@@ -62,7 +62,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"rayrec {version('rayrec')}")
+        print(f"rayrec {version('rayrec')}", flush=True)
         raise typer.Exit
 
 

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from rich.columns import Columns
@@ -172,7 +172,8 @@ class _PlainProgress(Progress):
         self._note, self._facts = text, facts
 
     def message(self, text: str) -> None:
-        print(printable(text, keep="\n"), file=sys.stderr, flush=True)
+        with suppress(OSError):  # the work goes on where nobody can read of it
+            print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         if self._name is not None and self._reminder is not None:

@@ -1,6 +1,7 @@
 """Runs a typer program: exit codes, and one line for wrong usage. Imports nothing heavy."""
 
 import atexit
+import errno
 import gc
 import os
 import re
@@ -31,6 +32,7 @@ _PLAIN = (
 
 def run_program(program: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a program made by typer on `arguments` (by default the process's own); return the exit code."""
+    _open_streams()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     limit_libraries()
     try:
@@ -42,19 +44,39 @@ def run_program(program: Any, name: str, arguments: Sequence[str] | None = None)
     except UserError as error:  # a plug-in that cannot be imported: the command's module was just being loaded
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return FAILED
+    except OSError as error:  # a help text that cannot be printed
+        print(f"error: {stdout_error(error)}", file=sys.stderr)
+        return FAILED
     except (typer.Abort, KeyboardInterrupt):
         print("error: interrupted", file=sys.stderr)
         return INTERRUPTED
     return code if isinstance(code, int) else DONE
 
 
+def stdout_error(error: OSError) -> str:
+    """Return why nothing could be printed."""
+    return f"standard output: {'closed' if error.errno == errno.EBADF else str(error.strerror).lower()}"
+
+
+def _open_streams() -> None:
+    """Open what the process was started without of its standard streams, so that no other file takes its descriptor.
+
+    Writing to such a standard output is an error; what goes to such a standard error is lost.
+    """
+    for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)  # the lowest that is free, so its own
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
+
+
 def leave(code: int) -> NoReturn:
     """End this process: run its exit handlers, but do not take a million objects apart, a second's work after torch."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
     atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # whoever read it has left
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # it was said, or whoever read it has left
+            stream.flush()
     os._exit(code)
 
 

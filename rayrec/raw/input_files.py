@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.store.objects import RemoteFile, entries_in, files_below, open_unbuffered, status
-from rayrec.store.paths import RemotePath, is_uri
+from rayrec.store.paths import RemotePath, is_uri, is_utf8
 
 Packing = Literal["gzip", "zip", "zstd", "bz2", "xz", "lz4"]
 _MAGIC: dict[bytes, Packing] = {
@@ -152,6 +152,8 @@ def _list(given: str) -> list[InputFile]:
             if given == "-" or path.is_fifo() or path.is_socket() or path.is_char_device():
                 raise UserError(f"{given}: a pipe cannot be read twice; save it to a file and give that")
             on_disk, is_folder = _on_disk(path.absolute())
+            if other := next((path for path in on_disk if not is_utf8(str(path))), None):
+                raise UserError(f"{str(other)!a}: a name that is not UTF-8; rename the file or folder")
             stats = {path: path.stat() for path in on_disk}
             # Microseconds, as every Python can say them.
             states = {path: (state.st_size, state.st_mtime_ns // 1000 / 10**6) for path, state in stats.items()}

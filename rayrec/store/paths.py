@@ -260,6 +260,11 @@ def is_uri(path: str) -> bool:
     return _URI.match(path) is not None
 
 
+def is_utf8(name: str) -> bool:
+    """Return whether a name is all characters: Python stands for other bytes by halves of characters."""
+    return "\0" not in name and name.encode(errors="replace").decode() == name
+
+
 def file_name(name: str) -> str:
     """Return the name of a file or folder for something of any name: another for each, not hidden, in no folder."""
     escaped = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")

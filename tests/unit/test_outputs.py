@@ -1,5 +1,6 @@
 """Every command judges where it will write before it works, in one way."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from jobs import COMMANDS
 from jobs.command import Request, Result, build_request, execute, load_command
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.raw.input_files import list_inputs
 
 RECIPE = "dcnv2-criteo-debug"
 READ = "read"
@@ -123,3 +125,33 @@ def test_a_good_output_is_left_to_the_work(name: str, field: str, here: Path) ->
         with pytest.raises(AssertionError, match="the work began"):
             _judge(name, field, output.with_suffix(ENDINGS.get((name, field), "")))
         assert sorted(path.name for path in here.iterdir()) == [READ]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_names_that_are_not_utf8_are_refused(name: str, here: Path) -> None:
+    command = load_command(name)
+    for field in (*command.request.outputs.keys() - {"figures"}, *VALUES[name]):
+        if field == "rows" or field == "trials":
+            continue
+        other = {} if field == "continue_" else {"output": "other"}
+        values = {**other, **VALUES[name], field: os.fsdecode(b"caf\xe9")}
+        with pytest.raises(ConfigError, match=rf"^{field}: .*caf\\udce9' is not UTF-8"):
+            build_request(command.request, values)
+
+
+def test_a_raw_file_whose_name_is_not_utf8_is_named(here: Path) -> None:
+    (here / READ / os.fsdecode(b"\xe9t\xe9.csv")).touch()
+    for given in (READ, f"{READ}/*"):
+        with pytest.raises(UserError, match=r"read/\\udce9t\\udce9.csv': a name that is not UTF-8; rename"):
+            list_inputs([given])
+
+
+def test_a_working_folder_without_a_name_of_utf8_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = here / os.fsdecode(b"\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="the name of the working folder is not UTF-8"):
+        _judge("run", "output", Path("out"))
+    folder.rmdir()
+    with pytest.raises(UserError, match="the working folder was removed"):
+        _judge("run", "output", Path("out"))
