@@ -79,7 +79,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
-    source, notes = measurable(request.source, request.data) if request.split != "train" else (request.source, [])
+    source, notes = measurable(request.source, request.data)
     with stored_model(source, request.checkpoint) as model:
         recipe, schema = model.recipe, model.schema
         schema.require_same_features(dataset.schema, request.data)

@@ -12,7 +12,7 @@ from jobs.command import Command, PathText, Positional, Result, describe_result,
 from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
-from jobs.stored_model import scoring_pool, stored_model
+from jobs.stored_model import measurable, scoring_pool, stored_model
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
@@ -76,7 +76,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.raw.input_files import list_inputs
 
     # How much there is to score decides where it is done.
-    recipe, schema = read_schema(request.model)
+    source, notes = request.model, list[str]()
+    if request.dataset is not None:
+        source, notes = measurable(request.model, request.dataset)
+    recipe, schema = read_schema(source)
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
@@ -90,7 +93,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.sources.registry import source_of
 
     # Score encoded rows, or raw ones as the recipe's source reads them.
-    with stored_model(request.model) as model:
+    with stored_model(source) as model:
         began = time.perf_counter()
         with scoring_pool(place, progress, precision=request.precision) as (pool, execution):
             if request.dataset is not None:
@@ -115,6 +118,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     details: dict[str, Any] = {"rows_per_second": read / seconds}
     if request.dataset is not None:
         details |= {"split": request.split, **part_of_split(dataset, request.split, counts.rows)}
+        details["notes"] = [*notes, *details.get("notes", ())]
     else:
         unknown = {column: asdict(found) for column, found in counts.unknown.items()}
         details |= {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}

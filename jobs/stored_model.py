@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def measurable(source: Path, data: Path) -> tuple[Path, list[str]]:
-    """Return the folder whose model is to be measured on the held-out rows of a dataset, and a note where it is
-    another one.
+    """Return the folder whose model is to score the rows of a dataset, and a note where it is another one.
 
     `rayrec run` trains the exported model anew on all rows, those that were held out too: on these a figure of it would
     be one of training, and its ids are others. The run that it repeats never saw them, and has the dataset's ids.
     """
     from rayrec.inference.folder.table_files import is_delta, is_model_folder
     from rayrec.inference.folder.versions import DeltaManifest, ModelManifest
+    from rayrec.store.artifact import found
     from rayrec.training.run.folder import RunFolder
 
     run = source
@@ -36,12 +36,12 @@ def measurable(source: Path, data: Path) -> tuple[Path, list[str]]:
         checkpoint = manifest.made_of.get("checkpoint")
         if checkpoint is None:
             return source, []
-        run = checkpoint.folder.parent.parent
+        run = found(checkpoint, source).parent.parent
     judged = RunFolder.open(run).refit_of if is_run_folder(run) else None
     if judged is None or not judged.was_trained_on(data):
         return source, []
     return judged.path, [
-        f"{source} was trained on the held-out rows of {data}, too; these are figures of {judged.path}, the same "
+        f"{source} was trained on the held-out rows of {data}, too; {judged.path} takes its place here, the same "
         "recipe without them"
     ]
 

@@ -72,7 +72,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
         details={
             "kind": manifest.kind,
             "id": manifest.id,
-            "made_of": describe_parents(manifest.made_of),
+            "made_of": describe_parents(manifest.made_of, folder),
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
         },

@@ -9,7 +9,7 @@ from rayrec.ingest.dataset import Dataset, SourceFile, Times
 from rayrec.preprocessing.vocabularies import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
-from rayrec.store.artifact import Parent
+from rayrec.store.artifact import Parent, found
 
 _END_BYTES = 2**16
 _DAY_SECONDS = 86_400
@@ -46,7 +46,7 @@ def require_other_rows(dataset: Dataset) -> None:
     now, before = dataset, dataset
     while (parent := before.manifest.parent) is not None and now.manifest.times is not None:
         try:
-            before = Dataset.open(parent.folder)
+            before = Dataset.open(found(parent, before.folder))
         except UserError:  # the days before were removed
             return
         times = now.manifest.times

@@ -21,6 +21,8 @@ from rayrec.store.files import as_json, sha256_in
 from rayrec.store.folders import write_manifest
 from rayrec.store.paths import Folder, confined
 
+_LEVELS = 4
+"""How many folders around two artifacts are looked at for one that was moved; OUT/days/0001/refit/run has four."""
 _VALUES = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -132,6 +134,24 @@ def kind_of(folder: Path) -> str | None:
     return (read_manifest(folder) or {}).get("kind")
 
 
+def found(parent: Parent, child: Path) -> Path:
+    """Return where a parent of the artifact or run in `child` is now.
+
+    That is where it was or, where a folder around both was moved or copied, at its place in that. If it is at neither,
+    its id being another or nothing being there, return where it was.
+    """
+    names = parent.folder.parts[1:]
+    around = [folder for folder in child.absolute().parents[:_LEVELS] if len(folder.parts) > 1]
+    moved = (folder.joinpath(*names[-n:]) for folder in around for n in range(1, min(_LEVELS, len(names)) + 1))
+    for folder in (parent.folder, *moved):
+        try:
+            if id_of(folder) == parent.id:
+                return folder
+        except (UserError, OSError):
+            continue
+    return parent.folder
+
+
 def parent_of(folder: Path) -> Parent:
     """Return the artifact in a folder as what another one is made of. Raises UserError if there is none."""
     found = id_of(folder)
@@ -167,18 +187,21 @@ def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> s
     return None if found == file.bytes else f"{path}: has {found:,} bytes, but had {file.bytes:,} when it was written"
 
 
-def describe_parents(made_of: Mapping[str, Parent]) -> dict[str, Any]:
-    """Return what an artifact is made of, as JSON values: id, folder and, as far as it is there, its own parents."""
-    found = {}
+def describe_parents(made_of: Mapping[str, Parent], child: Path) -> dict[str, Any]:
+    """Return what an artifact in `child` is made of, as JSON values: id, folder and, as far as it is there, its own
+    parents.
+    """
+    parents_found = {}
     for role, parent in made_of.items():
-        described: dict[str, Any] = {"id": parent.id, "folder": str(parent.folder)}
+        folder = found(parent, child)
+        described: dict[str, Any] = {"id": parent.id, "folder": str(folder)}
         try:
-            content = read_manifest(parent.folder)
+            content = read_manifest(folder)
         except UserError:
             content = None
         described["found"] = content is not None and content.get("id") == parent.id
         if content is not None and described["found"]:
             parents = {name: Parent.model_validate(value) for name, value in content["made_of"].items()}
-            described["made_of"] = describe_parents(parents)
-        found[role] = described
-    return found
+            described["made_of"] = describe_parents(parents, folder)
+        parents_found[role] = described
+    return parents_found

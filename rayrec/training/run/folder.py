@@ -18,7 +18,7 @@ from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, id_of
+from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, found, id_of
 from rayrec.store.files import write_atomically, write_json
 from rayrec.store.folders import new_folder
 from rayrec.store.growing_files import GrowingFiles
@@ -236,13 +236,17 @@ class RunFolder:
     @property
     def dataset_folder(self) -> Path:
         """Dataset that the run was begun with."""
-        return self._dataset.folder
+        return found(self._dataset, self.path)
 
     @property
     def refit_of(self) -> "RunFolder | None":
         """Run on fewer rows whose metrics stand for this one's model, as all rows of this one were trained on."""
         content = self._content().get("refit_of")
-        return None if content is None else RunFolder.open(to_path(content))
+        if content is None:
+            return None
+        # `rayrec run` makes it in refit/ beside the other, and a user may move both.
+        beside = self.path.parent.parent / to_path(content).name
+        return RunFolder.open(beside if (beside / RUN_FILE).is_file() else to_path(content))
 
     @property
     def origin(self) -> Origin | None:
@@ -260,7 +264,7 @@ class RunFolder:
 
     def _require_origin(self, given: Origin | None) -> None:
         before = self.origin
-        if before == given:
+        if before == given or (before and given and (before.id, before.reset) == (given.id, given.reset)):
             return
         if before is None:
             raise ConfigError(
