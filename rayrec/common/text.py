@@ -79,6 +79,61 @@ def shell_line(words: Iterable[str]) -> str:
     return " ".join(map(quoted, words))
 
 
+_SCALES = tuple(map(str.split, (
+    "monday tuesday wednesday thursday friday saturday sunday",
+    "mon tue wed thu fri sat sun",
+    "january february march april may june july august september october november december",
+    "jan feb mar apr may jun jul aug sep oct nov dec",
+    "spring summer autumn fall winter",
+    "night morning noon afternoon evening",
+    "xxs xs s m l xl xxl xxxl",
+    "tiny small medium large huge",
+    "never rarely sometimes often always",
+    "lowest low medium mid moderate normal high highest",
+)))  # fmt: skip
+_UNORDERED = {"", *["?", "unknown", "other", "others", "none", "null", "nan", "n/a", "na", "missing", "unspecified"]}
+_BELOW = r"<=?|[≤~]|(?:under|below|less than|up to|until|before)\b"
+_ABOVE = r">=?|≥|(?:over|above|more than|from|after)\b"
+_NUMBER = re.compile(
+    rf"(?:(?P<below>{_BELOW})|(?P<above>{_ABOVE}))?\W*?(?P<number>-?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+(?:,\d+)?)(?:\.\d+)?"
+    r"(?:e[+-]?\d+)?)(?:\s?(?P<unit>[km]|am|pm)\b)?(?P<rest>.*)",
+    re.DOTALL,
+)
+
+
+def natural_order(names: Sequence[str]) -> list[int] | None:
+    """Return the places of names in the order that they speak of, None if they speak of none.
+
+    Numbers, ranges such as `18-24`, `<5` or `10k+`, hours, weekdays, months and sizes are in an order; `unknown` is
+    last.
+    """
+    words = [name.strip().lower() for name in names]
+    ordered = [word for word in words if word not in _UNORDERED]
+    scale = next((scale for scale in _SCALES if set(ordered) <= set(scale)), None)
+    starts = {word[: len(word) - len(re.sub(r"^[^\W\d]\D*", "", word))] for word in ordered}
+    start = starts.pop() if len(starts) == 1 else ""  # `Q` of `Q1` and `Q2`
+    keys: list[tuple[float, ...]] = []
+    for word in words:
+        if word in _UNORDERED:
+            keys.append((math.inf,))
+        elif scale is not None:
+            keys.append((scale.index(word),))
+        else:
+            # The comma of an interval, `[100,200)`, sets no thousands apart.
+            numbers = re.sub(r"^([(\[][^,]*),", r"\1 ", word.removeprefix(start))
+            found = _NUMBER.fullmatch(numbers)
+            if found is None:
+                return None
+            is_thousands = re.search(r",\d{3}(?!\d)", found["number"])
+            number = float(found["number"].replace(",", "" if is_thousands else "."))
+            if found["unit"] in ("am", "pm"):
+                number = number % 12 + 12 * (found["unit"] == "pm")
+            number *= {"k": 1e3, "m": 1e6}.get(found["unit"], 1)
+            side = -1 if found["below"] else 1 if found["above"] else 0
+            keys.append((number, side, *(float(digits) for digits in re.findall(r"\d+(?:\.\d+)?", found["rest"]))))
+    return sorted(range(len(names)), key=keys.__getitem__)
+
+
 _KEPT = "".join(map(chr, range(128))).replace("%", "")
 
 

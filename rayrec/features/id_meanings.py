@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.common.text import natural_order
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
 from rayrec.features.categorical import encode_cross, fold_ids, hash_unlisted, id_dtype
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
@@ -24,6 +25,7 @@ from rayrec.features.vocabulary import VocabularyLookup, content_hash
 
 NEW = -1
 """The origin of a row that stands for what had no row before."""
+_MOST_ORDERED = 32
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -271,6 +273,16 @@ class ValueNames:
     def __call__(self, ids: Sequence[int]) -> list[str]:
         """Return the names of some ids."""
         return [self._name(int(number)) for number in ids]
+
+    def to_show(self, ids: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        """Return the first `most` of (n,) ids, which are the most frequent first; up to 32 in the order of what they
+        stand for, if it has one, and then the missing and the unlisted ones.
+        """
+        listed, others = ids[ids >= self._first], ids[ids < self._first]
+        if isinstance(self._feature.transforms[0] if self._feature.transforms else None, TimePart | Buckets):
+            return np.concatenate([np.sort(listed[:_MOST_ORDERED]), others])
+        order = natural_order(self(listed.tolist())) if len(listed) <= _MOST_ORDERED else None
+        return ids[:most] if order is None else np.concatenate([listed[order], others])
 
     def _name(self, number: int) -> str:
         if number == 0:

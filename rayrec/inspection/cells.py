@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.config.transforms import Buckets, HashIds, TimePart
+from rayrec.config.transforms import HashIds
 from rayrec.features.categorical import fold_ids
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.id_meanings import ValueNames
@@ -26,7 +26,6 @@ MOST_VALUES = 20
 _RANGES = 10
 _OUTER_SHARE = 0.005
 """The share of the rows in the first and in the last of ranges of even width, so that outliers do not set the width."""
-_MOST_ORDERED = 32
 _PARTS = 20
 """Parts of the rows, one after the other, by which the label rate is shown."""
 
@@ -149,11 +148,7 @@ def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -
     counts = np.bincount(ids, minlength=feature.cardinality)
     first = 1 + feature.unlisted_buckets
     listed = np.arange(first, feature.cardinality)
-    if isinstance(feature.transforms[0] if feature.transforms else None, TimePart | Buckets):
-        shown = listed[:_MOST_ORDERED]
-    else:
-        shown = listed[np.argsort(-counts[first:], kind="stable")[:MOST_VALUES]]
-        shown = shown[counts[shown] > 0]
+    shown = names.to_show(listed[np.argsort(-counts[first:], kind="stable")], MOST_VALUES)
     # Missing, not listed, the shown ones, others.
     cell = np.full(feature.cardinality, len(shown) + 2)
     cell[0], cell[1:first] = 0, 1

@@ -20,8 +20,8 @@ _DEPENDENCE = (
     "correlated, some of these rows are unlike any real one."
 )
 _LISTS = (
-    "The most frequent values, the most frequent first; every list is replaced by this one value. Dotted: the mean "
-    "score of the rows as they are."
+    "Values in their order, such as hours, or else the most frequent ones, the most frequent first; every list is "
+    "replaced by this one value. Dotted: the mean score of the rows as they are."
 )
 
 

@@ -5,7 +5,39 @@ import subprocess
 
 import pytest
 
-from rayrec.common.text import ascii_name, distinct_ends, format_number, printable, shell_line, with_names
+from rayrec.common.text import (
+    ascii_name,
+    distinct_ends,
+    format_number,
+    natural_order,
+    printable,
+    shell_line,
+    with_names,
+)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Monday", "Tuesday", "Sunday", "unknown"],
+        ["<18", "18-24", "25-34", "65+", "Other"],
+        ["<$5", "$5-$10", "$10-$20", "$100+"],
+        ["(-5.0, 0.0]", "(0.0, 5.5]", "(5.5, 10.0]", "(10.0, inf]"],
+        ["[5,10)", "[50,100)", "[100,200)", "[500,1000)", "[1000,2000)"],
+        ["500-1,000", "1,000-2,000", "10,000+"],
+        ["under 5k", "5k-10k", "1m+"],
+        ["1,5 €", "2,5 €", "10 €"],
+        ["-10", "-5", "0", "1e-06", "0.0001", "7"],
+        ["12 am", "9 am", "12 pm", "1 pm"],
+        ["00:30", "09:15", "09:45", "23:00"],
+        ["Q1", "Q2", "Q10"],
+        ["S", "M", "L", "XL"],
+    ],
+)
+def test_names_of_an_order_are_known(names: list[str]) -> None:
+    for shuffled in (names[::-1], names[1::2] + names[::2], sorted(names)):
+        assert [shuffled[place] for place in natural_order(shuffled) or ()] == names
+    assert natural_order([*names, "blue"]) is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, with_
 from rayrec.inference.predictor import Predictor
 
 _POINTS = 20
-"""Most values that a feature is given."""
+"""Most values that a feature is given, unless they are in an order."""
 _MOST_ROWS = 20_000
 _MOST_DECIMALS = 9
 
@@ -56,13 +56,14 @@ class Dependence:
     mean_score: float
     """Mean score of the rows as they are."""
     points: tuple[Point, ...]
-    """Points of a number by ascending value, else the most frequent values first."""
+    """Points of a number by ascending value, else of values in their order, or the most frequent first."""
 
 
 def partial_dependence(
     predictor: Predictor, rows: LabelledRows, features: Sequence[str], progress: Progress
 ) -> list[Dependence]:
-    """Return the dependence on each feature, over quantiles of a number or the most frequent ids, at most 20.
+    """Return the dependence on each feature, over quantiles of a number or the most frequent ids: at most 20, of ids in
+    an order 32.
 
     A list is given one id alone. The means are those of 20,000 of the rows; a vector has no values to go through.
     """
@@ -134,13 +135,11 @@ def _or_none(number: float) -> float | None:
 def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) -> list[Value]:
     elements = ids_of(column.flatten()) if isinstance(feature, MultiHotFeature) else column
     ids, counts = np.unique(elements.to_numpy(), return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_POINTS]
-    ids = ids[most]
-    names = ValueNames(feature, predictor.vocabularies.get(feature.name))(ids.tolist())
-    shares = counts[most] / len(elements)
-    return [
-        Value(name, id_, None, share) for name, id_, share in zip(names, ids.tolist(), shares.tolist(), strict=True)
-    ]
+    names = ValueNames(feature, predictor.vocabularies.get(feature.name))
+    shown = names.to_show(ids[np.argsort(-counts, kind="stable")], _POINTS)
+    shares = counts[np.searchsorted(ids, shown)] / len(elements)
+    named = zip(names(shown.tolist()), shown.tolist(), shares.tolist(), strict=True)
+    return [Value(name, id_, None, share) for name, id_, share in named]
 
 
 def _constant(column: pa.Array, encoded: float) -> pa.Array:

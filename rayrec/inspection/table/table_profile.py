@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.text import format_number, format_share
+from rayrec.common.text import format_number, format_share, natural_order
 from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.table.column_profile import ColumnProfile
@@ -17,7 +17,7 @@ from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
-_BINS, _MOST_VALUES = 12, 15
+_BINS, _MOST_VALUES, _MOST_ORDERED = 12, 15, 32
 _ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
 """Columns and rows of the sample from which associations are computed, so that their time is bounded."""
 _PATTERNS = 10
@@ -91,7 +91,9 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
 
 
 def _cells_of(decision: Decision) -> _RowCells:
-    """Return the values of a column, the most frequent first; or ranges of its numbers, times or lengths of lists."""
+    """Return the values of a column in their order, else the most frequent first; or ranges of its numbers, times or
+    lengths of lists.
+    """
     column = decision.column
     is_missing = column.codes < 0
     if column.form in ("list", "vector") and column.lengths is not None:
@@ -110,10 +112,12 @@ def _cells_of(decision: Decision) -> _RowCells:
     else:
         order = np.argsort(-column.counts, kind="stable")
         order = order[column.counts[order] > 0]
-        place = np.full(len(column.texts) + 1, _MOST_VALUES)
-        place[order[:_MOST_VALUES]] = np.arange(min(len(order), _MOST_VALUES))
-        others = len(order) - _MOST_VALUES
-        names = [column.texts[i] for i in order[:_MOST_VALUES]] + ([f"{others:,} other values"] if others > 0 else [])
+        ordered = natural_order([column.texts[i] for i in order]) if len(order) <= _MOST_ORDERED else None
+        shown = order[:_MOST_VALUES] if ordered is None else order[ordered]
+        place = np.full(len(column.texts) + 1, len(shown))
+        place[shown] = np.arange(len(shown))
+        others = len(order) - len(shown)
+        names = [column.texts[i] for i in shown] + ([f"{others:,} other values"] if others > 0 else [])
         places = place[column.codes]
     if is_missing.any():
         places = np.where(is_missing, len(names), places)
