@@ -19,7 +19,7 @@ _LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 24
 _ROW_HEIGHT, _LOW_ROW_HEIGHT = 22, 17
 _DIGITS = ",.3~r"
 """Three significant digits, as plotly.js writes formats."""
-_AXIS_WIDTH = 125
+_AXIS_WIDTH, _LONGEST_AXIS = 115, 15
 _RATIOS, _CLOSE_RATIOS = (0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100), (0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5)
 
 
@@ -40,6 +40,7 @@ def lines(
     by default each has its own.
     """
     traces: list[dict[str, Any]] = []
+    short = distinct_labels(list(series))
     for number, (name, (x, y)) in enumerate(series.items()):
         own = _COLOURS[(number if colours is None else colours[name]) % len(_COLOURS)]
         band = (bands or {}).get(name)
@@ -49,7 +50,7 @@ def lines(
             traces.append({**edge, "y": rounded(band[1]), "fill": "tonexty", "fillcolor": _faint(own)})
         mode = "lines" if len(x) > 40 else "lines+markers"
         style = {"color": own, "width": 2}
-        traces.append({"x": rounded(x), "y": rounded(y), "name": plain(name), "mode": mode, "line": style})
+        traces.append({"x": rounded(x), "y": rounded(y), "name": short[number], "mode": mode, "line": style})
     if diagonal is not None:
         low, high = diagonal
         dots = {"color": _GREY, "width": 1, "dash": "dot"}
@@ -206,9 +207,9 @@ def stacked(
     is_wide: bool = True,
 ) -> Chart:
     """Return horizontal bars, one for each label, the first at the top, made of parts by name."""
-    y = distinct_labels(labels, _LONGEST_ROW_LABEL)
+    y, short = distinct_labels(labels, _LONGEST_ROW_LABEL), distinct_labels(list(parts))
     traces = [
-        {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),
+        {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": short[number],
          "marker": {"color": _COLOURS[number % len(_COLOURS)], "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
          "hovertemplate": "%{fullData.name}: %{x:.4s}<extra></extra>"}
         for number, (name, values) in enumerate(parts.items())
@@ -254,8 +255,10 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
         {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": _GREY, "width": 1}}
         for place in places
     ]
-    # A key of many parts takes a line for each of the last three.
-    texts = ["<br>".join(plain(part) for part in dimension.name.split(".")[-3:]) for dimension in dimensions]
+    # A key of many parts takes a line for each of the last three, or two lines for a long one, none of which reaches
+    # the next axis.
+    parts = [[p.replace("_", "_\n") if len(p) > _LONGEST_AXIS else p for p in d.name.split(".")] for d in dimensions]
+    texts = ["<br>".join(map(plain, "\n".join(name[-3:]).split("\n"))) for name in parts]
     layout = {
         "xaxis": {"tickvals": places, "ticktext": texts, "showgrid": False, "range": [-0.1, len(places) - 0.3],
                   "zeroline": False, "tickangle": 0},
@@ -263,10 +266,10 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
         "annotations": annotations,
         "shapes": axes,
         "showlegend": False,
-        "margin": {"t": 12, "r": 60, "b": 70, "l": 12},
+        "margin": {"t": 12, "r": 60, "b": 100, "l": 12},
     }  # fmt: skip
     width = _AXIS_WIDTH * len(dimensions)
-    return Chart(title, traces, layout, height=420, note=note, is_wide=True, min_width=width)
+    return Chart(title, traces, layout, height=450, note=note, is_wide=True, min_width=width)
 
 
 def _dotted(axis: str, place: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +18,8 @@ from rayrec.store.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
-_LONG = 48
+_LONG, _TEXT = 14, 48
+"""Characters from which on a cell may take several lines, and from which on it is as wide as a text."""
 _CARD_ROWS, _CARD_CHARACTERS = 12, 46
 """Rows and characters up to which a table is a card among charts."""
 _TALL = 900
@@ -185,7 +187,7 @@ def _table(table: HtmlTable, width: str) -> str:
     title = f"<figcaption>{_html(table.title)}</figcaption>" if table.title else ""
     note = f"<small>{_html(table.note)}</small>" if table.note else ""
     columns = _columns_of(table)
-    head = "".join(f"<th{_of_kind(value)}>{_html(name)}</th>" for name, value in columns.items())
+    head = "".join(f"<th{_of_kind(value)}>{_breakable(name)}</th>" for name, value in columns.items())
     rows = "".join(
         f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in columns)}</tr>"
         for number, row in enumerate(table.rows)
@@ -198,14 +200,21 @@ def _table(table: HtmlTable, width: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"<td{_of_kind(value)}>{_html(text_of(value))}</td>"
+    return f"<td{_of_kind(value)}>{_breakable(text_of(value))}</td>"
+
+
+def _breakable(text: str) -> str:
+    """Return the HTML of a text whose names may take several lines if it is long."""
+    return re.sub(r"([._/=])(?=[^\W\d])", r"\1<wbr>", _html(text)) if len(text) > _LONG else _html(text)
 
 
 def _of_kind(value: Any) -> str:
     """Return the class of a cell: numbers are aligned at the right, long texts take several lines."""
     if (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(value, NumberText):
         return " class=number"
-    return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
+    if not isinstance(value, str) or len(value) <= _LONG:
+        return ""
+    return " class=long" if len(value) <= _TEXT else " class=text"
 
 
 class NumberText(str):

@@ -1,9 +1,10 @@
 """The page of a search."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rayrec.common.text import distinct_ends, natural_order
 from rayrec.pages.charts import Dimension, distinct_labels, intervals, lines, parallel, stacked
 from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, text_of
 
@@ -16,6 +17,8 @@ _IMPORTANCE = (
     "it says little; parameters that not every trial has are left out."
 )
 _MOST_CURVES = 30
+_LONGEST_CHOICE = 16
+"""Characters of a label that does not reach the next axis."""
 
 
 def sweep_page(figures: Figures) -> Page:
@@ -28,7 +31,7 @@ def sweep_page(figures: Figures) -> Page:
         _parallel(figures),
     ]
     if importance:
-        names = [".".join(name.split(".")[-2:]) for name in importance]
+        names = list(_short_names(importance).values())
         parts = {"importance": [100 * share for share in importance.values()]}
         charts.append(stacked("Importance of parameters", names, parts, x_title="percent", note=_IMPORTANCE))
     sections = [Section("Search", charts, "" if importance else "Too few trials to tell which parameters matter.")]
@@ -90,13 +93,20 @@ def _parallel(figures: Figures) -> Chart:
             dimensions.append(_choices(parameter["name"], values))
         else:
             dimensions.append(_numbers(parameter["name"], values, is_log=parameter["scale"] == "log"))
+    short = _short_names([parameter["name"] for parameter in figures["parameters"]])
     names = [
         f"trial {trial['trial']}: {figures['metric']} {text_of(trial['value'])}, "
-        + ", ".join(f"{name.rpartition('.')[2]} {text_of(value)}" for name, value in trial["assignment"].items())
+        + ", ".join(f"{short[name]} {text_of(value)}" for name, value in trial["assignment"].items())
         for trial in evaluated
     ]
     note = "Each line is a trial, the darker the better; orange is the best. Hover over one for its values."
     return parallel("Parallel coordinates", dimensions, names, note=note)
+
+
+def _short_names(names: Collection[str]) -> dict[str, str]:
+    """Return the shortest end of each key that no other key has, of two parts at least."""
+    ends = distinct_ends([tuple(name.split(".")) for name in names])
+    return {name: ".".join(name.split(".")[-max(len(end), 2) :]) for name, end in zip(names, ends, strict=True)}
 
 
 def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimension:
@@ -115,9 +125,10 @@ def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimensi
 def _choices(name: str, values: Sequence[Any]) -> Dimension:
     """Return an axis with a place for each choice that a trial has."""
     choices = sorted({text_of(value) for value in values if value is not None})
+    choices = [choices[place] for place in natural_order(choices) or range(len(choices))]
     heights = [place / max(len(choices) - 1, 1) for place in range(len(choices))]
     places = dict(zip(choices, heights, strict=True))
-    labels = dict(zip(distinct_labels(choices), heights, strict=True))
+    labels = dict(zip(distinct_labels(choices, _LONGEST_CHOICE), heights, strict=True))
     return Dimension(name, [None if value is None else places[text_of(value)] for value in values], labels)
 
 

@@ -41,7 +41,7 @@ HOSTILE = "</script><script>alert(1)</script>&amp;<b>"
 class Parsed(HTMLParser):
     """The elements of a page, each closed in order, and its text."""
 
-    VOID = frozenset({"meta", "link"})
+    VOID = frozenset({"meta", "link", "wbr"})
 
     def __init__(self, html: str) -> None:
         super().__init__()

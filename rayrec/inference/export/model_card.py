@@ -1,6 +1,7 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def model_card(
             },
             baselines or {},
         )
-        + (f"\n\n{judged}" if judged else ""),
+        + (f"\n\n{textwrap.fill(judged, 120)}" if judged else ""),
         model=_settings(recipe.model.model_dump(mode="json", exclude={"kind", "part"})),
         training=_training(recipe, tables, checkpoint),
     )
