@@ -235,7 +235,7 @@ def _weights(tensor: Tensor | None, ids: Tensor) -> NDArray[np.float32]:
 
 
 def _values(tensor: Tensor, *, is_integer: bool) -> NDArray[Any]:
-    """(n,) int64 or float64 of a tensor of numbers."""
+    """Return the values of a tensor of numbers, (n,) int64 or float64."""
     python_type = int if is_integer else (int, float)
     if isinstance(tensor.values, list) and any(
         isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values

@@ -173,7 +173,7 @@ def counts_of(
 def smoothed_rates(
     positives: NDArray[np.int64], rows: NDArray[np.int64], mean: float, smoothing: float, least: int = 0
 ) -> NDArray[np.float64]:
-    """(n,) the rates of counts (n,), with `smoothing` rows of the mean rate added; the mean with `least` rows or
+    """Return the rates (n,) of counts (n,), with `smoothing` rows of the mean rate added; the mean with `least` rows or
     fewer.
     """
     is_known = rows > least

@@ -69,7 +69,7 @@ class Ranker:
         return Ranking.of(candidates, self.scores(context, candidates), k)
 
     def scores(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> NDArray[np.float32]:
-        """(len(candidates),) probabilities of a positive label, in their order. Raises UserError as `rank`."""
+        """Return the probability of a positive label of each candidate. Raises UserError as `rank`."""
         return self.predictor.predict(self.rows(context, candidates))
 
     def rows(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> pa.RecordBatch:

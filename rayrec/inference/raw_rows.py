@@ -93,7 +93,7 @@ class RawRows:
         return PlainRows(self._plain, len(rows), numbers, texts, others)
 
     def _plain_numbers(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64] | None:
-        """(columns of numbers, n), NaN where missing; None if a value is not a number that a float64 holds exactly."""
+        """Return (columns, n) numbers, NaN where missing; None if a value is no number that a float64 holds exactly."""
         values = [row.get(name) for name in self._plain.numbers for row in rows]
         if not set(map(type, values)) <= _PLAIN["number"]:
             return None

@@ -141,7 +141,7 @@ class Scorer:
         return error
 
     def _embeddings(self, lookup: "PooledLookup", ids: NDArray[np.int64]) -> Tensor:
-        """(n, dim) the pooled embeddings of n rows of ids."""
+        """Return the pooled embeddings of n rows of ids, (n, dim)."""
         rows = np.empty((len(ids), lookup.dim), np.float32)
         self._note(lookup.read(pa.array(ids), out=rows))
         return torch.from_numpy(rows).to(self._device)
@@ -234,7 +234,7 @@ class PooledLookup:
 
 
 def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:
-    """(B, columns) of (n, columns) rows, of rows bags[i] ... bags[i + 1] - 1 each; (n,) `weights` are for sums."""
+    """Return (B, columns) sums or means of (n, columns) rows bags[i] to bags[i + 1] - 1; `weights` are for sums."""
     places = torch.arange(len(rows))
     return F.embedding_bag(places, rows, bags, mode=mode, per_sample_weights=weights, include_last_offset=True)
 

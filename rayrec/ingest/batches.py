@@ -73,7 +73,7 @@ class OrderedRows(Protocol):
 
     @property
     def group(self) -> NDArray[np.int64] | None:
-        """(n,) their group ids; needed with whole groups only."""
+        """Return the group ids of rows, (n,); needed with whole groups only."""
 
     def __len__(self) -> int: ...
 

@@ -258,20 +258,20 @@ class BatchOrder:
 
     @cached_property
     def _sequence(self) -> NDArray[np.int64]:
-        """(row groups,) indices in the order of the epoch."""
+        """Return indices in the order of the epoch, (row groups,)."""
         if self.shuffle == "none":
             return np.arange(len(self.row_groups))
         return _generator_of(_ROW_GROUP_ORDER, self.seed, self.epoch).permutation(len(self.row_groups))
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """(row groups + 1): where each row group of `_sequence` begins in the sequence of rows."""
+        """Return where each row group of `_sequence` begins in the sequence of rows, (row groups + 1,)."""
         rows = np.array([group.rows for group in self.row_groups], np.int64)
         return np.concatenate([[0], np.cumsum(rows[self._sequence])])
 
     @cached_property
     def _lane_starts(self) -> NDArray[np.int64]:
-        """(lanes + 1): where each lane begins in the sequence of rows."""
+        """Return where each lane begins in the sequence of rows, (lanes + 1,)."""
         return self._full_batches * self._edges(self.global_batch_size) + self._edges(self._remainder)
 
     def _uses(self) -> list[list[int]]:

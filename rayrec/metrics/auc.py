@@ -41,12 +41,12 @@ class ScoresOfClass:
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        """(rows,) in the order of their arrival."""
+        """Return the logits in the order of their arrival, (rows,)."""
         return np.concatenate([np.empty(0, np.float32), *(logits for logits, _, _ in self._parts)])
 
     @property
     def weights(self) -> Weights:
-        """(rows,) in the order of their arrival; None if all are 1."""
+        """Return the weights in the order of their arrival, (rows,); None if all are 1."""
         if all(weights is None for _, weights, _ in self._parts):
             return None
         ones = (np.broadcast_to(np.float32(1.0), len(logits)) for logits, _, _ in self._parts)
@@ -54,7 +54,7 @@ class ScoresOfClass:
 
     @property
     def units(self) -> NDArray[np.int64] | None:
-        """(rows,) the unit of each row; None if each row is one."""
+        """Return the unit of each row, (rows,); None if each row is one."""
         found = [units for _, _, units in self._parts if units is not None]
         return np.concatenate(found) if found else None
 
@@ -161,7 +161,7 @@ def _ascending(scores: NDArray[Any], weights: Weights) -> tuple[NDArray[Any], ND
 def _weight_below(
     scores: NDArray[Any], ascending: NDArray[Any], below: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
-    """(n,) the weight of those of `ascending` that are below each of `scores`, and half the weight of those tied."""
+    """Return (n,) the weight of `ascending` below each of `scores`, with half the weight of tied ones."""
     ranks = np.searchsorted(ascending, scores, side="left"), np.searchsorted(ascending, scores, side="right")
     less, less_or_tied = ranks if below is None else (below[ranks[0]], below[ranks[1]])
     return (less + less_or_tied) / 2.0

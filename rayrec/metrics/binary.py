@@ -179,7 +179,7 @@ class BinaryMetrics:
 
 
 def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """(n,) -ln p(label) of n rows: float64 of float64 logits, and labels of 0 or 1."""
+    """Return -ln p(label) of n rows, (n,) float64, of float64 logits and labels of 0 or 1."""
     return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
 

@@ -117,7 +117,7 @@ def compare_recipes(metric: str, first: Repeats, second: Repeats, seeds: tuple[f
 
 
 def _places(rows: ScoredRows) -> NDArray[np.int64]:
-    """(n,) the number of each row's range of scores and class, in which resamples are counted."""
+    """Return the number of each row's range of scores and class, in which resamples are counted, (n,)."""
     distinct = int(rows.run[-1]) + 1
     cell = rows.run if distinct <= _CELLS else rows.run * _CELLS // distinct
     return 2 * cell + (rows.label > 0)

@@ -242,7 +242,7 @@ def _gain(
 
 
 def _starts(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """(n,) whether each of n values, of which equal ones are next to each other, is the first of its kind."""
+    """Return whether each of n values, sorted so that equal ones are adjacent, is the first of its kind, (n,)."""
     first = np.ones(len(values), np.bool_)
     first[1:] = values[1:] != values[:-1]
     return first

@@ -82,12 +82,12 @@ class ScoredRows:
 
     @cached_property
     def score(self) -> NDArray[np.float64]:
-        """(n,) probabilities."""
+        """Return probabilities, (n,)."""
         return torch.from_numpy(self.logit).sigmoid().numpy()
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
-        """(n,) -ln p(label) of each row."""
+        """Return -ln p(label) of each row, (n,)."""
         return log_losses(torch.from_numpy(self.logit), torch.from_numpy(self.label)).numpy()
 
     @cached_property
@@ -100,7 +100,7 @@ class ScoredRows:
 
     @cached_property
     def run(self) -> NDArray[np.int64]:
-        """(n,) the number of each row's score among the distinct ones, from 0."""
+        """Return the number of each row's score among the distinct ones, (n,), from 0."""
         changes = np.zeros(len(self), np.int64)
         changes[1:] = self.logit[1:] != self.logit[:-1]
         return np.cumsum(changes)

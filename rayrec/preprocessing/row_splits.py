@@ -79,7 +79,7 @@ class KeptColumns:
 
 
 def integers_of(texts: pa.Array) -> NDArray[np.int64]:
-    """(n,) numbers for n texts or integers, none of them null: an integer of 64 bits itself, of other texts the hash.
+    """Return (n,) numbers for n texts or integers without nulls: an integer of 64 bits itself, of other texts the hash.
 
     `007` is no integer, as it is another text than `7`; `7.0` is 7.
     """
@@ -156,7 +156,7 @@ class RowDivision:
         return {name: rows.filter(pa.array(places == SPLIT_ORDER.index(name))) for name in self.names}
 
     def _hashes(self, values: pa.Array) -> NDArray[np.uint64]:
-        """(n,) hashes of the texts of n values, which are those of numbers where they are numbers: `7.0` is `7`."""
+        """Return (n,) hashes of the texts of n values; numbers have one text each: `7.0` is `7`."""
 
         def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
             return self._hashes_of([text.encode() for text in texts.to_pylist()]).view(np.int64)

@@ -197,7 +197,7 @@ def new_rows(
 
 
 def batch_of(schema: pa.Schema, columns: Mapping[str, Any], batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
-    """(n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
+    """Return (n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) if batch is not None else {}
     arrays |= {name: pa.array(values) for name, values in columns.items()}
     rows = len(next(iter(arrays.values())))

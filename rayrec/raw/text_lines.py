@@ -44,17 +44,17 @@ class TextLines:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """(n,) the place of each line's newline."""
+        """Return the place of each line's newline, (n,)."""
         return np.flatnonzero(self.raw == NEWLINE)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """(n,) the place at which each line begins."""
+        """Return the place at which each line begins, (n,)."""
         return np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
 
     @cached_property
     def _borders(self) -> NDArray[np.int64]:
-        """(n + 1,) the places in `shown` at which lines begin, and the end."""
+        """Return the places in `shown` at which lines begin, and the end, (n + 1,)."""
         return np.append(0, np.flatnonzero(np.frombuffer(self.shown, np.uint8) == NEWLINE) + 1)
 
     def __len__(self) -> int:
@@ -117,11 +117,11 @@ class TextLines:
         return rows[self._reasons[rows] != _NO_ROW]
 
     def count(self, byte: int) -> NDArray[np.int64]:
-        """(n,) how often a byte occurs in each line."""
+        """Return how often a byte occurs in each line, (n,)."""
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
     def beginning_with(self, mark: str) -> NDArray[np.bool_]:
-        """(n,) the lines that begin with a mark."""
+        """Return the lines that begin with a mark, (n,)."""
         found = np.ones(len(self), bool)
         for place, byte in enumerate(mark.encode()):  # a shorter line has its newline there
             found &= self.raw[np.minimum(self.starts + place, self.ends)] == byte
@@ -151,7 +151,7 @@ class TextLines:
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """(n,) the lines with which a row begins that nothing is wrong with so far."""
+        """Return the lines with which a row begins that nothing is wrong with so far, (n,)."""
         return self._reasons == _GOOD
 
     @property

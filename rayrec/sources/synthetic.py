@@ -156,7 +156,7 @@ class Category:
         return self._effects[np.minimum(ranks, HEAD), 0]
 
     def _age(self, ranks: NDArray[np.int64], day: int) -> NDArray[np.float64]:
-        """(n,) how many values have replaced the first one of each rank, with the share of the time to the next."""
+        """Return (n,) how many values have replaced the first one of each rank, with the share of the time to the next."""
         if not self._rate:
             return np.zeros(len(ranks))
         return self._world.random.uniform(self.name, ranks)[:, 0] + self._rate * day
@@ -211,12 +211,12 @@ class LabelledRows:
         return [column.draw(self.world.rng(column.name, chunk), rows) for column in self.columns]
 
     def terms(self, drawn: Sequence[Drawn]) -> NDArray[np.float64]:
-        """(n, columns + pairs): what the logit is linear in."""
+        """Return what the logit is linear in, (n, columns + pairs)."""
         traits = {c.name: part.trait for c, part in zip(self.columns, drawn, strict=True) if part.trait is not None}
         return np.stack([*(part.term for part in drawn), *(traits[a] * traits[b] for a, b in self.pairs)], axis=1)
 
     def probability(self, drawn: Sequence[Drawn]) -> NDArray[np.float64]:
-        """(n,) the probability of label 1."""
+        """Return the probability of label 1, (n,)."""
         return _sigmoid(_weighted(self.terms(drawn), self._factors) + self._bias)
 
     def chunks(self, rows: int, *, first: int = 0) -> Iterator[Labelled]:

@@ -113,7 +113,7 @@ class Explainer:
     def _changes(
         self, row: pa.RecordBatch, logit: np.float32, turns: NDArray[np.int64], starts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """(orders, features) the change of the logit that each feature makes when its turn comes."""
+        """Return the change of the logit that each feature makes when its turn comes, (orders, features)."""
         orders, count = turns.shape
         is_replaced = (turns[:, None, :] < np.arange(1, count)[:, None]).reshape(-1, count)
         origins = np.where(is_replaced, len(self._logits), np.repeat(starts, count - 1)[:, None])

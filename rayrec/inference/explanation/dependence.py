@@ -110,7 +110,7 @@ def _numbers(feature: NumericFeature, column: NDArray[np.float32]) -> list[Value
 
 
 def _raw_numbers(feature: NumericFeature, encoded: NDArray[np.float32]) -> tuple[NDArray[np.float64], np.float32]:
-    """(n,) the roundest raw numbers that become these encoded ones, NaN where none does; what a missing one becomes."""
+    """Return the roundest raw numbers (n,) that become these encoded ones, NaN where none does; and a missing one's."""
     # The time between two moments is a number, too.
     transforms = [transform for transform in feature.transforms if not isinstance(transform, Elapsed)]
     exact = untransformed(encoded.astype(np.float64), transforms)

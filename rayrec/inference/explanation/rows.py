@@ -139,7 +139,7 @@ class MetricsOfBlocks:
         self._parts = [slice(0, len(rows)), *(rows.blocks if have_both else ())]
 
     def __call__(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
-        """(1 + blocks, metrics) of (n,) logits: of all rows, then of each block, if there are any."""
+        """Return (1 + blocks, metrics) of (n,) logits: of all rows, then of each block, if there are any."""
         return np.array([self._metrics(torch.from_numpy(logits[part]), part) for part in self._parts])
 
     def _metrics(self, logits: Tensor, part: slice) -> list[float]:

@@ -126,12 +126,12 @@ class ColumnProfile:
 
     @cached_property
     def row_numbers(self) -> NDArray[np.float64]:
-        """(n,) each row's number, NaN if it has none."""
+        """Return each row's number, NaN if it has none, (n,)."""
         return self._by_row(self.numbers)
 
     @cached_property
     def row_seconds(self) -> NDArray[np.float64]:
-        """(n,) each row's time in seconds since 1970, NaN if it has none."""
+        """Return each row's time in seconds since 1970, NaN if it has none, (n,)."""
         return self._by_row(self.seconds)
 
     def codes_with(self, other: "ColumnProfile") -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ class EmbeddingTable:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
+        """Return (rows, columns)."""
         return self.rows, self.columns
 
 

@@ -30,7 +30,7 @@ class Folds:
     label."""
 
     def of(self, rows: pa.RecordBatch, first: int) -> NDArray[np.int64]:
-        """(n,) folds of n rows of `train`, of which the first is at position `first`.
+        """Return the folds of n rows of `train`, (n,); the first row is at position `first`.
 
         They follow from the seed and the position, or the group, so that they are the same however the rows come in
         files.

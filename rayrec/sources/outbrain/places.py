@@ -82,7 +82,7 @@ def states(places: pa.Array) -> pa.Array:
 
 
 def utc_offsets(places: pa.Array) -> NDArray[np.int64]:
-    """(n,) minutes that local time is ahead of UTC; DEFAULT_OFFSET for a null or unknown place."""
+    """Return minutes that local time is ahead of UTC, (n,); DEFAULT_OFFSET for a null or unknown place."""
     encoded = places.dictionary_encode()
     names = zip(*(part(encoded.dictionary).to_pylist() for part in (states, countries)), strict=True)
     known = [OFFSET_BY_STATE.get(s, OFFSET_BY_COUNTRY.get(c, DEFAULT_OFFSET)) for s, c in names]

@@ -159,7 +159,7 @@ class GeneratedTable:
         return Category(self._world, name, self.cardinality[name], spelling(values, stated is not None), missing)
 
     def _times(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) the times of rows in seconds since 1970, ascending."""
+        """Return the times of rows in seconds since 1970, ascending, (n,)."""
         return _FIRST_SECOND + rows * _SECONDS // self._rows
 
     def _roles(self) -> list[Column]:

@@ -26,17 +26,17 @@ class Keys:
 
 
 def rate(rows: AdRows, name: str) -> NDArray[np.float64]:
-    """(n,) the rates of a key, or the mean rates over the values of an aspect."""
+    """Return the rates of a key, or the mean rates over the values of an aspect, (n,)."""
     return compute_rate(rows, name).value
 
 
 def confidence(rows: AdRows, name: str) -> NDArray[np.float64]:
-    """(n,) the confidences of these rates."""
+    """Return the confidences of these rates, (n,)."""
     return compute_rate(rows, name).confidence
 
 
 def views(rows: AdRows, name: str) -> NDArray[np.float64]:
-    """(n,) the number of rows of `train` with a key (not of an aspect); NaN if unknown."""
+    """Return the number of rows of `train` with a key (not of an aspect), (n,); NaN if unknown."""
     key = RATE_KEYS[name]
     counted = _count(rows, key, keys_of(rows, key), None)["views"]
     return np.where(counted > 0, counted, np.nan)

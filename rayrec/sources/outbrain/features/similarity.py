@@ -24,18 +24,18 @@ class _Vectors:
 
 
 def landing_similarity(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
-    """(n,) the cosines of the landing document with the ad document."""
+    """Return the cosines of the landing document with the ad document, (n,)."""
     landing, ad = (_documents(rows.lists(aspect, document)) for document in ("landing", "ad_document"))
     return _cosine(len(rows), landing, ad)[0]
 
 
 def user_similarity(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
-    """(n,) the cosines of the user's profile with the ad document."""
+    """Return the cosines of the user's profile with the ad document, (n,)."""
     return compute_user_similarity(rows, aspect).value
 
 
 def user_similarity_confidence(rows: AdRows, aspect: Aspect) -> NDArray[np.float64]:
-    """(n,) the confidences of these cosines."""
+    """Return the confidences of these cosines, (n,)."""
     return compute_user_similarity(rows, aspect).confidence
 
 
@@ -67,7 +67,7 @@ def _documents(lists: Lists) -> _Vectors:
 
 
 def _cosine(count: int, left: _Vectors, right: _Vectors) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """(count,) cosines, and the number of values that both sides have. `right` lies in one part."""
+    """Return cosines, and the number of values that both sides have, (count,). `right` lies in one part."""
     (searched,) = right.parts
     owner = np.repeat(np.arange(count), right.sizes)
     dot, common = np.zeros(count), np.zeros(count, np.int64)

@@ -25,7 +25,7 @@ def hour_bin(rows: AdRows) -> Numbers:
 
 
 def bins_of_hours(hour: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) the bins 0 ... 5 of hours of a day (n,)."""
+    """Return the bins, 0 to 5, of hours of a day (n,)."""
     found = np.searchsorted(_BIN_STARTS, hour, side="right") - 1
     return np.where(found < 0, _LAST_BIN, found)
 
@@ -37,7 +37,7 @@ def is_weekend(rows: AdRows) -> Numbers:
 
 
 def days_since_published(rows: AdRows, document: Referred) -> NDArray[np.float64]:
-    """(n,) the full days from a document's publication to the event.
+    """Return the full days from a document's publication to the event, (n,).
 
     NaN if either time is missing, before the publication, and beyond MOST_DAYS.
     """

@@ -128,7 +128,7 @@ def _write_value_tables(workspace: Workspace, documents: Sequence[Piece], folder
 
 
 def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], documents: int) -> NDArray[np.float64]:
-    """(n,) ln(documents / documents that have the value), at least 0, by the table of the aspect in `folder`."""
+    """Return (n,) ln(documents / documents that have the value), at least 0, by the aspect's table in `folder`."""
     if documents == 0:
         return np.zeros(len(value))
     table = LookupTable.cached(folder / aspect)

@@ -130,7 +130,7 @@ class Catalogue:
 
 
 def repeated(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(n, k) whether a value stands further left in its row."""
+    """Return whether a value stands further left in its row, (n, k)."""
     k = values.shape[1]
     earlier = np.tril(np.ones((k, k), bool), -1)
     return ((values[:, :, None] == values[:, None, :]) & earlier).any(axis=2)

@@ -85,12 +85,12 @@ Records = NDArray[np.void]
 
 
 def is_shown(displays: Records) -> NDArray[np.bool_]:
-    """(n, MOST_ADS + 1) whether an ad of a display is shown."""
+    """Return whether an ad of a display is shown, (n, MOST_ADS + 1)."""
     return np.arange(MOST_ADS + 1) < displays["size"][:, None]
 
 
 def clicked_ads(displays: Records) -> NDArray[np.int64]:
-    """(n,) the position of the clicked ad among those shown."""
+    """Return the position of the clicked ad among those shown, (n,)."""
     wanted = displays["utility"].sum(axis=1) + displays["noise"]
     return np.where(is_shown(displays), wanted, -np.inf).argmax(axis=1)
 
@@ -147,7 +147,7 @@ class Users:
         return visits
 
     def ads(self, landings: Records) -> NDArray[np.int64]:
-        """(n, _CANDIDATES) ads for displays: by the user's interests, by the page, or popular ones."""
+        """Return ads for displays, (n, _CANDIDATES): by the user's interests, by the page, or popular ones."""
         rng, catalogue, shape = self.rng, self._catalogue, (len(landings), _CANDIDATES)
         kind = rng.random(shape)
         of_user = self._interest(np.repeat(landings["user"], _CANDIDATES)).reshape(shape)
@@ -225,7 +225,7 @@ def draw_block(world: World, catalogue: Catalogue, number: int) -> tuple[Records
 def _utilities(
     world: World, catalogue: Catalogue, displays: Records, is_logged: NDArray[np.bool_], viewed: Records
 ) -> NDArray[np.float64]:
-    """(n, families, MOST_ADS + 1) of the ads of displays to users who viewed something before."""
+    """Return the utility of each ad of displays to users with views, (n, families, MOST_ADS + 1)."""
     shape = displays["ads"].shape
     ad, landing = displays["ads"].ravel(), displays["landing"]
     document, row = catalogue.ad_document(ad), np.repeat(np.arange(shape[0]), shape[1])
@@ -279,8 +279,8 @@ def _utilities(
 
 
 def _liking(owner: NDArray[np.int64], owned: Slots, asked: NDArray[np.int64], documents: Slots) -> NDArray[np.float64]:
-    """(n,) how much the owners (n,) asked for match documents (n,), 0 to 1: by the cosine of the document with the sum
-    of all those that an owner (m,) has.
+    """Return how much the owners (n,) asked for match documents (n,), 0 to 1: by the cosine of the document with the
+    sum of all those that an owner (m,) has.
     """
     present = owned.confidence > 0.0
     keys, inverse = np.unique((owner[:, None] * _VALUES + owned.values)[present], return_inverse=True)

@@ -91,7 +91,7 @@ class RankingAccumulator:
 
 
 def _precision(score: NDArray[np.float64], position: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(n, m) 1 / rank of positions (n, m) in rows of scores (n, k), expected where equal scores stand in any order."""
+    """Return the expected 1 / rank (n, m) of positions (n, m) in rows of scores (n, k), ties in any order."""
     own = np.take_along_axis(score, position, axis=1)[:, :, None]
     better, equal = (score[:, None, :] > own).sum(axis=2), (score[:, None, :] == own).sum(axis=2)
     return (_HARMONIC[better + equal] - _HARMONIC[better]) / equal
