@@ -6,6 +6,7 @@ Datasets and models hold such hashes (`Hash`, `rayrec.features.lookup_table`), s
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +15,25 @@ from numpy.typing import NDArray
 from rayrec.random.splitmix64 import finalize, finalize_array, hash_integers, mix
 
 _LEADING_BYTES = np.array([2 ** (8 * n) - 1 for n in range(9)], dtype=np.uint64)
+_FEW, _LONG = 16, 2**16
+"""Texts that are as fast one by one as together; bytes of one that is worth keeping its hash."""
 
 
 def hash_string(value: str) -> int:
     """Return the hash of one text, from 0 to 2^64 - 1."""
     data = value.encode()
-    hashed = finalize(len(data))
-    for start in range(0, len(data), 8):
-        hashed = finalize(hashed ^ int.from_bytes(data[start : start + 8], "little"))
+    return _hash_rest(finalize(len(data)), data)
+
+
+def _hash_rest(hashed: int, data: bytes) -> int:
+    """Return the hash of a text from that of its first words, and the bytes of the others."""
+    for word in np.frombuffer(data + bytes(-len(data) % 8), "<u8").tolist():
+        hashed = finalize(hashed ^ word)
     return hashed
+
+
+_hash_long_rest = lru_cache(maxsize=4)(_hash_rest)
+"""A job hashes a text several times, and a single one of megabytes would take most of its time."""
 
 
 def hash_strings(values: pa.Array) -> NDArray[np.uint64]:
@@ -40,12 +51,16 @@ def hash_strings(values: pa.Array) -> NDArray[np.uint64]:
     hashes = finalize_array(length.astype(np.uint64))
     rows = np.flatnonzero(length > 0)
     position = 0
-    while len(rows):
+    while len(rows) > _FEW:
         remaining = length[rows] - position
         word = words[offsets[rows] - first + position].view("<u8")[:, 0] & _LEADING_BYTES[np.minimum(remaining, 8)]
         hashes[rows] = finalize_array(hashes[rows] ^ word)
         rows = rows[remaining > 8]
         position += 8
+    for row in rows.tolist():
+        start, end = offsets[row] - first + position, offsets[row + 1] - first
+        rest = _hash_long_rest if end - start > _LONG else _hash_rest
+        hashes[row] = rest(int(hashes[row]), data[start:end].tobytes())
     return hashes
 
 

@@ -28,7 +28,7 @@ def lookup_of(values: list[str]) -> VocabularyLookup:
         return VocabularyLookup.load(path)
 
 
-@given(st.lists(TEXTS, max_size=20))
+@given(st.lists(TEXTS, max_size=40))
 def test_one_hash_for_one_string_and_for_arrays(texts: list[str]) -> None:
     array = pa.array(["before", *texts, "after"], pa.large_string())
     expected = [hash_string(t) for t in texts]
