@@ -156,7 +156,7 @@ class Category:
         return self._effects[np.minimum(ranks, HEAD), 0]
 
     def _age(self, ranks: NDArray[np.int64], day: int) -> NDArray[np.float64]:
-        """Return (n,) how many values have replaced the first one of each rank, with the share of the time to the next."""
+        """Return (n,) how many values have replaced the first of each rank, with the share of the time to the next."""
         if not self._rate:
             return np.zeros(len(ranks))
         return self._world.random.uniform(self.name, ranks)[:, 0] + self._rate * day

@@ -110,7 +110,7 @@ def write_click_rows(
 
 
 def _bounds(workspace: Workspace, segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """Return (ranges - 1,) displays at which ranges of about as many rows begin, from a few displays of each segment."""
+    """Return (ranges - 1,) displays at which ranges of about as many rows begin, from a few of each segment."""
     ranges = range_count(count_rows(segments))
 
     def sample(segment: Segment) -> NDArray[np.int64]:
