@@ -18,7 +18,7 @@ from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
-from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, found, id_of
+from rayrec.store.artifact import MANIFEST_FILE, Manifest, Parent, found, id_of, parent_of
 from rayrec.store.files import write_atomically, write_json
 from rayrec.store.folders import new_folder
 from rayrec.store.growing_files import GrowingFiles
@@ -139,7 +139,8 @@ class RunFolder:
             if origin is not None:
                 content["warm_start"] = asdict(origin)
             if refit_of is not None:
-                content["refit_of"] = str(refit_of.absolute())
+                best = parent_of(cls.open(refit_of).checkpoint("best"))
+                content["refit_of"] = best.model_dump(mode="json")
             write_json(unfinished / RUN_FILE, content)
         return folder
 
@@ -244,9 +245,7 @@ class RunFolder:
         content = self._content().get("refit_of")
         if content is None:
             return None
-        # `rayrec run` makes it in refit/ beside the other, and a user may move both.
-        beside = self.path.parent.parent / to_path(content).name
-        return RunFolder.open(beside if (beside / RUN_FILE).is_file() else to_path(content))
+        return RunFolder.open(found(Parent.model_validate(content), self.path).parent.parent)
 
     @property
     def origin(self) -> Origin | None:
