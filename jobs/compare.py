@@ -24,6 +24,8 @@ class CompareRequest(Request):
     """Run folder or its URI; all runs need the same held-out rows."""
     output: Folder
     """New folder for report.html and report.json."""
+    split: str | None = None
+    """Split of the datasets; by default the one that training evaluates on."""
 
     def check(self) -> None:
         folders = self.folders()
@@ -46,9 +48,10 @@ def run(request: CompareRequest, progress: Progress) -> Result:
     folders = request.folders()
     names = [str(Path(*end)) for end in distinct_ends([folder.parts for folder in folders])]
     runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, names, strict=True)]
-    split = runs[0].dataset.split_to_judge(runs[0].folder.recipe.train.evaluation_split)
+    split = request.split or runs[0].dataset.split_to_judge(runs[0].folder.recipe.train.evaluation_split)
     if split is None:
         raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
+    runs[0].dataset.labelled_split(split)
     require_same_rows(runs, split)
     # Score these rows with every run; those with the same recipe tell what another seed changes.
     figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, stored_model, progress)}

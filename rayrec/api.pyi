@@ -411,7 +411,9 @@ def runs(folder: AnyPath, *, progress: bool = True) -> Result:
         progress: Show progress on stderr.
     """
 
-def compare(run: AnyPath | Sequence[AnyPath], output: AnyPath, *, progress: bool = True) -> Result:
+def compare(
+    run: AnyPath | Sequence[AnyPath], output: AnyPath, *, split: str | None = None, progress: bool = True
+) -> Result:
     """Test whether runs differ by more than chance.
 
     Runs that differ in their seed alone count as repetitions of one recipe.
@@ -419,6 +421,7 @@ def compare(run: AnyPath | Sequence[AnyPath], output: AnyPath, *, progress: bool
     Args:
         run: Run folder or its URI; all runs need the same held-out rows.
         output: New folder for report.html and report.json.
+        split: Split of the datasets; by default the one that training evaluates on.
         progress: Show progress on stderr.
     """
 

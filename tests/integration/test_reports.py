@@ -183,7 +183,12 @@ def test_a_better_recipe_is_better_and_a_seed_is_not(folder: Path, pages: dict[s
     seeds = rayrec.compare([str(folder / "good-1"), str(folder / "good-2")], tmp_path / "seeds", progress=False)
     assert seeds.details["differences"] == []
     assert seeds.details["seed_deviation"]["auc"]["degrees_of_freedom"] == 1
-    alone = rayrec.compare([str(folder / "good-1"), str(folder / "bad-1")], tmp_path / "alone", progress=False)
+    pair = [str(folder / "good-1"), str(folder / "bad-1")]
+    of_test = rayrec.compare(pair, tmp_path / "test", split="test", progress=False)
+    assert (of_test.details["split"], of_test.rows, seeds.details["split"]) == ("test", 500, "validation")
+    with pytest.raises(UserError, match="no rows in split 'other'; it has train, validation, test"):
+        rayrec.compare(pair, tmp_path / "other", split="other", progress=False)
+    alone = rayrec.compare(pair, tmp_path / "alone", progress=False)
     assert {d["verdict"] for d in alone.details["differences"]} == {"no difference shown"}
     assert "train one again with another train.seed" in alone.details["differences"][0]["why"]
 
