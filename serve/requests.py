@@ -3,6 +3,7 @@
 Ray Serve's proxies import this module, so it imports neither Arrow nor a model.
 """
 
+import codecs
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def parse_json(body: bytes, example: str) -> Any:
     if (values := sum(map(body.count, (b",", b"{", b"[")))) > MOST_VALUES:
         raise RequestError(413, f"the body has {values} values, at most {MOST_VALUES} a request; send several requests")
     try:
-        return pydantic_core.from_json(body, allow_inf_nan=False)
+        return pydantic_core.from_json(body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(400, f"the body is not valid JSON: {error}") from None
 

@@ -13,8 +13,8 @@
                                    -> {"model": "NAME", "version": "1", "explanations": [{"score": 0.0312,
                                        "logit": -3.44, "base": -1.68, "parts": {"I1": -0.93, ...}}]}
 
-`:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.arrow`). A version is named
-by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
+`:predict` also takes an Arrow IPC stream or file of raw columns, and then answers with a stream (`serve.arrow`). A
+version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
 
 `VERBS` says of each verb what a body holds, what an answer has, and which function makes one of the other; the route,
 the check of a body and `/openapi.json` follow from it. A new verb is an entry there.
@@ -55,7 +55,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         call_of(request).answered_by(model.name, version.version, verb)
         # Of the verbs, only `:predict` also speaks Arrow.
         given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
-        is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+        is_arrow = given.partition(";")[0].strip().lower() in (arrow.MEDIA_TYPE, arrow.FILE_MEDIA_TYPE)
         if is_arrow and verb != "predict":
             raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
         # The intake has received the body, unless a proxy of Ray Serve's own has handed the connection over.
@@ -292,9 +292,10 @@ VERBS: dict[str, Verb] = {
 
 async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     """Answer `:predict` for an Arrow stream with another one."""
-    max_rows = admission.settings.max_rows_per_request
-    parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows)
-    async with admission.parsed(len(body), max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as columns:
+    max_rows, most = admission.settings.max_rows_per_request, admission.most_bytes
+    parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows, most)
+    size = arrow.memory_of(body, most)
+    async with admission.parsed(size, max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as columns:
         scores = await model.score(version, RequestRows(columns))
         return arrow.scores_stream(model.name, version.version, scores)
 

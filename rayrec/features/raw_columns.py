@@ -1,5 +1,6 @@
 """The columns of raw rows: their types, how their values are read, and what is looked up for rows that lack them."""
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
@@ -97,3 +98,8 @@ class Rate(Config):
 
 
 Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
+
+
+def is_index(name: str) -> bool:
+    """Tell whether a column is the index of a data frame, as pandas writes one without a name: numbers of rows."""
+    return re.fullmatch(r"__index_level_\d+__", name) is not None

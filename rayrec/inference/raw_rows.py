@@ -20,7 +20,7 @@ from rayrec.config.table import matches
 from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
 from rayrec.features.nested_fields import flat_row
-from rayrec.features.raw_columns import ListLength, RawColumn
+from rayrec.features.raw_columns import ListLength, RawColumn, is_index
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
 from rayrec.features.schema import Schema
 
@@ -236,7 +236,9 @@ class RawRows:
         """Tell whether rows may have a column that is no feature's, as scoring does not need it."""
         if name in self._raw:
             return False
-        return name in self._known or any(matches(str(name), pattern) for pattern in self._patterns)
+        return (
+            name in self._known or is_index(str(name)) or any(matches(str(name), pattern) for pattern in self._patterns)
+        )
 
     def unknown(self, name: Any) -> str:
         """Return the error message for a name that is not known."""
@@ -315,6 +317,8 @@ def describe_value(value: Any) -> str:
             return f"the string {value[:40]!a}"
         case Mapping():
             return "an object"
+        case bytes():
+            return "bytes that are not UTF-8"
         case Sequence():
             return "a list"
         case Real():

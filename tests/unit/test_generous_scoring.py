@@ -91,7 +91,7 @@ def _one_by_one(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
 
 
 def _by_stream(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
-    return predictor.predict(parse_columns(stream_of(pa.RecordBatch.from_pylist(rows)), predictor.raw_rows, 8))
+    return predictor.predict(parse_columns(stream_of(pa.RecordBatch.from_pylist(rows)), predictor.raw_rows, 8, 2**20))
 
 
 def _by_tensors(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
@@ -228,7 +228,8 @@ def test_frames_may_hold_anything_that_is_not_needed(predictor: Predictor) -> No
         {"text": ["red"], "debug_lists": [[[1]]], "debug_text": pa.array(["a"], pa.string_view())}
     )
     np.testing.assert_array_equal(
-        predictor.predict(parse_columns(stream_of(stream), predictor.raw_rows, 8)), predictor.predict([{"text": "red"}])
+        predictor.predict(parse_columns(stream_of(stream), predictor.raw_rows, 8, 2**20)),
+        predictor.predict([{"text": "red"}]),
     )
 
 

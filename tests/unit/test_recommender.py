@@ -82,7 +82,7 @@ def test_rows_may_name_columns_as_the_files_do(recommender: Recommender) -> None
         for place, (name, values) in enumerate((("userId", users), ("movieId", items)))
     ]
     ways: tuple[Any, ...] = (
-        *(frame, table, batch, named, parse_columns(stream_of(batch), predictor.raw_rows, 10)),
+        *(frame, table, batch, named, parse_columns(stream_of(batch), predictor.raw_rows, 10, 2**20)),
         rows_of(tensors, predictor, 10, encoded=False).columns,
     )
     for rows in ways:

@@ -196,6 +196,7 @@ GOOD_BODIES = {
     "a list": (b'{"instances": [{"I1": 3}, {}]}', [3.0, None]),
     "one object": (b'{"I1": 3, "C1": "a"}', [3.0]),
     "an empty object": (b"{}", [None]),
+    "a byte order mark": (b'\xef\xbb\xbf{"I1": 3}', [3.0]),
     "white space": (b' \n{"instances" : [ {"I1":\t3} ] }\n', [3.0]),
 }
 

@@ -361,6 +361,11 @@ def test_types_of_files_may_differ(tmp_path: Path) -> None:
     assert [row["x"] for row in found.rows] == [1, None, 2, None, 3, None, 4, 5]
 
 
+def test_an_index_that_pandas_wrote_is_no_column(tmp_path: Path) -> None:
+    pd.DataFrame({"x": [1, 2]}, index=[7, 3]).to_parquet(tmp_path / "a.parquet")
+    assert open_table(list_inputs([str(tmp_path / "a.parquet")]), FileFormat()).columns.names == ["x"]
+
+
 def test_a_packed_parquet_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(UserError, match=r"a\.parquet\.gz: a Parquet file inside a gzip file; unpack it"):

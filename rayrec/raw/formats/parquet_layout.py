@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.features.nested_fields import flat_batch, flat_schema
+from rayrec.features.raw_columns import is_index
 from rayrec.features.raw_values import NO_PERIODS, PERIODS
 from rayrec.raw.formats.row_types import RawCells, as_python
 from rayrec.raw.input_files import Chunk, InputFile
@@ -102,7 +103,7 @@ def read_layout(file: InputFile) -> ParquetLayout:
     if file.packing is not None:
         raise UserError(f"{file.name}: a Parquet file inside a {file.packing} file; unpack it")
     with open_parquet(file) as opened:
-        schema = flat_schema(opened.schema_arrow.remove_metadata())
+        schema = flat_schema(pa.schema([field for field in opened.schema_arrow if not is_index(field.name)]))
     repeated = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{file.name}: two columns '{repeated}'; rename one")
