@@ -72,7 +72,8 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
 
     `details.columns` has the facts and the decision of each column, `details.warnings` what to look at,
-    `details.notes` the shipped recipes for files of this layout,
+    `details.notes` the shipped recipes for files of this layout and how many held-out rows have new people or items
+    (`details.known_values`),
     `details.rejected` the bad rows and others that preprocessing by this recipe leaves out where the sample was read,
     `details.recipe` the text of the recipe, `details.next` the command that trains it, None if too many rows are bad
     for it. With `against`, `details.drift` has the figures of each feature, and the
@@ -80,6 +81,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
+    from rayrec.inspection.split_checks import describe_new_values
     from rayrec.inspection.table.inspected_table import inspect_table
     from rayrec.inspection.table.table_profile import table_figures
     from rayrec.pages.page import write_page
@@ -101,6 +103,10 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
     progress.finish()
+    if new := describe_new_values("test", found.known_values):
+        is_all = found.sample.rows.num_rows == found.sample.total_rows
+        notes.append(new if is_all else f"{new} (of the sample's rows; among all rows perhaps fewer are new)")
+        progress.message(f"note: {notes[-1]}")
     # What was found, as a program reads it; a person sees the same as a table, a page, and the recipe's comments.
     inputs = [word for path in request.path for word in ("--input", path)]
     around = next((path for path in request.path if is_read_from(path, Path("out"))), None)
@@ -111,6 +117,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         "columns": found.columns_as_json(),
         "logistic_regression_auc": found.baseline,
         "crosses": [asdict(cross) for cross in found.crosses],
+        "known_values": {name: counts.model_dump() for name, counts in found.known_values.items()},
         "warnings": found.warnings,
         "notes": notes,
         "rejected": {

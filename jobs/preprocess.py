@@ -103,8 +103,9 @@ def result_of(manifest: "DatasetManifest", output: Path) -> Result:
     }
     if manifest.dropped:
         details["dropped"] = manifest.model_dump(mode="json")["dropped"]
-    if manifest.found_keys:
-        details["found_keys"] = manifest.model_dump(mode="json")["found_keys"]
+    for counts in ("found_keys", "known_values"):
+        if getattr(manifest, counts):
+            details[counts] = manifest.model_dump(mode="json")[counts]
     rows = sum(splits.values())
     return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 

@@ -89,7 +89,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
     rows, trained = results[0].rows, results[1]
     details: dict[str, Any] = {
         "phases": seconds,
-        **{k: v for k, v in results[0].details.items() if k in {"dropped", "found_keys"}},
+        **{k: v for k, v in results[0].details.items() if k in {"dropped", "found_keys", "known_values"}},
     }
     details |= {k: v for k, v in trained.details.items() if k == "drawn_negatives"}
     for kind in ("warnings", "notes"):

@@ -175,7 +175,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
+    from rayrec.inspection.split_checks import class_warnings, drawn_negatives, split_notes
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)
@@ -187,8 +187,11 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
         details["warnings"] += details["gate"].get("warnings", ())
+    details["notes"] = split_notes(dataset.manifest)
+    if dataset.manifest.known_values:
+        details["known_values"] = dataset.manifest.model_dump(mode="json")["known_values"]
     if places.refit.run.exists():
-        details["notes"] = [REFIT_NOTE]
+        details["notes"].append(REFIT_NOTE)
     simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
     return Result(command="run", output=output, rows=rows, metrics=metrics, baselines=simpler, details=details)
 

@@ -133,6 +133,8 @@ class DatasetManifest(Manifest):
     """Good rows that were left out, by the rule."""
     found_keys: dict[str, FoundKeys] = {}
     """How many rows find their key, by look-up."""
+    known_values: dict[str, dict[str, FoundKeys]] = {}
+    """How many held-out rows have a value that `train` has, by split and column with a vocabulary."""
     warnings: tuple[str, ...] = ()
     """What a person should know of the rows, which nobody can tell from the dataset."""
     sources: tuple[SourceFile, ...]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import DatasetManifest
+from rayrec.ingest.dataset import DatasetManifest, FoundKeys
 from rayrec.recipes import Recipe
 
 LEAST_ROWS_OF_A_CLASS = 10
@@ -15,6 +15,9 @@ _BEYOND_CHANCE = 3.89
 """Standard deviations that a difference of label rates surpasses with probability 1e-4, either way."""
 _NOTABLE_CHANGE = 0.2
 """Where rows are not dealt at random label rates always differ; this share of train's is worth a word."""
+
+_NOTABLE_SHARE, _MOST_NAMED = 0.01, 4
+"""Share of a split's rows whose values are new, from which on it is told, and the most columns that are named."""
 
 
 def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str]:
@@ -61,13 +64,31 @@ def split_warnings(manifest: DatasetManifest) -> list[str]:
 
 
 def split_notes(manifest: DatasetManifest) -> list[str]:
-    """Return the splits that were not drawn at random and whose label rate differs from that of `train`, as by time it
-    may.
+    """Return what differs of held-out splits as it may: how many rows have a value that `train` has not, and the label
+    rates of those that were not drawn at random.
     """
+    new = [text for split, found in manifest.known_values.items() if (text := describe_new_values(split, found))]
     recipe = Recipe.model_validate(manifest.config)
     if recipe.source.gives_interactions or _is_random(recipe):
-        return []
-    return _rate_changes(manifest, _NOTABLE_CHANGE)
+        return new
+    return new + _rate_changes(manifest, _NOTABLE_CHANGE)
+
+
+def describe_new_values(split: str, known: Mapping[str, FoundKeys]) -> str | None:
+    """Say how many rows of a held-out split have values that `train` has not, by column; None where next to none has.
+
+    `known`: rows that have a value, and those whose value `train` has, by column.
+    """
+    shares = {column: 1 - found.share for column, found in known.items() if found.rows}
+    most = sorted((column for column in shares if shares[column] >= _NOTABLE_SHARE), key=lambda name: -shares[name])
+    if not most:
+        return None
+    named = [f"the '{column}' of {shares[column]:.1%}" for column in most[:_MOST_NAMED]]
+    named[0] += " of its rows"
+    more = f", nor {len(most) - _MOST_NAMED} more" if len(most) > _MOST_NAMED else ""
+    few = [column for column in most[:_MOST_NAMED] if shares[column] >= 0.5]
+    helps = f"; what the model knows of {' and '.join(map(repr, few))} helps few of them" if few else ""
+    return f"split '{split}': train has not {', nor '.join(named)}{more}{helps}"
 
 
 def _is_random(recipe: Recipe) -> bool:

@@ -60,6 +60,8 @@ def inspection_page(figures: Figures) -> Page:
         facts = {f"label rate of {label['name']}": percent(label["rate"]), **facts}
     if figures["logistic_regression_auc"] is not None:
         facts["AUC of a logistic regression"] = text_of(figures["logistic_regression_auc"])
+    if figures["new_values"] is not None:
+        facts["new people and items"] = figures["new_values"]
     if figures["duplicates"] is not None:
         facts["duplicate rows"] = text_of(figures["duplicates"])
     reasons = [{"reason": reason, "rows": rows} for reason, rows in figures["rejected"]["reasons"].items()]

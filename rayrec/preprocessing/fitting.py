@@ -27,7 +27,7 @@ from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.column_plan import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.numbers import Number, Summaries, Summary, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.segments import ReadRows, Segment
-from rayrec.preprocessing.vocabularies import GrowthRules, Listing, fit_vocabularies
+from rayrec.preprocessing.vocabularies import GrowthRules, HeldOut, KnownValues, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace
 
 _MOST_ROWS = 2**40
@@ -53,8 +53,10 @@ def fit_features(
     plan: ColumnPlan,
     config: RowsPreprocessConfig,
     growth: GrowthRules,
-) -> tuple[Feature, ...]:
-    """Return the features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
+    held_out: HeldOut,
+) -> tuple[tuple[Feature, ...], KnownValues]:
+    """Return the features of a schema, fitted to the rows of `train`, and how many held-out rows have a value that
+    `train` has; vocabularies are written into the dataset folder.
 
     Vocabularies, given ids and their tables grow from those of the parent, if there is one, whose other features stay
     as they are. Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a
@@ -79,9 +81,8 @@ def fit_features(
             dict[str, tuple[NumericTransform, ...]],
             lambda files: fit_numbers(workspace.within(files), read, train, numbers),
         )
-    vocabularies = fit_vocabularies(
-        workspace, stages, read, train, listings(plan.features, plan.columns, config), growth
-    )
+    listed = listings(plan.features, plan.columns, config)
+    vocabularies, known = fit_vocabularies(workspace, stages, read, train, listed, growth, held_out)
     features = build_features(plan.features, config, Fits(fitted, vocabularies, values, earlier))
     categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
     if categorical and all(feature.cardinality == 1 for feature in categorical):
@@ -89,7 +90,7 @@ def fit_features(
             f"preprocess.frequency_limit: no value of a categorical column occurs {config.frequency_limit} times in "
             "train, so none would be listed; lower it, or give the rules a min_count"
         )
-    return features
+    return features, known
 
 
 def listings(

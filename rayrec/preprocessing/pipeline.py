@@ -127,6 +127,7 @@ class Preprocessing:
             rejected=written.rejected,
             dropped=written.dropped,
             found_keys=written.found_keys,
+            known_values=written.known_values,
             warnings=tuple(written.warnings),
             sources=source_files(self._job),
             config=self._resolved,

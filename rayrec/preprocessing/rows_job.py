@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from rayrec.preprocessing.row_splits import (
     split_rows,
 )
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
+from rayrec.preprocessing.vocabularies import HeldOut, KnownValues
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.blocks import Reason, describe_others
@@ -251,11 +252,24 @@ class RowsJob:
                 ),
             )
         plan = replace(plan, columns=others.schema.columns)
-        features = stages.run(
+        held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
+
+        def read_held_out(item: tuple[str, Segment], columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+            return ((item[0], batch) for batch in others.read(item[1], columns, columns))
+
+        items = [(split, segment) for split, of_split in held_out.items() for segment in of_split]
+        features, known_values = stages.run(
             "fit",
-            tuple[Feature, ...],
+            tuple[tuple[Feature, ...], KnownValues],
             lambda files: fit_features(
-                workspace.within(files), stages, train.read, segments["train"], plan, config, growth
+                workspace.within(files),
+                stages,
+                train.read,
+                segments["train"],
+                plan,
+                config,
+                growth,
+                HeldOut(items, read_held_out, tuple(held_out)),
             ),
         )
         schema = Schema.model_validate({**dict(others.schema), "features": features})
@@ -279,7 +293,6 @@ class RowsJob:
                 *(workspace.folder / split for split in in_order),
             )
             splits |= zip(in_order, written, strict=True)
-        held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
         late: Counter[str] = sum((Counter(chunk.others) for chunk in extracted), Counter())
@@ -287,7 +300,16 @@ class RowsJob:
         late = Counter({n: rows for n, rows in late.items() if n not in known and not self._source.is_ignored(n)})
         if late:
             warnings = [describe_others(late), *warnings]
-        return WrittenDataset(schema, splits, rejected, times, growth.moment, found_keys=keys_found, warnings=warnings)
+        return WrittenDataset(
+            schema,
+            splits,
+            rejected,
+            times,
+            growth.moment,
+            found_keys=keys_found,
+            known_values=known_values,
+            warnings=warnings,
+        )
 
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
         """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""

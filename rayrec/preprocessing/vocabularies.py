@@ -7,7 +7,7 @@ days, and leaves when it has not occurred for long. There the vocabulary begins 
 after the old ones.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ from rayrec.features.vocabulary import (
     read_vocabulary,
     write_whole_vocabulary,
 )
-from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
+from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset, FoundKeys
 from rayrec.preprocessing.engines.engine import Source, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_row_groups
@@ -45,6 +45,9 @@ _MOST_FILES = 4_096
 _COUNTED = pa.schema([
     (HASH, pa.int64()), ("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64()), ("last", pa.int64())
 ])  # fmt: skip
+_HELD_OUT = pa.schema([
+    (HASH, pa.int64()), ("feature", pa.int32()), ("count", pa.int64()), ("place", pa.int32())
+])  # fmt: skip
 _STORED = pa.schema([
     pa.field("feature", pa.dictionary(pa.int32(), pa.string()), False), pa.field("value", pa.string(), False),
     pa.field("count", pa.int64(), False), pa.field("last", pa.int64(), False),
@@ -53,6 +56,20 @@ _EXPIRED = pa.schema([("feature", pa.int32()), ("value", pa.string())])
 _SUMS = """
 select feature, value, sum(count)::bigint as count, max(last) as last from counted group by hash, feature, value
 """
+
+_KNOWN = """
+with train as (
+    select hash, feature, count from counted semi join held_out using (hash, feature)
+    union all
+    select hash, feature, -count from held_out where {are_counted}
+), known as (
+    select hash, feature from train group by hash, feature having sum(count) > 0
+)
+select place, sum(count)::bigint as rows, sum(if(known.hash is null, 0, count))::bigint as found
+from held_out left join known using (hash, feature)
+group by place
+"""
+"""Counts rows by the hashes of their values: that two values have one is too rare to matter here."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +107,29 @@ class GrowthRules:
         return self.moment - seconds_of(self.expire_after)
 
 
+class HeldOut(NamedTuple):
+    """The rows of held-out splits, to tell how many of them have a value that no row of `train` has."""
+
+    items: Sequence[Any]
+    """What tasks read rows of."""
+    read: Callable[[Any, Sequence[str]], Iterator[tuple[str, pa.RecordBatch]]]
+    """Yields columns of the rows of an item, text dictionary encoded, each batch with the name of its split."""
+    splits: tuple[str, ...]
+    """Names of splits; the empty one is of rows that no split has."""
+    are_counted: bool = False
+    """Whether their values count in the vocabularies, too."""
+
+
+KnownValues = dict[str, dict[str, FoundKeys]]
+"""Rows that have a value, and those whose value `train` has, by held-out split and column."""
+
+
 class CountFiles(NamedTuple):
     """Files of counted values, and of values that were counted before and have expired."""
 
     files: list[Path]
     expired: list[Path]
+    known: KnownValues
 
 
 def count_values(
@@ -103,16 +138,21 @@ def count_values(
     segments: Sequence[Segment],
     listings: Mapping[str, Listing],
     growth: GrowthRules,
+    held_out: HeldOut,
 ) -> CountFiles:
     """Write the counts of all values in the rows of `segments`, and before, to `counts/` of the dataset.
 
     A file has rows (feature, value, count, last), `last` being the moment of the dataset in which the value occurred
-    last. Missing values and empty ones are not counted.
+    last. Missing values and empty ones are not counted. Values of `held_out` are looked for among those of `train`,
+    however rare, but for those of lists and of rules that list their values.
     """
     features, folder, gone = list(listings), workspace.folder / COUNTS_FOLDER, workspace.scratch / "expired"
     earlier = [] if growth.parent is None else growth.parent.files_in(COUNTS_FOLDER)
     remove(gone)  # what an attempt that died left
     total = count_rows(segments)
+    # A number for each column of each held-out split.
+    searched = [(n, column) for n, of in enumerate(listings.values()) if of.values is None for column in of.columns]
+    places = [(split, column) for split in held_out.splits for _, column in searched]
     rows = total * len(listings) + sum(_rows_in(path) for path in earlier)
     files = max(1, min(_MOST_FILES, -(-rows // _ROWS_PER_FILE)))
     with counted_rows(workspace.engine, workspace.progress, "count values", total) as counter:
@@ -135,9 +175,24 @@ def count_values(
             )]  # fmt: skip
             return partition_by_hash(hashes, files), pa.RecordBatch.from_arrays(columns, schema=_COUNTED)
 
+        def count_held_out(item: Any) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+            columns = list(dict.fromkeys(column for _, column in searched))
+            partial: dict[tuple[str, str], list[tuple[pa.Array, pa.Array]]] = {}
+            for split, batch in held_out.read(item, columns):
+                for name in columns:
+                    if not pa.types.is_list(batch[name].type):
+                        partial.setdefault((split, name), []).append(distinct_values(batch[name]))
+            for (split, name), found in partial.items():
+                values, counts = _summed(found)
+                hashes = hash_texts(values)
+                for number in (number for number, column in searched if column == name):
+                    place = np.full(len(values), places.index((split, name)), np.int32)
+                    arrays = [hashes, np.full(len(values), number, np.int32), counts, place]
+                    yield partition_by_hash(hashes, files), pa.RecordBatch.from_arrays(arrays, schema=_HELD_OUT)
+
         # ... and one adds up the counts of a range of hashes, among them those of earlier datasets.
-        def write(partition: int, counted: Mapping[str, pa.Table]) -> None:
-            rows, name = pa.concat_tables(counted.values()), f"part-{partition:05d}"
+        def write(partition: int, counted: Mapping[str, pa.Table]) -> list[tuple[int, int, int]]:
+            rows, name = pa.concat_tables([counted["now"], counted["before"]]), f"part-{partition:05d}"
             first = growth.first_moment
             kept = "" if first is None else f"having max(last) >= {first}"
             _write(query(f"{_SUMS} {kept} order by hash, feature, value", counted=rows), folder / name, features)
@@ -146,13 +201,24 @@ def count_values(
                 with new_parquet_files(gone / name, _EXPIRED, _ROWS_PER_FILE) as (drop, _):
                     for batch in old:
                         drop(batch.select(_EXPIRED.names))
+            sql = _KNOWN.format(are_counted=held_out.are_counted)
+            known = query(sql, counted=rows, held_out=counted["held_out"]).read_all()
+            return [(row["place"], row["rows"], row["found"]) for row in known.to_pylist()]
 
         sources: dict[str, Source[Any]] = {
             "now": Source(segments, _COUNTED, count),
             "before": Source(earlier, _COUNTED, count_before),
+            "held_out": Source(held_out.items if places else [], _HELD_OUT, count_held_out),
         }
-        workspace.engine.shuffle(sources, files, write)
-    return CountFiles(sorted(folder.glob("*.parquet")), sorted(gone.glob("*.parquet")))
+        found = workspace.engine.shuffle(sources, files, write)
+    known: KnownValues = {split: {} for split in held_out.splits}
+    for place, of_place, in_train in chain(*found):
+        split, column = places[place]
+        before = known[split].get(column, FoundKeys())
+        known[split][column] = before + FoundKeys(rows=of_place, found=in_train)
+    # In the order of the columns, whatever the order of values.
+    known = {s: {c: of[c] for split, c in places if split == s and c in of} for s, of in known.items() if s and of}
+    return CountFiles(sorted(folder.glob("*.parquet")), sorted(gone.glob("*.parquet")), known)
 
 
 def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
@@ -196,14 +262,24 @@ def _counted(
             partial[name].append(distinct_values(batch.column(name)))
     for number, listing in enumerate(listings):
         found = [part for name in listing.columns for part in partial[name]]
-        values = pa.chunked_array([v for v, _ in found], pa.string())
-        counts = pa.chunked_array([c for _, c in found], pa.int64())
-        is_listed = pc.and_(pc.greater(counts, 0), pc.not_equal(values, ""))
-        if listing.values is not None:
-            is_listed = pc.and_(is_listed, pc.is_in(values, pa.array(listing.values, pa.string())))
-        table = pa.table({"value": values, "count": counts}).filter(is_listed)
-        sums = table.group_by("value", use_threads=False).aggregate([("count", "sum")])
-        yield number, sums["value"].combine_chunks(), sums["count_sum"].combine_chunks()
+        yield number, *_summed(found, listing.values)
+
+
+def _summed(
+    found: Sequence[tuple[pa.Array, pa.Array]], listed: Sequence[str] | None = None
+) -> tuple[pa.StringArray, pa.Int64Array]:
+    """Return the distinct values of what `distinct_values` found in several batches, and their counts.
+
+    `listed`: the values that matter; None takes all but the empty text.
+    """
+    values = pa.chunked_array([v for v, _ in found], pa.string())
+    counts = pa.chunked_array([c for _, c in found], pa.int64())
+    is_listed = pc.and_(pc.greater(counts, 0), pc.not_equal(values, ""))
+    if listed is not None:
+        is_listed = pc.and_(is_listed, pc.is_in(values, pa.array(listed, pa.string())))
+    table = pa.table({"value": values, "count": counts}).filter(is_listed)
+    sums = table.group_by("value", use_threads=False).aggregate([("count", "sum")])
+    return sums["value"].combine_chunks(), sums["count_sum"].combine_chunks()
 
 
 def _write(sums: Iterable[pa.RecordBatch], path: Path, features: Sequence[str]) -> None:
@@ -240,8 +316,10 @@ def fit_vocabularies(
     segments: Sequence[Segment],
     listings: Mapping[str, Listing],
     growth: GrowthRules,
-) -> dict[str, Vocabulary]:
-    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before.
+    held_out: HeldOut,
+) -> tuple[dict[str, Vocabulary], KnownValues]:
+    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before;
+    return them, and how many held-out rows have a value that `train` has.
 
     Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
     rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay, unless they are
@@ -250,19 +328,20 @@ def fit_vocabularies(
     """
     if not listings:
         (workspace.folder / VOCABULARY_FOLDER).mkdir(parents=True, exist_ok=True)
-        return {}
+        return {}, {}
     counts = stages.run(
         "counts",
         CountFiles,
-        lambda _: count_values(workspace, read, segments, listings, growth),
+        lambda _: count_values(workspace, read, segments, listings, growth, held_out),
         workspace.folder / COUNTS_FOLDER,
     )
-    return stages.run(
+    vocabularies = stages.run(
         "vocabularies",
         dict[str, Vocabulary],
         lambda _: _list_values(workspace, listings, counts, None if growth.compact else growth.parent),
         workspace.folder / VOCABULARY_FOLDER,
     )
+    return vocabularies, counts.known
 
 
 def _list_values(

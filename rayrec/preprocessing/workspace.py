@@ -60,6 +60,8 @@ class WrittenDataset:
     """`Manifest.dropped`."""
     found_keys: dict[str, FoundKeys] = field(default_factory=dict)
     """`Manifest.found_keys`."""
+    known_values: dict[str, dict[str, FoundKeys]] = field(default_factory=dict)
+    """`Manifest.known_values`."""
     warnings: list[str] = field(default_factory=list)
     """`Manifest.warnings`."""
 

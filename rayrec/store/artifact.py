@@ -73,7 +73,7 @@ class Manifest(BaseModel):
         """Identity of the artifact: a hash of all that is said here, but for what is said to people alone, `execution`
         and the parents' folders.
         """
-        said = dict.fromkeys(("execution", "found_keys", "warnings"), True)
+        said = dict.fromkeys(("execution", "found_keys", "known_values", "warnings"), True)
         content = self.model_dump(mode="json", exclude={**said, "made_of": {"__all__": {"folder"}}})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

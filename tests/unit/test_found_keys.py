@@ -117,3 +117,31 @@ def test_rows_to_score_whose_keys_are_not_found_are_counted(tmp_path: Path, give
         counts = {name: (one.values, one.unknown) for name, one in found.items()}
         looked_up = {} if given else {"shop (shops)": (31, 30)}
         assert counts == {"shop": (31, 30), **looked_up}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("min_count", [1, 5])
+def test_new_people_of_held_out_rows_are_counted_however_rare_values_are_listed(
+    tmp_path: Path, kind: str, min_count: int
+) -> None:
+    # The last quarter is the test: of its 20 rows 12 are of new guests, 4 of one that train has once, 2 of none.
+    guests = ["g1", "g2"] * 29 + ["seldom", ""] + ["new-1"] * 5 + ["new-2"] * 7 + ["seldom"] * 4 + ["", "", "g1", "g2"]
+    rows = pd.DataFrame({"guest": guests, "click": [0, 1] * 40})
+    match kind:
+        case "csv":
+            rows.to_csv(tmp_path / "stays.csv", index=False)
+        case "jsonl":
+            rows.to_json(tmp_path / "stays.jsonl", orient="records", lines=True)
+        case _:
+            rows.to_parquet(tmp_path / "stays.parquet")
+    feature = {"columns": "guest", "kind": "categorical", "min_count": min_count}
+    recipe = make_recipe(
+        source={"kind": "table", "label": "click", "features": [feature]},
+        preprocess={"split": {"kind": "fraction", "test": 0.25}},
+    )
+    job = preprocessing(recipe, {None: [str(tmp_path / f"stays.{kind}")]}, tmp_path / "stays")
+    manifest = job.run(EmbeddedEngine(2))
+    details = result_of(manifest, tmp_path / "stays").details
+    assert details["known_values"] == {"test": {"guest": {"rows": 18, "found": 6}}}
+    (note,) = (text for text in details["notes"] if "guest" in text)
+    assert "'test'" in note and "66.7%" in note

@@ -1,7 +1,7 @@
 """Inspects a table: a sample of its files, what each column is, and a recipe for it."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from rayrec.common.plugins import MODELS
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
+from rayrec.ingest.dataset import FoundKeys
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
 from rayrec.inspection.table.decisions import (
@@ -65,6 +66,8 @@ class InspectedTable:
     """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
     crosses: Sequence[Cross] = ()
     """Pairs of columns that say more together, whose label rates the recipe has."""
+    known_values: Mapping[str, FoundKeys] = field(default_factory=dict)
+    """Rows of the sample that the recipe's split would hold out: see `_known_values`."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """Return the facts about each column, and what it becomes."""
@@ -136,7 +139,9 @@ def inspect_table(
             pairs = find_interactions(columns, form) or pairs
         choices = None if label is None else find_label(columns, label)
         inspected = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
-        return InspectedTable(sample, *inspected, label=None if choices is None else choices.values)
+        labels = None if choices is None else choices.values
+        known = _known_values(inspected[0], inspected[2], labels, pairs.time, None, seed)
+        return InspectedTable(sample, *inspected, label=labels, known_values=known)
     # A recipe, until few enough rows are bad for it: a column whose values are often not what it seemed to be becomes a
     # text, or nothing.
     while True:
@@ -181,7 +186,54 @@ def inspect_table(
     if left_out.bad:
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
-    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, found.values, crosses)
+    time, group = (None if name is None else columns[name] for name in (roles.time, roles.group))
+    known_values = _known_values(decisions, text, found.values, time, group, seed)
+    return InspectedTable(
+        sample, decisions, warnings, text, left_out, can_run, baseline, found.values, crosses, known_values
+    )
+
+
+def _known_values(
+    decisions: Sequence[Decision],
+    recipe: str,
+    label: NDArray[np.float64] | None,
+    time: ColumnProfile | None,
+    group: ColumnProfile | None,
+    seed: int,
+) -> dict[str, FoundKeys]:
+    """Return how many rows that the recipe's split holds out as `test` have a value, and one that `train` has, by
+    column of categories, users or items; of a sample, in which more values are new than among all rows.
+    """
+    split = parse_yaml(recipe)["preprocess"]["split"]
+    count = decisions[0].column.rows
+    rows = np.arange(count) if label is None else np.flatnonzero(np.isfinite(label))
+    order = np.arange(count) if time is None or time.seconds is None else np.argsort(time.row_seconds, kind="stable")
+    place = np.empty(count)  # from 0 to 1: the last rows are held out
+    if split["kind"] == "leave_one_out":
+        rows = rows if label is None else rows[label[rows] == 1]
+        user = next(d.column.codes for d in decisions if d.role == "user")
+        order = order[np.argsort(-user[order], kind="stable")][::-1]
+        order = order[np.isin(order, rows)]  # by user, the latest first
+        rank = np.arange(len(order)) - np.searchsorted(user[order], user[order])
+        has_others = np.bincount(np.maximum(user[rows], 0), minlength=1)[user[order]] > 1
+        place[order] = np.where(has_others & (rank == 0), 1.0, np.where(rank < 1 + split["validation"], 0.5, 0.0))
+        split = {"validation": 0.5, "test": 0.25}
+    elif split["kind"] == "time":
+        order = order[np.isin(order, rows)]
+        place[order] = np.arange(len(order)) / len(order)
+    else:
+        drawn = np.random.default_rng(seed).random(count)
+        place = drawn if group is None else np.append(drawn, 0.0)[group.codes]
+    in_test = rows[place[rows] >= 1 - split["test"]]
+    in_train = rows[place[rows] < 1 - split["test"] - split.get("validation", 0.0)]
+    known = {}
+    for decision in decisions:
+        if decision.kind == "categorical" or decision.role in ("user", "item"):
+            codes = decision.column.codes
+            of_test = codes[in_test][codes[in_test] >= 0]
+            found = int(np.isin(of_test, np.unique(codes[in_train])).sum())
+            known[decision.column.name] = FoundKeys(rows=len(of_test), found=found)
+    return known
 
 
 def _non_ascii_rows(sample: Sample) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rayrec.common.text import format_number, format_share, natural_order
 from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
+from rayrec.inspection.split_checks import describe_new_values
 from rayrec.inspection.table.column_profile import ColumnProfile
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable
@@ -82,6 +83,7 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "drift": drift,
         "missing": _missing([d.column for d in found.decisions], label),
         "associations": _associations(used, cells, rows),
+        "new_values": describe_new_values("test", found.known_values),
         "interactions": _activity(found.decisions),
         "duplicates": _duplicates(found),
         "rejected": {"rows": found.left_out.bad, "reasons": dict(found.left_out.reasons)},

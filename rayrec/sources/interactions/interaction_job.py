@@ -5,10 +5,11 @@ is a stage, after the last finished one of which a job that was killed goes on.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -30,7 +31,7 @@ from rayrec.preprocessing.segments import (
     rows_of,
     segments_by_split,
 )
-from rayrec.preprocessing.vocabularies import Listing, fit_vocabularies
+from rayrec.preprocessing.vocabularies import HeldOut, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.blocks import Reason
 from rayrec.raw.input_files import InputFile, list_inputs
@@ -44,7 +45,14 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import HistoryCounts, held_out_codes, write_histories
+from rayrec.sources.interactions.histories import (
+    EARLIER,
+    LISTED,
+    SPLIT,
+    HistoryCounts,
+    held_out_codes,
+    write_histories,
+)
 from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, has_lists, id_column
 from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
 
@@ -103,7 +111,23 @@ class InteractionJob:
         segments = segments_by_split({"histories": histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
         growth = growth_of(self._parent, counts.times, config.expire_after)
-        vocabularies = fit_vocabularies(workspace, stages, read_segment, segments["histories"], listings, growth)
+        held_out = {code: split for split, code in HELD_OUT.items()} | {LISTED: " and ".join(given), EARLIER: ""}
+
+        def read_held_out(segment: Segment, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+            for batch in read_segment(segment, [*columns, SPLIT], columns):
+                for code in pc.unique(batch[SPLIT]).to_pylist():
+                    if code in held_out:
+                        yield held_out[code], batch.filter(pc.equal(batch[SPLIT], code)).select(columns)
+
+        vocabularies, known_values = fit_vocabularies(
+            workspace,
+            stages,
+            read_segment,
+            segments["histories"],
+            listings,
+            growth,
+            HeldOut(segments["histories"], read_held_out, tuple(dict.fromkeys(held_out.values())), are_counted=True),
+        )
         users, items = (_values_of(workspace, vocabularies[name]) for name in (USER, ITEM))
         schema = _schema(vocabularies)
 
@@ -149,7 +173,7 @@ class InteractionJob:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0
         dropped = _dropped(counts, unlisted, config)
-        return WrittenDataset(schema, splits, rejected, counts.times, growth.moment, dropped)
+        return WrittenDataset(schema, splits, rejected, counts.times, growth.moment, dropped, known_values=known_values)
 
     def _dropped_before(self) -> list[Segment]:
         """Return the interactions that the dataset which is extended has dropped."""
