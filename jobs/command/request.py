@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.recipes import Recipe, RecipeContent, read_recipe
@@ -98,7 +99,9 @@ class Request(Config):
         for name, kind in self.outputs.items():
             path: Path | None = getattr(self, name, None)
             if path is not None:
-                require_output(path, kind, inputs=self._reads(), is_own=self.owns(path))
+                with naming(path):
+                    is_own = self.owns(path)
+                require_output(path, kind, inputs=self._reads(), is_own=is_own)
 
     def owns(self, output: Path) -> bool:
         """Return whether an output that is there is the command's own, to go on with."""

@@ -23,6 +23,9 @@ _MENDED = {
     errno.EROFS: "remount it, or give a path on another disk",
     errno.EACCES: "change its permissions, or give another path",
     errno.ENAMETOOLONG: "give a shorter one",
+    errno.ELOOP: "mend the link, or give another path",
+    errno.EIO: "check the disk, or copy the file anew",
+    errno.EMFILE: "raise the limit (`ulimit -n`)",
 }
 """How each error of a disk is mended."""
 _SIGNS = {
@@ -58,6 +61,18 @@ def naming(*written: Path, needed: int | None = None) -> Iterator[None]:
         if (found := disk_error(error, written, needed)) is not None:
             raise found from error
         raise
+
+
+def unreadable(file: object, error: BaseException, remedy: str, what: str = "damaged") -> UserError:
+    """Return the error of a file that cannot be read: what the system says, or that it is damaged, and the `remedy`.
+
+    Errors of the system have a number; those of libraries that find no table in the bytes have none.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        fix = _MENDED.get(error.errno, "run again when it can be read")
+        return UserError(f"{file}: cannot be read: {os.strerror(error.errno).lower()}; {fix}")
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return UserError(f"{file}: {what} ({reason}); {remedy}")
 
 
 def temporary_folders() -> list[Path]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.mapped_file import MappedFile
 from rayrec.store.files import new_file
 
@@ -115,7 +115,7 @@ def read_arrow(path: Path, remedy: str) -> tuple[MappedFile, list[pa.RecordBatch
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); {remedy}") from None
+        raise unreadable(path, error, remedy) from None
     return file, batches
 
 

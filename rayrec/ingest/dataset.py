@@ -184,7 +184,8 @@ class Dataset:
         """
         folder = to_path(folder).absolute()
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
+            what = "not a folder" if folder.exists() else "no such folder"
+            raise UserError(f"{folder}: {what}; give the output of `rayrec preprocess`")
         manifest = DatasetManifest.load(folder)
         sizes = sizes_in(folder)
         for file in manifest.every_file:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import encoded_schema
 from rayrec.features.feature_kinds import MultiHotFeature, VectorFeature
@@ -144,7 +145,7 @@ class RowPacker:
         except FileNotFoundError:
             raise UserError(f"{origin}: missing, though the manifest lists it; {_AGAIN}") from None
         except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(f"{origin}: damaged ({str(error).splitlines()[0]}); {_AGAIN}") from None
+            raise unreadable(origin, error, _AGAIN) from None
         origin_of_group = self._origin(path, row_group)
         for wanted in columns:
             if wanted.name not in table.column_names:

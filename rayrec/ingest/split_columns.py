@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.errors import UserError
+from rayrec.common.disk_errors import unreadable
 from rayrec.ingest.dataset import Dataset
 from rayrec.store.parquet import open_parquet
 
@@ -39,10 +39,8 @@ class SplitColumns:
         try:
             columns = [self._file(path).read_row_group(group, columns=[name])[name] for path, group, _ in self._groups]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"{self._dataset.folder}: column '{name}' cannot be read ({reason}); run `rayrec preprocess` again"
-            ) from None
+            where = f"{self._dataset.folder}: column '{name}'"
+            raise unreadable(where, error, "run `rayrec preprocess` again") from None
         joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks]).combine_chunks()
         return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 

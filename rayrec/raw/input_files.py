@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.store.objects import RemoteFile, entries_in, files_below, open_unbuffered, status
 from rayrec.store.paths import RemotePath, is_uri, is_utf8
@@ -101,7 +102,7 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
             raise UserError(f"{name}: a zip file of {len(members)} files; give one file in each, or unpack it")
         return archive.open(members[0])
     except (*READ_ERRORS, pa.ArrowException, RuntimeError) as error:
-        raise UserError(f"{name}: cannot be unpacked ({str(error).splitlines()[0]}); fetch it again") from None
+        raise unreadable(name, error, "fetch it again", "cannot be unpacked") from None
 
 
 def list_inputs(paths: Iterable[str]) -> list[InputFile]:
@@ -171,7 +172,7 @@ def _list(given: str) -> list[InputFile]:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{given}: cannot be read: {str(error).splitlines()[0]}; check the path") from None
+        raise unreadable(given, error, "check the path", "cannot be read") from None
 
 
 def _on_disk(path: Path) -> tuple[list[Path], bool]:
@@ -179,19 +180,34 @@ def _on_disk(path: Path) -> tuple[list[Path], bool]:
 
     Tell also whether it is a folder.
     """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     if path.is_dir():
         found, seen = [], {path.resolve()}
-        for folder, inner, names in os.walk(path, followlinks=True):
+        for folder, inner, names in os.walk(path, onerror=fail, followlinks=True):
             # Links may lead around in a circle.
             targets = {name: (Path(folder) / name).resolve() for name in inner if name[0] not in "._"}
             inner[:] = [name for name, target in targets.items() if target not in seen]
             seen.update(targets.values())
             found += [Path(folder) / name for name in names if name[0] not in "._"]
-        return [file for file in found if file.is_file()], True
+        return _files(found), True
     # A file whose name holds glob characters is that file.
     if path.exists() or not glob.has_magic(str(path)):
-        return [path] if path.is_file() else [], False
-    return [found for found in map(Path, glob.glob(str(path))) if found.is_file()], False
+        return _files([path]), False
+    return _files(map(Path, glob.glob(str(path)))), False
+
+
+def _files(found: Iterable[Path]) -> list[Path]:
+    """Return the files among paths. Raises UserError at a link that leads nowhere, whose rows would be missed."""
+    files = []
+    for path in found:
+        if path.is_symlink() and not path.exists():
+            raise UserError(f"{path}: a link to {os.readlink(path)}, which does not exist; mend or remove it")
+        if path.is_file():
+            files.append(path)
+    return files
 
 
 def _at_uri(path: RemotePath) -> tuple[dict[Path, RemoteFile], bool]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.raw.input_files import BYTE_ORDER_MARK, HEAD_BYTES, READ_ERRORS, Chunk, InputFile
 
@@ -96,8 +97,7 @@ def _reading(file: InputFile) -> Iterator[None]:
     except READ_ERRORS as error:
         if file.packing is None:
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{file.name}: damaged {file.packing} file ({reason}); fetch it again") from None
+        raise unreadable(file.name, error, "fetch it again", f"damaged {file.packing} file") from None
 
 
 def read_head(

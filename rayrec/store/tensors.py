@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError, first_failure
 from rayrec.internals.torch_checkpoint import Streams, load, read_metadata
 from rayrec.store.files import new_remote_file
@@ -35,8 +36,10 @@ class StoredTensors:
         self.folder, self._streams = folder, streams_of(folder)
         try:
             metadata = read_metadata(self.folder, self._streams)
+        except FileNotFoundError:
+            raise UserError(f"{folder}: not a whole checkpoint (no metadata); give another one") from None
         except OSError as error:
-            raise UserError(f"{folder}: not a whole checkpoint ({type(error).__name__}); give another one") from None
+            raise unreadable(folder, error, "give another one") from None
         except pickle.UnpicklingError as error:
             raise UserError(f"{folder}: not a checkpoint: {error}; give another one") from None
         self.shapes: dict[str, tuple[int, ...]] = {

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from jobs.command import Command, Request, Result, execute
-from rayrec.common.disk_errors import disk_error, naming
+from rayrec.common.disk_errors import disk_error, naming, unreadable
 from rayrec.common.errors import DiskError, UserError, first_failure
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.model_folder import copy
@@ -230,3 +230,12 @@ def test_a_command_says_what_is_kept(tmp_path: Path) -> None:
     line = _run(output, begins=True)
     assert re.fullmatch(rf"{output}/step-8: {FULL}; finished parts are kept; --resume continues from them", line)
     assert Result.load(output).error == line
+
+
+def test_a_file_is_called_damaged_only_by_its_bytes() -> None:
+    denied = PermissionError(errno.EACCES, "[Errno 13] Failed to open local file 'a'. Detail: [errno 13]")
+    assert str(unreadable("a", denied, "make it again")) == (
+        "a: cannot be read: permission denied; change its permissions, or give another path"
+    )
+    for error in (pa.ArrowInvalid("no magic bytes\nat all"), OSError("no magic bytes")):
+        assert str(unreadable("a", error, "make it again")) == "a: damaged (no magic bytes); make it again"

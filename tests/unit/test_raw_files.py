@@ -1,5 +1,6 @@
 """Raw files: found, unpacked, and cut into chunks of whole lines."""
 
+import errno
 import gzip
 import io
 import os
@@ -174,3 +175,27 @@ def test_a_recipe_beside_its_data_is_no_data(tmp_path: Path) -> None:
     for name in ("rows.csv", "mine.yaml"):
         (tmp_path / name).write_text("a\n")
     assert [file.base_name for file in list_inputs([str(tmp_path)])] == ["rows.csv"]
+
+
+@pytest.mark.parametrize("target", ["gone.csv", "part.csv"], ids=["to nowhere", "to itself"])
+@pytest.mark.parametrize("given", ["", "/*.csv", "/part.csv"], ids=["folder", "glob", "file"])
+def test_a_link_whose_rows_would_be_missed_is_said(given: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "whole.csv").write_text("a\n1\n")
+    (tmp_path / "part.csv").symlink_to(target)
+    with pytest.raises(UserError, match=f"part.csv: a link to {target}, which does not exist; mend or remove it"):
+        list_inputs([f"{tmp_path}{given}"])
+
+
+def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "whole.csv").write_text("a\n1\n")
+    scan = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith("inner"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match="cannot be read: permission denied; change its permissions"):
+        list_inputs([str(tmp_path)])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
@@ -171,8 +172,7 @@ def _read_row_group(path: Path, group: int, columns: list[str]) -> pa.RecordBatc
     except FileNotFoundError:
         raise UserError(f"{path}: missing, though the manifest lists it; run `rayrec preprocess` again") from None
     except (OSError, pa.ArrowInvalid) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}, row group {group}: damaged ({reason}); run `rayrec preprocess` again") from None
+        raise unreadable(f"{path}, row group {group}", error, "run `rayrec preprocess` again") from None
     (batch,) = table.combine_chunks().to_batches()
     return batch
 

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
@@ -95,8 +96,8 @@ def load_reference_rows(predictor: Predictor) -> pa.RecordBatch | None:
         table = pq.read_table(path)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError):
-        raise UserError(f"{path}: damaged; export the model again") from None
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error, "export the model again") from None
     if not table.schema.equals(predictor.encoded_columns) or not table.num_rows:
         raise UserError(f"{path}: its columns are not those of schema.json; export the model again")
     (rows,) = table.combine_chunks().to_batches()

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.features.nested_fields import flat_batch, flat_schema
 from rayrec.features.raw_columns import is_index
@@ -52,8 +53,7 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
         with file.open_packed() as stream, pq.ParquetFile(stream) as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        raise UserError(f"{file.name}: damaged Parquet file ({reason}); fetch it again") from None
+        raise unreadable(file.name, error, "fetch it again", "damaged Parquet file") from None
 
 
 def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
