@@ -5,7 +5,7 @@ from typing import Any
 
 from rayrec.config.evaluate import metric_title
 from rayrec.pages.charts import distinct_labels, intervals, lines, plain
-from rayrec.pages.page import Chart, Figures, HtmlTable, Page, Section, plus_minus, text_of
+from rayrec.pages.page import Chart, Figures, HtmlTable, NumberText, Page, Section, plus_minus, text_of
 
 _MOST_SHOWN = 40
 _TICKS = 3
@@ -71,7 +71,7 @@ def _worse(title: str, found: Sequence[Mapping[str, Any]], metric: str) -> Chart
 
 def _with_interval(found: Mapping[str, Any]) -> str:
     if found["lower"] is None:
-        return text_of(found["value"])
+        return NumberText(text_of(found["value"]))
     return plus_minus(found["value"], found["upper"] - found["value"])
 
 

@@ -19,7 +19,7 @@ from rayrec.store.files import write_atomically, write_json
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
 _LONG, _TEXT = 14, 48
-"""Characters from which on a cell may take several lines, and from which on it is as wide as a text."""
+"""Characters from which on a cell may take several lines, and from which on words are as wide as a text."""
 _CARD_ROWS, _CARD_CHARACTERS = 12, 46
 """Rows and characters up to which a table is a card among charts."""
 _TALL = 900
@@ -200,12 +200,13 @@ def _table(table: HtmlTable, width: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"<td{_of_kind(value)}>{_breakable(text_of(value))}</td>"
+    text = text_of(value)
+    return f"<td{_of_kind(value)}>{_breakable(text) if len(text) > _LONG else _html(text)}</td>"
 
 
 def _breakable(text: str) -> str:
-    """Return the HTML of a text whose names may take several lines if it is long."""
-    return re.sub(r"([._/=])(?=[^\W\d])", r"\1<wbr>", _html(text)) if len(text) > _LONG else _html(text)
+    """Return the HTML of a text whose names may take several lines."""
+    return re.sub(r"([._/=])(?=[^\W\d])", r"\1<wbr>", _html(text))
 
 
 def _of_kind(value: Any) -> str:
@@ -214,7 +215,7 @@ def _of_kind(value: Any) -> str:
         return " class=number"
     if not isinstance(value, str) or len(value) <= _LONG:
         return ""
-    return " class=long" if len(value) <= _TEXT else " class=text"
+    return " class=text" if len(value) > _TEXT and " " in value else " class=long"
 
 
 class NumberText(str):
