@@ -31,7 +31,7 @@ _MARKS = {
 }
 """Encodings by the byte order mark with which a text begins."""
 _ASCII = bytes(range(128))
-_MANY, _FEW = 0.3, 0.02
+_MANY, _FEW = 0.1, 0.02
 
 
 @dataclass(frozen=True)

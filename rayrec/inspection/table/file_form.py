@@ -11,6 +11,7 @@ import pyarrow as pa
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
+from rayrec.inspection.table.encodings import FoundEncoding, find_encoding
 from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.formats.delimited import DelimitedLayout, refuse_other_formats, separator_of, separator_told
 from rayrec.raw.input_files import InputFile
@@ -22,8 +23,6 @@ _RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9
-WESTERN = "windows-1252"
-"""The encoding of texts that are not UTF-8, if they are of Western Europe."""
 _LINES = 200
 
 
@@ -36,6 +35,8 @@ class FileForm:
     is_delimited: bool
     reasons: Mapping[str, str]
     """Why, by field of `settings`."""
+    warnings: Sequence[str] = ()
+    """What a person should look at."""
 
     @property
     def has_names(self) -> bool:
@@ -51,21 +52,27 @@ class FileForm:
         )
 
 
-def recognize(file: InputFile, label: str | None = None, encoding: str | None = None) -> FileForm:
+def recognize(file: InputFile, label: str | None = None, found: FoundEncoding | None = None) -> FileForm:
     """Return the form of a file, by its name and its first lines; a line with the name of the `label` is a header.
 
-    The text is read in the `encoding` given, or else as its first lines show. Raises UserError if it is no text.
+    The text is read in the encoding `found`, or else as its first lines show. Raises UserError if it is no text.
     """
     if format_of(file) == "parquet":
         return FileForm(FileFormat(), False, {})
-    lines, found = _first_lines(file, encoding)
+    lines, found = _first_lines(file, found)
     settings: dict[str, Any] = {}
     reasons: dict[str, str] = {}
+    warnings: list[str] = []
     if found is not None:
-        settings["encoding"] = found
+        settings["encoding"] = found.name
         reasons["encoding"] = "its bytes are not UTF-8; if texts look wrong, name another"
+        if found.words is not None:
+            warnings.append(
+                f"{file.name}: its bytes are not UTF-8; read as {found.name} there are texts such as {found.words}; if "
+                "these are wrong, write another `encoding` into the recipe, such as shift_jis, gb18030 or koi8_r"
+            )
     if format_of(file) != "delimited":
-        return FileForm(FileFormat.model_validate(settings), False, reasons)
+        return FileForm(FileFormat.model_validate(settings), False, reasons, warnings)
     refuse_other_formats(file, lines)
     # Lines that are no rows.
     told = separator_told(lines[0])
@@ -90,7 +97,7 @@ def recognize(file: InputFile, label: str | None = None, encoding: str | None = 
     if not _is_header(parsed.first, parsed.rows, label):
         settings["header"] = tuple(f"c{number}" for number in range(1, len(parsed.first) + 1))
         reasons["header"] = "the first line looks like data, so columns are numbered; rename them"
-    return FileForm(FileFormat.model_validate(settings), True, reasons)
+    return FileForm(FileFormat.model_validate(settings), True, reasons, warnings)
 
 
 def first_lines(file: InputFile) -> list[str]:
@@ -98,25 +105,25 @@ def first_lines(file: InputFile) -> list[str]:
     return _first_lines(file, None)[0]
 
 
-def _first_lines(file: InputFile, encoding: str | None) -> tuple[list[str], str | None]:
+def _first_lines(file: InputFile, found: FoundEncoding | None) -> tuple[list[str], FoundEncoding | None]:
     """Return these lines, and their encoding if it must be said."""
-    form, head = read_head(file, encoding) or (UTF8, b"")
-    if form.encoding == "utf-8" and not _is_text(head, "utf-8"):
-        # Latin-1 has a character for every byte.
-        encoding = WESTERN if _is_text(head, WESTERN) else "latin-1"
-        head = replace(form, encoding=encoding).as_utf8(head)
+    form, head = read_head(file, found and found.name) or (UTF8, b"")
+    beyond = [line for line in head.split(b"\n") if not line.isascii()]
+    if form.encoding == "utf-8" and 2 * sum(map(_is_utf8, beyond)) < len(beyond):
+        found = find_encoding(head)
+        head = replace(form, encoding=found.name).as_utf8(head)
     lines = [line.removesuffix("\r") for line in head.decode("utf-8", "replace").split("\n")[:_LINES]]
     lines = [line for line in lines if line.strip()]
     if not lines:
         raise UserError(f"{file.name}: empty; give files with rows")
     if "\0" in lines[0]:
         raise UserError(f"{file.name}: no text; give text or Parquet, or set 'encoding'")
-    return lines, encoding
+    return lines, found
 
 
-def _is_text(lines: bytes, encoding: str) -> bool:
+def _is_utf8(line: bytes) -> bool:
     try:
-        lines.decode(encoding)
+        line.decode()
     except UnicodeDecodeError:
         return False
     return True

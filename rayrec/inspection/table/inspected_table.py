@@ -1,13 +1,11 @@
 """Inspects a table: a sample of its files, what each column is, and a recipe for it."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
@@ -26,7 +24,8 @@ from rayrec.inspection.table.decisions import (
     table_warnings,
     with_number_formats,
 )
-from rayrec.inspection.table.file_form import WESTERN, FileForm, recognize
+from rayrec.inspection.table.encodings import FoundEncoding, find_encoding
+from rayrec.inspection.table.file_form import FileForm, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
@@ -110,9 +109,12 @@ def inspect_table(
     files = list_inputs(paths)
     form = recognize(files[0], label)
     sample = sample_rows(files, form.settings, rows, seed)
-    if form.settings.encoding is None and sample.unreadable[Reason.UTF8] > _non_ascii_rows(sample):
-        # Texts that are not UTF-8 begin after the first lines.
-        form = recognize(files[0], label, WESTERN)
+    bad = sample.unreadable[Reason.UTF8]
+    if form.settings.encoding is None and bad and bad > len(_texts_beyond_ascii(sample)):
+        # Texts that are not UTF-8 begin after the first lines. As Latin-1, their bytes stay what they are.
+        form = recognize(files[0], label, FoundEncoding("latin-1", None))
+        texts = _texts_beyond_ascii(sample_rows(files, form.settings, rows, seed))
+        form = recognize(files[0], label, find_encoding("\n".join(texts).encode("latin-1", "ignore")))
         sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
         lost = read_again(sample, sample.table.reader([]))
@@ -138,10 +140,11 @@ def inspect_table(
             columns = _describe(sample, form)
             pairs = find_interactions(columns, form) or pairs
         choices = None if label is None else find_label(columns, label)
-        inspected = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
+        decisions, warnings, text = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
         labels = None if choices is None else choices.values
-        known = _known_values(inspected[0], inspected[2], labels, pairs.time, None, seed)
-        return InspectedTable(sample, *inspected, label=labels, known_values=known)
+        known = _known_values(decisions, text, labels, pairs.time, None, seed)
+        warnings = [*form.warnings, *warnings]
+        return InspectedTable(sample, decisions, warnings, text, label=labels, known_values=known)
     # A recipe, until few enough rows are bad for it: a column whose values are often not what it seemed to be becomes a
     # text, or nothing.
     while True:
@@ -172,7 +175,7 @@ def inspect_table(
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
     # What a person should look at before training.
-    warnings = table_warnings(decisions, roles)
+    warnings = [*form.warnings, *table_warnings(decisions, roles)]
     if sample.others:
         warnings.append(describe_others(sample.others))
     fewer = min((found.values == side).sum() for side in (0, 1))
@@ -236,11 +239,11 @@ def _known_values(
     return known
 
 
-def _non_ascii_rows(sample: Sample) -> int:
-    """Return how many rows have a text with another character than ASCII's."""
-    texts = [column for column in sample.rows.columns if pa.types.is_string(column.type)]
-    is_other = [pc.fill_null(pc.invert(pc.string_is_ascii(column)), False) for column in texts]
-    return pc.sum(functools.reduce(pc.or_, is_other)).as_py() or 0 if is_other else 0
+def _texts_beyond_ascii(sample: Sample) -> list[str]:
+    """Return the rows' texts with another character than ASCII's, those of a row in one."""
+    columns = [column.to_pylist() for column in sample.rows.columns if pa.types.is_string(column.type)]
+    rows = (" ".join(filter(None, row)) for row in zip(*columns, strict=True))
+    return [row for row in rows if not row.isascii()]
 
 
 def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:
