@@ -98,7 +98,10 @@ def html_of(page: Page, figures_file: str = FIGURES_FILE) -> str:
     charts: list[Chart] = []
     body = "".join(_section(section, number, charts) for number, section in enumerate(page.sections))
     links = "".join(f'<a href="#s{n}">{_html(section.title)}</a>' for n, section in enumerate(page.sections))
-    facts = "".join(f"<div><dt>{_html(k)}</dt><dd>{_html(v)}</dd></div>" for k, v in page.facts.items())
+    facts = "".join(
+        f"<div{' class=said' if len(v) > _LONG else ''}><dt>{_html(k)}</dt><dd>{_html(v)}</dd></div>"
+        for k, v in page.facts.items()
+    )
     expectations = "".join(
         f'<li class="{"met" if one["is_met"] else "missed"}">{_html(one["line"])}</li>' for one in page.expectations
     )

@@ -169,8 +169,8 @@ def _activity(found: Mapping[str, Any] | None) -> Section:
     blocks, curves = [], {}
     for title, one in (("Rows of a user", users), ("Rows of an item", items)):
         names, shares = [row["rows"] for row in one["rows"]], [100 * row["share"] for row in one["rows"]]
-        note = f"Median {text_of(one['median'])}, at most {one['most']:,}."
-        blocks.append(bars(title, names, shares, x_title="percent of them, by number of rows", note=note))
+        note = f"By number of rows. Median {text_of(one['median'])}, at most {one['most']:,}."
+        blocks.append(bars(title, names, shares, x_title="percent of them", note=note))
     for name, one in (("items", items), ("users", users)):
         share, of_rows = ([100 * value for value in one["cumulated"][key]] for key in ("share", "of_rows"))
         curves[name] = (share, of_rows)
