@@ -160,13 +160,13 @@ def _shipped_recipes_for(paths: Sequence[str]) -> list[str]:
     """Return a line on the recipes for files of this layout, if a source says that it is its own."""
     from rayrec.common.plugins import SOURCES
     from rayrec.config.validation import parse_yaml
-    from rayrec.inspection.table.file_form import first_lines
+    from rayrec.inspection.table.file_form import first_lines, first_with_rows
     from rayrec.raw.input_files import list_inputs
     from rayrec.raw.table_reader import format_of
     from rayrec.recipes import shipped_recipes
     from rayrec.sources.registry import source_of
 
-    file = list_inputs(paths)[0]
+    file = first_with_rows(list_inputs(paths))
     if format_of(file) != "delimited":
         return []
     lines = first_lines(file)

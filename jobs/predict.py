@@ -122,6 +122,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     else:
         unknown = {column: asdict(found) for column, found in counts.unknown.items()}
         details |= {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
+        details |= {"warnings": list(counts.warnings)} if counts.warnings else {}
         if read == request.rows:
             details |= {"part": {"rows": read}, "notes": [f"rows after the first {read:,} were not read"]}
     if request.precision != "fp32":

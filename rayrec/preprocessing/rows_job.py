@@ -300,6 +300,7 @@ class RowsJob:
         late = Counter({n: rows for n, rows in late.items() if n not in known and not self._source.is_ignored(n)})
         if late:
             warnings = [describe_others(late), *warnings]
+        warnings = [*self._reader.warnings, *warnings]
         return WrittenDataset(
             schema,
             splits,

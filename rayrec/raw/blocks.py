@@ -177,3 +177,7 @@ class ExampleReader(RowReader, Protocol):
     @property
     def file_columns(self) -> Sequence[str]:
         """Return the names of all columns of the files; empty if they play no part."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Return what a person should know of the files."""

@@ -242,7 +242,9 @@ def _describes_data(file: InputFile) -> bool:
         with file.open_packed() as stream:
             head = stream.read(HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
         first, _, second = head.partition(b"\n")
-        return not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
+        return (
+            head != b"" and not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
+        )
     return file.path.suffix in (".md", ".yaml", ".yml")
 
 

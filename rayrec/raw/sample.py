@@ -172,8 +172,10 @@ def _bytes_per_row(table: TableFiles) -> int:
     """Return a rough number, from the first lines of the first text file; 0 if there is none."""
     for file, layout in zip(table.files, table.layouts, strict=True):
         if not isinstance(layout, ParquetLayout) and file.bytes:
-            text, cells = next(layout.read(Chunk(file, 0, 0, 1), {}), (b"", None))
-            return len(text) // max(cells.num_lines if cells else 1, 1)
+            stop = None if file.packing else 1
+            text, cells = next(layout.read(Chunk(file, 0, 0, stop), {}), (b"", None))
+            if cells is not None and text.strip():
+                return len(text) // max(cells.num_lines, 1)
     return 0
 
 
@@ -189,6 +191,8 @@ def _places(table: TableFiles, budget: int, rows: int, random: np.random.Generat
         if isinstance(layout, ParquetLayout):
             with open_parquet(file) as opened:
                 groups = row_groups(opened.metadata)
+            if not groups:
+                continue
             numbers, counts = np.unique(
                 np.searchsorted([group.first_byte for group in groups], inside, "right") - 1, return_counts=True
             )

@@ -19,7 +19,7 @@ from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.formats import delimited, json_lines, parquet_layout
 from rayrec.raw.formats.row_types import RawCells, RowTypes, label_column
-from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.input_files import HEAD_BYTES, Chunk, InputFile
 
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
 """The columns of a file, and how its chunks are read."""
@@ -46,6 +46,8 @@ class TableReader:
     """Names of all columns of the files."""
     counts_others: bool = False
     """Whether to count rows with values of columns that no one knew when the files were opened."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the files."""
 
     @property
     def label(self) -> str:
@@ -115,6 +117,8 @@ class TableFiles:
     """How the recipe says that the files hold rows."""
     optional: frozenset[str] = frozenset()
     """Columns that files may lack."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the files."""
 
     def reader(
         self,
@@ -152,7 +156,7 @@ class TableFiles:
                 types.parse(RawCells(empty, np.zeros(0, np.int64), 0, {}, lambda _: b""))
             except UserError as error:
                 raise UserError(f"{file.name}: {error}") from None
-        return TableReader(self.layouts, types, self.columns.names)
+        return TableReader(self.layouts, types, self.columns.names, warnings=self.warnings)
 
 
 def open_table(
@@ -165,24 +169,28 @@ def open_table(
     """Look at the beginning of every file. All have the same columns, in any order; JSON lines may lack some.
 
     `optional`: columns that a file may lack all the same, as the label in files that are to be scored. `needed`: the
-    columns in which files must not differ, by default all others that the recipe does not ignore (`is_ignored`). Empty
-    files are files without rows. Raises UserError if the columns of a file are unclear or differ, or if all files are
-    empty.
+    columns in which files must not differ, by default all others that the recipe does not ignore (`is_ignored`). Files
+    without rows, such as Spark writes for a part that nothing falls into, say nothing of the columns. Raises UserError
+    if the columns of a file are unclear or differ, or if all files are empty.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
-    filled = {file: layout for file, layout in zip(files, found, strict=True) if layout is not None}
-    if not filled:
+        have_rows = list(pool.map(_has_rows, files, found))
+    read = {file: layout for file, layout in zip(files, found, strict=True) if layout is not None}
+    if not read:
         raise UserError(f"{files[0].name}: empty; there are no rows to read")
+    empty = [file for file, has_rows in zip(files, have_rows, strict=True) if not has_rows]
+    filled = {file: layout for file, layout in read.items() if file not in empty} or read
+    warnings = (f"{len(empty):,} of {len(files):,} files have no rows, such as {empty[0].name}",) if empty else ()
     # Layouts travel with every task, so equal ones are one object.
-    same = {layout: layout for layout in reversed(filled.values())}
+    same = {layout: layout for layout in reversed([*filled.values(), *read.values()])}
     first = next(iter(filled.values()))
     layouts = tuple(first if layout is None else same[layout] for layout in found)
     _check_names(filled, frozenset(optional), needed, is_ignored)
     columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
     told = dict.fromkeys(name for file in filled for name, _ in file.partitions if name not in columns.names)
     columns = pa.schema([*columns, *((name, pa.string()) for name in told)])
-    return TableFiles(tuple(files), layouts, columns, table_format, frozenset(optional))
+    return TableFiles(tuple(files), layouts, columns, table_format, frozenset(optional), warnings)
 
 
 def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[str]) -> Layout | None:
@@ -194,6 +202,15 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[s
         case "json_lines":
             return json_lines.read_layout(file, table_format.encoding)
     return delimited.read_layout(file, table_format, optional)
+
+
+def _has_rows(file: InputFile, layout: Layout | None) -> bool:
+    if layout is None or file.bytes > HEAD_BYTES:
+        return layout is not None
+    chunk = Chunk(file, 0, 0, None)
+    if isinstance(layout, parquet_layout.ParquetLayout):
+        return layout.count_lines(chunk) > 0
+    return any(len(cells.positions) or cells.bad_lines for _, cells in layout.read(chunk, {}))
 
 
 def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:

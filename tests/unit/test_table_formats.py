@@ -21,10 +21,13 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import ListLength, RawColumn
+from rayrec.inspection.table.file_form import first_with_rows
+from rayrec.inspection.table.inspected_table import inspect_table
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.json_lines import JsonLinesLayout
 from rayrec.raw.formats.row_types import RowTypes
 from rayrec.raw.input_files import list_inputs
+from rayrec.raw.sample import sample_rows
 from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table
 
@@ -359,6 +362,38 @@ def test_types_of_files_may_differ(tmp_path: Path) -> None:
     assert open_table(list_inputs(map(str, paths)), FileFormat()).columns == pa.schema([("x", pa.string())])
     found = read_table(paths, raw_columns(x="integer"))
     assert [row["x"] for row in found.rows] == [1, None, 2, None, 3, None, 4, 5]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".json", ".jsonl.gz", ".parquet"])
+def test_files_without_rows_are_said_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    """As Spark writes them: empty, or with a header alone, and beside them files that are no parts."""
+    frame = pd.DataFrame({"a": ["x", "y"], "b": [1, 2]})
+
+    def write(part: str, rows: pd.DataFrame) -> None:
+        path = tmp_path / f"{part}{kind}"
+        if kind == ".parquet":
+            rows.to_parquet(path)
+        elif "csv" in kind:
+            rows.to_csv(path, index=False)
+        else:
+            rows.to_json(path, orient="records", lines=True)
+
+    write("part-1", frame[:0])
+    write("part-2", frame)
+    write("part-4", frame)
+    (tmp_path / f"part-0{kind}").write_bytes(gzip.compress(b"\n") if kind.endswith(".gz") else b"")
+    (tmp_path / f"part-3{kind}").touch()
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".part-2.crc").write_bytes(b"\0crc")
+    files = list_inputs([str(tmp_path)])
+    sample = sample_rows(files, FileFormat(), 100, 0)
+    assert sample.rows.to_pydict()["a"] == ["x", "y"] * 2 and not sample.unreadable
+    assert sample.table.warnings == (f"3 of 5 files have no rows, such as {files[0].name}",)
+    assert first_with_rows(files).base_name == f"part-2{kind}" or kind == ".parquet"
+    for number in (2, 4):
+        (tmp_path / f"part-{number}{kind}").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no rows|empty"):
+        inspect_table([str(tmp_path)], None, None, 100, "")
 
 
 def test_an_index_that_pandas_wrote_is_no_column(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class PredictionCounts:
     """Error of mixed precision in the scores of some of the rows."""
     unread: tuple[str, ...] = ()
     """Columns of the files that the recipe does not know."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the files."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def predict_raw(
     names = (name for name in reader.file_columns if name not in known.columns.names)
     unread = tuple(name for name in names if not known.is_unneeded(name))
     amp_error = AmpError.of_all([AmpError(), *(report.amp_error for report in reports)])
-    return PredictionCounts(scored, dict(rejected), unknown, amp_error, unread)
+    return PredictionCounts(scored, dict(rejected), unknown, amp_error, unread, tuple(reader.warnings))
 
 
 def _add(counts: dict[str, UnknownValues], more: Mapping[str, UnknownValues]) -> None:

@@ -121,6 +121,20 @@ def _first_lines(file: InputFile, found: FoundEncoding | None) -> tuple[list[str
     return lines, found
 
 
+def first_with_rows(files: Sequence[InputFile]) -> InputFile:
+    """Return the first file with a line after that of a header, else the first with a line, else the first one."""
+    of_one_line = []
+    for file in files:
+        if file.bytes and format_of(file) == "parquet":
+            return file
+        _, head = read_head(file) or (UTF8, b"")
+        lines = sum(map(bool, map(bytes.strip, head.split(b"\n"))))
+        if lines > 1:
+            return file
+        of_one_line += [file] * lines
+    return next(iter(of_one_line), files[0])
+
+
 def _is_utf8(line: bytes) -> bool:
     try:
         line.decode()

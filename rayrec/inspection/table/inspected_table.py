@@ -25,7 +25,7 @@ from rayrec.inspection.table.decisions import (
     with_number_formats,
 )
 from rayrec.inspection.table.encodings import FoundEncoding, find_encoding
-from rayrec.inspection.table.file_form import FileForm, recognize
+from rayrec.inspection.table.file_form import FileForm, first_with_rows, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
@@ -107,14 +107,15 @@ def inspect_table(
     """
     # A sample of the rows, and what each of its columns holds.
     files = list_inputs(paths)
-    form = recognize(files[0], label)
+    first = first_with_rows(files)
+    form = recognize(first, label)
     sample = sample_rows(files, form.settings, rows, seed)
     bad = sample.unreadable[Reason.UTF8]
     if form.settings.encoding is None and bad and bad > len(_texts_beyond_ascii(sample)):
         # Texts that are not UTF-8 begin after the first lines. As Latin-1, their bytes stay what they are.
-        form = recognize(files[0], label, FoundEncoding("latin-1", None))
+        form = recognize(first, label, FoundEncoding("latin-1", None))
         texts = _texts_beyond_ascii(sample_rows(files, form.settings, rows, seed))
-        form = recognize(files[0], label, find_encoding("\n".join(texts).encode("latin-1", "ignore")))
+        form = recognize(first, label, find_encoding("\n".join(texts).encode("latin-1", "ignore")))
         sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
         lost = read_again(sample, sample.table.reader([]))
@@ -175,7 +176,7 @@ def inspect_table(
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
     # What a person should look at before training.
-    warnings = [*form.warnings, *table_warnings(decisions, roles)]
+    warnings = [*sample.table.warnings, *form.warnings, *table_warnings(decisions, roles)]
     if sample.others:
         warnings.append(describe_others(sample.others))
     fewer = min((found.values == side).sum() for side in (0, 1))

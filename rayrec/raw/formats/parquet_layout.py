@@ -32,6 +32,8 @@ class ParquetLayout:
 
     def count_lines(self, chunk: Chunk) -> int:
         """Return the number of rows of the chunk. Raises UserError on a damaged file."""
+        if not chunk.file.bytes:
+            return 0
         with open_parquet(chunk.file) as file:
             return sum(group.rows for group in row_groups(file.metadata) if _begins_in(chunk, group))
 
@@ -57,7 +59,12 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
 
 
 def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
+    """Yield the rows of the row groups whose first byte lies in the chunk; none of an empty file.
+
+    Raises UserError on a damaged file.
+    """
+    if not chunk.file.bytes:
+        return
     with open_parquet(chunk.file) as file:
         for field in file.schema_arrow:
             # Without pandas in this process, Arrow reads their integers.

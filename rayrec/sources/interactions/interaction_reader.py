@@ -55,6 +55,11 @@ class InteractionReader:
     dictionaries: tuple[str, ...] = (USER, ITEM)
     file_columns: tuple[str, ...] = ()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a person should know of the files."""
+        return () if self.table is None else self.table.warnings
+
     @classmethod
     def of_tables(
         cls, config: InteractionSourceConfig, files: Sequence[InputFile], *, is_scored: bool = False
