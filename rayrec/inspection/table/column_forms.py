@@ -40,6 +40,12 @@ _ZONED_FORMATS = tuple(
 _TEXT_YEARS, _DIGIT_YEARS = (1900, 2100), (1990, 2040)
 """Plausible years: integers could as well be something else than times."""
 _EPOCHS = ("s", "ms", "us", "ns")
+FAR_AWAY = "years away from all other times are"
+_NO_DATE = r"^0{2,4}[-/.]00[-/.]0{2,4}([ T][0:.]+Z?)?$"
+_LEAST_TIMES, _FEW_ABSURD, _FREQUENT = 10, 5, 20
+_FAR_SPANS, _FAR_SECONDS = 3, 5 * 365 * 86_400
+_EMPTY_TIMES = [datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 1900, 1970, 2000)]
+"""What databases write where there is no time, beside 9999."""
 _TRIED = 2_000
 """Distinct values that a pattern is tried on before all of them."""
 _SEPARATORS = ("|", ";", ",", " ")
@@ -78,7 +84,9 @@ def profile_column(name: str, values: pa.ChunkedArray, *, delimited: bool, named
         codes, distinct = _encoded(times.cast(pa.timestamp("us")))
         seconds = distinct.cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
         texts = [text.removesuffix(".000000") for text in distinct.cast(pa.string()).to_pylist()]
-        return ColumnProfile(name, shown, "time", codes, texts, time_format="iso", seconds=seconds)
+        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+        notes = _far_away(texts, counts, _are_absurd(seconds, counts))
+        return ColumnProfile(name, shown, "time", codes, texts, time_format="iso", seconds=seconds, notes=notes)
     if pa.types.is_duration(kind):
         array, _ = read_column(array, RawColumn(name=name, type="number"))
         return _typed_numbers(name, array, shown)
@@ -191,9 +199,13 @@ def _texts(name: str, array: pa.Array, shown: str) -> ColumnProfile:
     # Times, in the first format that most are written in.
     for form in _text_time_formats(distinct):
         seconds, is_time = _times(distinct, form, _TEXT_YEARS)
-        null_words = find_null_words(texts, counts, is_time, is_word)
+        is_absurd = _are_absurd(np.where(is_time, seconds, read_texts(distinct, "time", form)[0] / 1e6), counts)
+        is_absurd |= pc.match_substring_regex(distinct, _NO_DATE).to_numpy(zero_copy_only=False)
+        null_words = find_null_words(texts, counts, is_time & ~is_absurd, is_word | is_absurd)
         if null_words is not None:
             notes = ("day and month could be the other way round",) if _is_ambiguous(distinct, is_time, form) else ()
+            if is_absurd.any():
+                notes += (f"{_absurd_rows(texts, counts, is_absurd)} are taken for missing values",)
             column = ColumnProfile(name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes)
             return column.without(null_words)
     # Vectors, lists, or one value each.
@@ -263,6 +275,7 @@ def _with_time(column: ColumnProfile, named: bool) -> ColumnProfile:
         seconds, is_time = _times(texts, form, _DIGIT_YEARS)
         if is_time.any() and counts[~is_time].sum() <= MOST_MISFITS * counts.sum():
             notes = tuple(note for note in column.notes if note != _TOO_LONG)
+            notes += _far_away(column.texts, counts, ~is_time | _are_absurd(seconds, counts))
             return replace(column, form="time", time_format=form, seconds=seconds, notes=notes)
     return column
 
@@ -291,6 +304,33 @@ def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray
     with np.errstate(invalid="ignore"):
         is_time = is_readable & (seconds >= first) & (seconds < last)
     return np.where(is_time, seconds, np.nan), is_time
+
+
+def _are_absurd(seconds: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which of (n,) distinct times, NaN if none, stand for none: a few that are years away from all others, or the
+    first of a century or of 1970 if it is by far the most frequent.
+    """
+    known = seconds[np.isfinite(seconds)]
+    if len(known) < _LEAST_TIMES:
+        return np.zeros(len(seconds), bool)
+    first, median, last = np.quantile(known, [0.02, 0.5, 0.98])
+    with np.errstate(invalid="ignore"):
+        is_absurd = np.abs(seconds - median) > max(_FAR_SPANS * (last - first), _FAR_SECONDS)
+    is_absurd |= np.isin(seconds, _EMPTY_TIMES) & (counts > _FREQUENT * np.median(counts))
+    return is_absurd & (np.count_nonzero(is_absurd) <= _FEW_ABSURD)
+
+
+def _absurd_rows(texts: Sequence[str], counts: NDArray[np.int64], is_absurd: NDArray[np.bool_]) -> str:
+    """Return how many rows have such times, with the most frequent one: `12 rows of '1970-01-01' and the like`."""
+    most = texts[int(np.argmax(np.where(is_absurd, counts, -1)))]
+    return f"{counts[is_absurd].sum():,} rows of '{most}'{' and the like' if is_absurd.sum() > 1 else ''}"
+
+
+def _far_away(texts: Sequence[str], counts: NDArray[np.int64], is_absurd: NDArray[np.bool_]) -> tuple[str, ...]:
+    """Return what a person should know of absurd times that no text can be named for."""
+    if not (is_absurd & (counts > 0)).any():
+        return ()
+    return (f"{FAR_AWAY} {_absurd_rows(texts, counts, is_absurd)}; make them missing in the files if they mean none",)
 
 
 def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> ColumnProfile | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayrec.config.base import NumberFormat
 from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
-from rayrec.inspection.table.column_forms import words_of
+from rayrec.inspection.table.column_forms import FAR_AWAY, words_of
 from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, absurd_bounds, number_rules, ranges_rule, with_auc
@@ -85,7 +85,9 @@ def decide(
         elif column.name != roles.time and (reason := _why_useless(column, total_rows)):
             decision = Decision(column, "ignored", reason)
         elif column.form == "time":
-            decision = _times(column, roles, evidence, row_time)
+            times = [column] if roles.time is None else [column, columns[roles.time]]
+            far_away = any(note.startswith(FAR_AWAY) for one in times for note in one.notes)
+            decision = _times(column, roles, evidence, has_age=row_time is not None and not far_away)
         elif column.form == "list":
             decision = _lists(column)
         elif column.form == "vector":
@@ -172,7 +174,8 @@ def _evidence(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, 
 def _why_useless(column: ColumnProfile, total_rows: int) -> str | None:
     """Say why a column cannot help a model; None if it can."""
     if column.form == "nested":
-        return f"holds {column.type}, which cannot become a feature"
+        fix = "; write its bytes as hexadecimal texts" if "binary" in column.type else ""
+        return f"holds {column.type}, which cannot become a feature{fix}"
     if column.present == 0:
         return "no row has a value"
     if column.form in ("list", "vector"):
@@ -237,15 +240,18 @@ def _words(column: ColumnProfile, evidence: Evidence) -> Decision | None:
     return replace(of_words, reason=reason, auc={"words": by_word, "category": whole}, warning=warning)
 
 
-def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, row_time: NDArray[np.float64] | None) -> Decision:
-    """Return the parts of a time that differ in rows of one split as they do between splits."""
+def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, *, has_age: bool) -> Decision:
+    """Return the parts of a time that differ in rows of one split as they do between splits.
+
+    `has_age`: whether the days until the row's time are worth something.
+    """
     assert column.seconds is not None and column.time_format is not None
     seconds = column.row_seconds
     span = float(np.nanmax(seconds) - np.nanmin(seconds))
     parts = ["hour"] if span >= 2 * _DAY and column.has_clock else []
     parts += ["weekday"] if span >= 14 * _DAY else []
     is_row_time = column.name == roles.time
-    if not is_row_time and row_time is not None:
+    if has_age and not is_row_time:
         parts.append("age")
     written = {"iso": "in ISO 8601", "s": "seconds since 1970", "ms": "milliseconds since 1970",
                "us": "microseconds since 1970",
@@ -399,7 +405,7 @@ def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
             warnings.append(f"{column.name}: {note}; they are {what}")
         elif column.form == "text" and INEXACT in column.notes and decision.role != "ignored":
             warnings.append(f"{column.name}: {INEXACT}")
-        elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":
+        elif note.startswith(("day and month", "JSON", FAR_AWAY)) and decision.role != "ignored":
             warnings.append(f"{column.name}: {note}")
         elif column.form == "text" and column.has_time_name and has_digits and column.distinct > 1:
             examples = f"such as '{column.examples(1)[0]}'"
