@@ -69,6 +69,7 @@ class RunRequest(PipelineRequest):
 def run(request: RunRequest, progress: Progress) -> Result:
     """Run the unfinished phases; `rows` are those of the dataset, `metrics` those of every held-out split.
 
+    The status is `failed` where the model is worse than the label rate alone, by more than `publish.max_loss_increase`.
     With `continue_`, add a day; for a day that was already processed, return its result again and change nothing.
     `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
     phase was made from another recipe or other raw files.
@@ -85,7 +86,8 @@ def run(request: RunRequest, progress: Progress) -> Result:
                 )
                 return before
             return run_day(request, request.output, models, progress)
-        results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
+        places = Places(request.output, refits=request.refits)
+        results, seconds = run_phases(request, places, progress)
     rows, trained = results[0].rows, results[1]
     details: dict[str, Any] = {
         "phases": seconds,
@@ -96,8 +98,11 @@ def run(request: RunRequest, progress: Progress) -> Result:
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
     if request.refits:
         details["notes"].append(REFIT_NOTE)
+    fault = _fault(request, places, trained)
     return Result(
         command="run",
+        status="done" if fault is None else "failed",
+        error=fault,
         output=request.output,
         rows=rows,
         metrics=trained.metrics,
@@ -105,6 +110,23 @@ def run(request: RunRequest, progress: Progress) -> Result:
         execution=trained.execution,
         details=details,
     )
+
+
+def _fault(request: RunRequest, places: Places, trained: Result) -> str | None:
+    """Say why the trained model should not serve; None if it is better than no model, or nothing tells."""
+    from jobs.stored_model import stored_model
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.gate import fault_beside_base_rate
+
+    recipe, dataset = request.load_recipe(), Dataset.open(places.dataset)
+    split, train = dataset.split_to_judge(recipe.train.evaluation_split), dataset.manifest.splits["train"]
+    simpler = trained.baselines.get(split or "", {}).get("base rate", {}).get("log_loss")
+    loss = trained.metrics.get(split or "", {}).get("log_loss")
+    # Rows are scored again only if the metrics tell that something is wrong.
+    if split is None or simpler is None or loss is None or loss <= simpler or not 0 < train.positives < train.rows:
+        return None
+    with stored_model(places.run) as model:
+        return fault_beside_base_rate(recipe.publish, model, dataset, split, train.positives / train.rows)
 
 
 @contextmanager
@@ -131,6 +153,8 @@ def _remove_leftovers(folder: Path) -> None:
 def describe(result: Result) -> str:
     """Return the outcome with its metrics, and the commands to go on with if there is a model to serve."""
     text = describe_result(result)
+    if result.error is not None:
+        text += f"\n  error: {result.error}"
     if result.status != "done" or result.output is None:
         return text
     if "version" in result.details:

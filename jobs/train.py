@@ -80,7 +80,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     """
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
+    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
@@ -119,12 +119,13 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     assert reached is not None
     evaluations = [record for record in read_history(run_folder.history) if record["event"] == "evaluate"]
     rows = dataset.split("train").rows
+    simpler = baselines(recipe, dataset, metrics)
     return Result(
         command="train",
         output=request.output,
         rows=recipe.train.samples_after(reached.step, rows),
         metrics=metrics,
-        baselines=baselines(recipe, dataset, metrics),
+        baselines=simpler,
         execution=run_folder.execution,
         details={
             "steps": reached.step,
@@ -132,7 +133,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             **({"evaluation_rows_per_second": evaluations[-1].get("rows_per_second")} if evaluations else {}),
             **_time_to_target(recipe.train.early_stop, evaluations),
             **part_of_split(dataset, "train", min(rows, recipe.train.rows or rows)),
-            "warnings": class_warnings(metrics),
+            "warnings": metric_warnings(metrics, simpler),
             **drawn_negatives(dataset.schema),
         },
     )

@@ -175,7 +175,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings, drawn_negatives, split_notes
+    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings, split_notes
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)
@@ -183,7 +183,8 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     metrics = json.loads((places.run / METRICS_FILE).read_text())
     number = 0 if places.before is None else int(places.folder.name)
     details: dict[str, Any] = {"day": number, "version": version, "phases": seconds}
-    details |= {"warnings": class_warnings(metrics), **drawn_negatives(dataset.schema)}
+    simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
+    details |= {"warnings": metric_warnings(metrics, simpler), **drawn_negatives(dataset.schema)}
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
         details["warnings"] += details["gate"].get("warnings", ())
@@ -192,7 +193,6 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
         details["known_values"] = dataset.manifest.model_dump(mode="json")["known_values"]
     if places.refit.run.exists():
         details["notes"].append(REFIT_NOTE)
-    simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
     return Result(command="run", output=output, rows=rows, metrics=metrics, baselines=simpler, details=details)
 
 

@@ -183,7 +183,7 @@ class TrainPhase(Phase):
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import Dataset
         from rayrec.inspection.baselines import baselines
-        from rayrec.inspection.split_checks import class_warnings, drawn_negatives
+        from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
@@ -197,13 +197,14 @@ class TrainPhase(Phase):
         if not is_whole:
             return None
         metrics = json.loads((self.folder / METRICS_FILE).read_text())
+        simpler = baselines(run.recipe, Dataset.open(self._places.dataset), metrics)
         return Result(
             command="train",
             output=self.folder,
             metrics=metrics,
-            baselines=baselines(run.recipe, Dataset.open(self._places.dataset), metrics),
+            baselines=simpler,
             execution=run.execution,
-            details={"warnings": class_warnings(metrics), **drawn_negatives(run.schema)},
+            details={"warnings": metric_warnings(metrics, simpler), **drawn_negatives(run.schema)},
         )
 
     def run(self, progress: Progress) -> Result:

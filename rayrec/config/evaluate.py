@@ -130,7 +130,9 @@ class PublishConfig(Config):
     """Conditions for publishing the model of a new day, measured on held-out rows, and how it is written."""
 
     max_loss_increase: NonNegativeFloat = 0.01
-    """Largest relative increase of log loss over the serving model's, beyond two standard errors."""
+    """Largest relative increase of log loss over the serving model's, beyond two standard errors. The first model, of
+    `rayrec run --output`, is compared with the label rate of `train` for every row.
+    """
     max_auc_loss: NonNegativeFloat = 0.05
     """Largest decrease of the AUC on held-out rows of the day before, beyond two standard errors."""
     min_auc: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -21,8 +21,8 @@ _MOST_ROWS = 20_000_000
 def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> Baselines:
     """Return metrics by split and simpler model, those alone that the model has, too.
 
-    `base rate` predicts the label rate of `train` for every row, `popularity` ranks items by their positives
-    in `train`; the others are those of the recipe (`evaluate.baselines`).
+    `base rate` predicts the label rate of `train` for every row, or where rows have weights that of the split;
+    `popularity` ranks items by their positives in `train`; the others are those of the recipe (`evaluate.baselines`).
     """
     found: Baselines = {}
     for split in (name for name in metrics if name in dataset.evaluation_splits):
@@ -32,7 +32,7 @@ def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[st
             _log.warning("no baseline 'popularity' for %s: %s", split, error)
             popularity = {}
         simpler = {
-            "base rate": {} if dataset.schema.interactions else _base_rate(dataset, split),
+            "base rate": {} if dataset.schema.interactions else _base_rate(dataset, split, metrics[split]),
             "popularity": popularity,
             **recipe.evaluate.baselines,
         }
@@ -42,10 +42,12 @@ def baselines(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[st
     return {split: models for split, models in found.items() if models}
 
 
-def _base_rate(dataset: Dataset, split: str) -> dict[str, float]:
+def _base_rate(dataset: Dataset, split: str, metrics: Mapping[str, float | None]) -> dict[str, float]:
     train, held_out = dataset.manifest.splits.get("train"), dataset.split(split)
-    # A dataset may have no rows to take the rate of, and a manifest has no sums of weights.
-    if train is None or dataset.schema.weight is not None or not 0 < train.positives < train.rows:
+    if dataset.schema.weight is not None:  # a manifest has no sums of weights, but the metrics do
+        loss, normalized = metrics.get("log_loss"), metrics.get("normalized_entropy")
+        return {"auc": 0.5} | ({"log_loss": loss / normalized} if loss is not None and normalized else {})
+    if train is None or not 0 < train.positives < train.rows:  # no rows to take the rate of
         return {"auc": 0.5}
     predicted, rate = train.positives / train.rows, held_out.positives / max(held_out.rows, 1)
     return {"auc": 0.5, "log_loss": -rate * math.log(predicted) - (1 - rate) * math.log1p(-predicted)}

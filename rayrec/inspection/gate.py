@@ -102,6 +102,29 @@ def judge(
     return Judgement(tuple(faults), judged, comparison, before, tuple(drift), tuple(warnings))
 
 
+def fault_beside_base_rate(
+    config: PublishConfig, model: StoredModel, dataset: Dataset, split: str, rate: float
+) -> str | None:
+    """Say why a model should not serve that was trained on `dataset`, if it is worse on a split than `rate`, between 0
+    and 1, as the probability of every row, by more than chance and `max_loss_increase`.
+    """
+    columns = [dataset.schema.label] if dataset.schema.weight is None else [dataset.schema.label, dataset.schema.weight]
+    rows, logits = collect_split(model, dataset, split, columns, _MOST_ROWS, SilentProgress())
+    weights = (
+        np.ones(len(rows), np.float32) if dataset.schema.weight is None else rows[dataset.schema.weight].to_numpy()
+    )
+    constant = np.full(len(rows), math.log(rate / (1 - rate)), np.float32)
+    found = Comparison.of(rows[dataset.schema.label].to_numpy(), weights, logits, constant)
+    allowed = config.max_loss_increase * found.serving_loss + _ERRORS * found.loss_difference_error
+    if found.loss - found.serving_loss <= allowed:
+        return None
+    return (
+        f"log loss {found.loss:.4f} on '{split}' is above {found.serving_loss:.4f}, that of the label rate "
+        f"{rate:.2%} for every row: the model is worse than none; lower the learning rates under train, or set "
+        f"publish.max_loss_increase ({config.max_loss_increase:g}) to more"
+    )
+
+
 def _odd_times(dataset: Dataset, parent: Dataset) -> Iterator[str]:
     """Yield what is odd about the times of the day's rows beside those of the day before."""
     now, then = dataset.manifest.times, parent.manifest.times

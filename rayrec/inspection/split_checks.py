@@ -36,6 +36,31 @@ def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str
     return warnings
 
 
+def metric_warnings(
+    metrics: Mapping[str, Mapping[str, float | None]], baselines: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> list[str]:
+    """Say what is wrong with held-out splits, and where a model on them is worse than a simpler one on the same rows.
+
+    `baselines`: `rayrec.inspection.baselines.baselines` of the metrics. Rates of labels are beaten in log loss,
+    popularity, by which users and items are ranked, in the first metric of ranked lists.
+    """
+    warnings = class_warnings(metrics)
+    for split, simpler in baselines.items():
+        rate, popularity = simpler.get("base rate", {}), simpler.get("popularity", {})
+        loss = metrics[split].get("log_loss")
+        if loss is not None and loss > rate.get("log_loss", math.inf):
+            warnings.append(
+                f"split '{split}': log loss {loss:.4f} is above {rate['log_loss']:.4f}, that of the label rate of "
+                "train for every row: the model is worse than none"
+            )
+        for name, value in list(popularity.items())[:1]:
+            if (metrics[split].get(name) or 0.0) < value:
+                warnings.append(
+                    f"split '{split}': {name} {metrics[split][name]:.4f} is below {value:.4f} by popularity"
+                )
+    return warnings
+
+
 def drawn_negatives(schema: Schema) -> dict[str, bool]:
     """Return the entry of a result's details that `shown_metrics` needs; nothing where labels were observed."""
     return {"drawn_negatives": True} if schema.has_drawn_negatives else {}

@@ -3,7 +3,7 @@
 import pytest
 
 from rayrec.ingest.dataset import DatasetManifest, SplitInfo
-from rayrec.inspection.split_checks import class_warnings, split_notes, split_warnings
+from rayrec.inspection.split_checks import class_warnings, metric_warnings, split_notes, split_warnings
 from rayrec.recipes import Recipe
 
 RANDOM = {"kind": "hash", "validation": 0.1, "test": 0.1}
@@ -54,3 +54,15 @@ def test_metrics_on_few_rows_of_a_class() -> None:
         "late": {"rows": 5.0, "positives": 0.0},
     }
     assert [text.split("'")[1] for text in class_warnings(metrics)] == ["validation", "late"]
+
+
+def test_models_that_a_simpler_one_beats_on_the_same_rows() -> None:
+    metrics = {"validation": {"log_loss": 0.71}, "test": {"log_loss": 0.6}, "lists": {"hr@5": 0.2, "ndcg@5": 0.3}}
+    baselines = {
+        "validation": {"base rate": {"auc": 0.5, "log_loss": 0.69}, "other": {"log_loss": 0.1}},
+        "test": {"base rate": {"auc": 0.5, "log_loss": 0.69}},
+        "lists": {"popularity": {"hr@5": 0.25, "ndcg@5": 0.2}},
+    }
+    first, second = metric_warnings(metrics, baselines)
+    assert "'validation'" in first and "0.7100" in first and "0.6900" in first
+    assert "'lists'" in second and "0.2000" in second and "0.2500" in second
