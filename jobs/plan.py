@@ -41,14 +41,15 @@ def run(request: PlanRequest, progress: Progress) -> Result:
 
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
+    train = recipe.train.with_batch_of(dataset.split("train").rows, request.workers)
     plan = plan_sharding(
         model.tables,
-        recipe.train,
+        train,
         world_size=request.workers,
         local_world_size=local,
         memory_per_worker=memory,
         host_memory_per_worker=host_memory,
-        batch_size=max(1, recipe.train.global_batch_size // request.workers),
+        batch_size=max(1, train.global_batch_size // request.workers),
     )
     return Result(command="plan", details=plan.as_json())
 

@@ -225,6 +225,14 @@ class TrainConfig(PartConfig):
         rows = min(rows, self.rows or rows)
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
+    def with_batch_of(self, rows: int, workers: int) -> "TrainConfig":
+        """Return the same where `train` has `rows` rows, of which a batch takes no more than there are.
+
+        Else each step would be the small one of a batch that is never full.
+        """
+        most = -(-self.samples_per_epoch(rows) // workers) * workers
+        return self.model_copy(update={"global_batch_size": min(self.global_batch_size, max(most, workers))})
+
     def steps_per_epoch(self, rows: int) -> int:
         """Return the number of optimizer steps of an epoch, where `train` has `rows` rows; the last samples may
         fill no batch.

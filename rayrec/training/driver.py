@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rayrec.training.loop.worker import InitialWeights
     from rayrec.training.parallel.ranks import RankContext
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held by the thread of this process that trains, as torch's process group belongs to all; others wait."""
 Metrics = dict[str, dict[str, float | None]]
 
 
@@ -74,7 +77,7 @@ def train(
         if is_here:
             from rayrec.training.loop.worker import train_worker
 
-            with only_rank() as context:
+            with _ONE_AT_A_TIME, only_rank() as context:
                 train_worker(recipe, dataset, run, context, initial_weights)
         else:
             work = partial(_train, run.path, initial_weights)

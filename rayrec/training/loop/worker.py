@@ -69,6 +69,8 @@ class _Training:
     def __init__(
         self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext, preemption: PreemptionWatch
     ) -> None:
+        train = recipe.train.with_batch_of(dataset.split("train").rows, context.world_size)
+        recipe = recipe.model_copy(update={"train": train})
         self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
         self._run, self._context, self._preemption = run, context, preemption
         if context.rank == 0:

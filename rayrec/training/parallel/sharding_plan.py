@@ -229,7 +229,7 @@ def plan_sharding(
     except PlannerError as error:
         if error.error_type not in _DOES_NOT_FIT:
             raise
-        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker) from None
+        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker, batch_size) from None
     finally:
         logging.disable(previous)
 
@@ -238,7 +238,7 @@ def plan_sharding(
     shards = [shard for t in tables for shard in _shards_of(t, rules[t.name], found[t.name], world_size)]
     result = ShardingPlan(world_size, tuple(shards))
     if max(result.bytes_by_rank()) > memory_per_worker or max(result.host_bytes_by_rank()) > host_memory_per_worker:
-        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker)
+        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker, batch_size)
     return result
 
 
@@ -338,8 +338,14 @@ def _too_large(
     world_size: int,
     memory_per_worker: int,
     host_memory_per_worker: int,
+    batch_size: int,
 ) -> UserError:
     need = sum(t.rows * rules[t.name].row_bytes(t.columns, rules[t.name].automatic[0]) for t in tables)
+    if need < memory_per_worker // 2:
+        return UserError(
+            f"train.global_batch_size: a worker of {format_bytes(memory_per_worker)} has no room for the looked-up "
+            f"rows of a batch, {batch_size:,} a worker; lower it, or remove sharding overrides"
+        )
     host = f" and {format_bytes(host_memory_per_worker)} of their machines" if host_memory_per_worker else ""
     return UserError(
         f"the embedding tables need {format_bytes(need)} with optimizer state; {world_size} workers of "
