@@ -18,6 +18,7 @@ from tests.pages import PAGES, REPOSITORY, blocks
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 PATH = re.compile(r"`((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests|docs|requirements)/[\w./-]*)`")
+SHORT_PATH = re.compile(r"`((?:\w+/)*\w+\.py)`")
 COMMAND_PATH = re.compile(r"\b((?:tests|benchmarks)/[\w/]+\.\w+)")
 MODULE = re.compile(
     r"(?:python -m |`)((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests)\.[a-z_]+(?:\.[a-z_]+)*)\b"
@@ -55,6 +56,17 @@ def test_links_lead_somewhere() -> None:
 def test_named_files_are_there(pattern: re.Pattern[str]) -> None:
     # `benchmarks/results/` has what commands write; a page may name a file that no commit has.
     wrong = [f"{page.name}: {path}" for page, path in named(pattern) if not (REPOSITORY / path).exists()]
+    assert wrong == []
+
+
+def test_files_named_by_the_end_of_their_path_are_there() -> None:
+    ends = [f"/{path.relative_to(REPOSITORY)}" for path in REPOSITORY.rglob("*.py") if ".venv" not in path.parts]
+    # adding.md has its reader write the files that it names.
+    wrong = [
+        f"{page.name}: {name}"
+        for page, name in named(SHORT_PATH)
+        if page.name != "adding.md" and not any(end.endswith(f"/{name}") for end in ends)
+    ]
     assert wrong == []
 
 
