@@ -36,6 +36,7 @@ from rayrec.common.network import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.text import shell_line
+from rayrec.config.execution import SERVE
 from rayrec.recipes import load_recipe
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
@@ -116,10 +117,14 @@ def run(request: DemoRequest, progress: Progress) -> Result:
         with two_nodes(folder / "logs") as head:
             progress.finish()
             results = {step: _send_step(step, values, head.dashboard, progress) for step, values in steps.items()}
+            began = time.monotonic()
             answered = _ask_cluster(model, source.example_request(raw), head.dashboard, progress)
+            seconds = time.monotonic() - began
             progress.stage("stop the cluster")
         progress.finish()
         ran = [_what_ran(step, result) for step, result in results.items()]
+        # The server ends with the cluster, so its job has no result.
+        ran.append({"step": "serve", "engine": SERVE, "workers": recipe.serve.replicas, "seconds": round(seconds, 1)})
         progress.message(f"\n{text_table(ran)}")
         answered["steps"] = ran
     else:
@@ -187,10 +192,9 @@ def _submit(words: tuple[str, ...], dashboard: str, progress: Progress, *, no_wa
 def _what_ran(step: str, result: Result) -> dict[str, Any]:
     """Return what did a step on the cluster, as a row of a table."""
     how = {} if result.execution is None else result.execution.model_dump()
-    engine = "Ray Tune" if step == "tune" else how.get("engine", "its process")
     return {
         "step": step,
-        "engine": engine,
+        "engine": how.get("engine", "its process"),
         **{name: how.get(name) for name in ("reads", "workers", "nodes")},
         "CPUs": how.get("cpus"),
         "seconds": round(result.seconds, 1),

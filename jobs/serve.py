@@ -111,6 +111,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
     Health checks fail first, then the ports close.
     """
     from cluster.ray_serve import asking_replicas
+    from rayrec.config.execution import SERVE, Execution
     from serve.served_models import ServedModel, agreed, news
     from serve.server import APPLICATION
 
@@ -119,6 +120,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
         interrupts = handlers.enter_context(_interrupts())
         progress.message("Ctrl-C stops the server")
         ask = asking_replicas(APPLICATION)
+        execution = Execution.on_ray(SERVE, max(1, len(ask("states"))))
         told: Mapping[str, ServedModel] = {}
         while True:
             with suppress(Empty):
@@ -137,7 +139,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
         with suppress(Empty):
             interrupts.get(timeout=request.drain_seconds)
         progress.message("finishing the requests in progress")
-    return Result(command="serve", details={"url": url})
+    return Result(command="serve", execution=execution, details={"url": url})
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main,
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.text import shell_line
-from rayrec.config.execution import Execution
+from rayrec.config.execution import TUNE, Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import Folder
@@ -122,10 +122,12 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
         initial_weights(recipe.resolve(), dataset)
         with ray_session(progress=progress):
-            from tune.tuner import run_sweep
+            from tune.tuner import concurrent_trials, run_sweep
 
-            execution = trial_training(recipe.resolve().train)
-            settings = replace(settings, train=partial(train_trial, execution), in_actors=execution.on == "process")
+            training = trial_training(recipe.resolve().train)
+            settings = replace(settings, train=partial(train_trial, training), in_actors=training.on == "process")
+            at_once = concurrent_trials(recipe.resolve(), request.trials, request.concurrent)
+            execution = Execution.on_ray(TUNE, at_once)
             outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
             # The best of many noisy values is too good: train the best ones again with other seeds.
             found = []
@@ -143,6 +145,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     return Result(
         command="tune",
         output=request.output,
+        execution=execution,
         metrics={split: {settings.metric: found[0].mean if found else outcomes[0].value}},
         details={
             "best": str(request.output / BEST_FILE),

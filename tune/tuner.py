@@ -86,7 +86,7 @@ def run_sweep(
     # Tune starts a `Trial` for each assignment that the searcher draws, and asks the scheduler after each evaluation
     # whether it goes on.
     chosen = strategy(settings, base.train.most_evaluations)
-    at_once = _concurrent_trials(base, chosen.trials, concurrent)
+    at_once = concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_resources(
         ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)
     )  # fmt: skip
@@ -129,7 +129,7 @@ def run_sweep(
     return _finish(settings, {Path(result.path).name for result in results})
 
 
-def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
+def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     """Return how many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
 
     A trial holds a CPU (and a GPU, if it trains on GPUs) for each worker from its start to its end, all or none, and

@@ -7,7 +7,7 @@ from rayrec.config.base import Config
 from rayrec.config.train import DeviceName
 
 Place = Literal["process", "ray"]
-SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
+SPARK, TRAIN, DATA, TUNE, SERVE = "Spark on Ray", "Ray Train", "Ray Data", "Ray Tune", "Ray Serve"
 """The engines on Ray."""
 
 
@@ -26,7 +26,7 @@ class Execution(Config):
     device: DeviceName | None = None
     """Device of the workers that train or evaluate."""
     workers: int
-    """Number of threads, tasks at once, actors, or ranks of a training."""
+    """Number of threads, tasks at once, actors, ranks of a training, trials at once, or replicas."""
     nodes: int = 1
     """Number of nodes with CPUs in the Ray session."""
     cpus: int

@@ -56,13 +56,14 @@ def test_the_cluster_computes_what_this_machine_computes(environment: dict[str, 
     out, err = demo.communicate(timeout=1200)
     assert demo.returncode == 0, err
     details = json.loads(out)["details"]
-    assert {row["step"]: (row["engine"], row["reads"], row["nodes"]) for row in details["steps"]} == {
+    assert {row["step"]: (row["engine"], row.get("reads"), row.get("nodes")) for row in details["steps"]} == {
         "preprocess": ("Spark on Ray", None, 2),
         "train": ("Ray Train", "Ray Data", 2),
         "evaluate": ("Ray Data", None, 2),
         "export": ("its process", None, None),
         "predict": ("Ray Data", None, 2),
-        "tune": ("Ray Tune", None, None),
+        "tune": ("Ray Tune", None, 2),
+        "serve": ("Ray Serve", None, None),
     }
     assert len(list(there.glob("sweep/trials/*/run/metrics.json"))) == 4
     (score,) = details["answer"]["predictions"]
