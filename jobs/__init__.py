@@ -65,7 +65,7 @@ GROUPS = {
             "Write an HTML page about a dataset, run, model or search.",
             "rayrec report out/run --output report",
         ),
-        "runs": Listed("List the runs below a folder, best metrics first.", "rayrec runs experiments"),
+        "runs": Listed("List the runs below a folder, best metrics first.", "rayrec runs ."),
         "evaluate": Listed(
             "Compute exact metrics of a model over a split.",
             "rayrec evaluate out/model --data out/dataset --split test",

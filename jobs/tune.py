@@ -101,12 +101,13 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from tune.results import confirm, confirmation_table, sweep_figures, write_csv
     from tune.sweep_folder import outcome_rows
 
-    # What is searched, and from where.
-    recipe = request.trial_content()
+    # What is searched, and from where. Before Ray starts: a mistake is answered at once.
+    dataset = Dataset.open(request.data)
+    recipe, space, warnings = _for_dataset(request, dataset)
     settings = SweepSettings(
         recipe=recipe,
-        space=request.load_space(),
-        dataset=request.data.absolute(),
+        space=space,
+        dataset=dataset.folder,
         folder=request.output.absolute(),
         metric=request.chosen_metric(recipe.resolve()),
         trials=request.trials,
@@ -114,9 +115,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         scheduler=request.scheduler,
         train=partial(train_trial, Execution.in_process()),
     )
-    # Before Ray starts: a mistake is answered at once.
     require_gpu(recipe.resolve().train.device)
-    dataset = Dataset.open(settings.dataset)
     with owned_folder(settings, request.resume):
         # Trials can be compared, and each can begin; then Ray starts, and the trials run.
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
@@ -150,10 +149,34 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         details={
             "best": str(request.output / BEST_FILE),
             "verdict": figures["verdict"],
+            "warnings": warnings,
             "trials": outcome_rows(outcomes, settings.metric),
             **({"confirmed": confirmed} if found else {}),
         },
     )
+
+
+def _for_dataset(request: TuneRequest, dataset: "Dataset") -> tuple[RecipeContent, Space, list[str]]:
+    """Return the recipe, the space and warnings, where a table is too small for what they say by default.
+
+    As training does, the search then judges by `test`; a shipped space keeps only batches that the rows fill.
+    """
+    recipe, space, warnings = request.trial_content(), request.load_space(), list[str]()
+    wanted = recipe.resolve().train.evaluation_split
+    split = dataset.split_to_judge(wanted)
+    if split is not None and split != wanted:
+        recipe = recipe.with_values({"train.evaluation_split": split})
+        warnings.append(
+            f"{dataset.folder} has no rows in split '{wanted}', so trials were chosen by '{split}', and the values of "
+            "the best are too good; preprocess with a validation split, or judge best.yaml on new rows"
+        )
+    key, parameters = "train.global_batch_size", dict(space.parameters)
+    if request.space is None and key in parameters and parameters[key].labels:
+        rows = dataset.split("train").rows
+        fitting = tuple(size for size in parameters[key].labels if int(size) <= rows)
+        parameters[key] = parameters[key].model_copy(update={"choice": fitting})
+        space = replace(space, parameters={name: one for name, one in parameters.items() if one.choice != ()})
+    return recipe, space, warnings
 
 
 def train_trial(execution: Execution, recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) -> object:
@@ -191,12 +214,15 @@ def describe(result: Result) -> str:
     output = str(result.output) if result.output is not None else ""
     confirmed = result.details.get("confirmed")
     again = f"With other seeds:\n\n{text_table(confirmed)}\n\n" if confirmed else ""
+    said = [
+        result.details["verdict"],
+        *(f"warning: {text}" for text in result.details["warnings"]),
+        f"rayrec train {shell_line([str(result.details['best'])])} --data ... --output ...",
+    ]
     return (
         f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n{again}"
         f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
-        f"  {result.details['verdict']}\n"
-        f"  rayrec train {shell_line([str(result.details['best'])])} --data ... --output ..."
-    )
+    ) + "\n".join(f"  {line}" for line in said)
 
 
 COMMAND = Command("tune", TuneRequest, run, describe)

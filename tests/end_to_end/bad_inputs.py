@@ -324,13 +324,6 @@ FILES = [
         "train.evaluation_split: dataset has no split 'tset'; did you mean 'test'?",
     ),
     BadInput(
-        "search without validation rows",
-        f"{TUNE} run",
-        2,
-        "train.evaluation_split: dataset has no rows in split 'validation' to choose by; preprocess it with one, or "
-        "choose by another with --set train.evaluation_split=test",
-    ),
-    BadInput(
         "dataset unfinished",
         "train dlrm-criteo-debug --data unfinished --output run",
         1,

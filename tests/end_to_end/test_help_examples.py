@@ -10,10 +10,37 @@ import pytest
 
 from jobs import COMMANDS
 from jobs.command import Result
-from tests.end_to_end.conftest import Finished
+from tests.end_to_end.conftest import Finished, served
 
 ROWS, NEW_ROWS = 900, 300
 Rayrec = Callable[..., Finished]
+BEFORE = ("inspect", "run", "preprocess")
+"""Examples that make what the others take."""
+MEASURED = {"evaluate": "", "explain": "--permutations 1", "report": ""}
+"""Examples that measure the model, and what makes them smaller: an option that is given again."""
+OTHERS = {
+    "recipes": "",
+    "generate": "--rows 1000",
+    "verify": "",
+    "train": "",
+    "plan": "--workers 2",
+    "runs": "",
+    "compare": "",
+    "predict": "",
+    "export": "",
+}
+ON_RAY = {
+    "tune": "--trials 2",
+    "benchmark": "--steps 5 --warmup-steps 1 --batch-size 16",
+    "benchmark serve": "--seconds 0.2 --protocol json --rows 1 --clients 1",
+}
+ELSEWHERE = {
+    "demo": "makes its own data: tests/end_to_end/test_wheel.py",
+    "doctor": "looks at the machine alone: tests/unit/test_doctor.py",
+    "follow": "runs until Ctrl-C, from raw files on: docs/daily.md in tests/end_to_end/test_page_commands.py",
+    "serve": "runs until Ctrl-C: a test of its own below",
+    "submit": "needs a cluster that takes jobs: tests/end_to_end/test_submit.py",
+}
 
 
 @pytest.fixture(scope="module", params=["with a time", "without"])
@@ -28,7 +55,7 @@ def ran(request: pytest.FixtureRequest, rayrec_alone: Rayrec, tmp_path_factory: 
         lines.append(f"{int(draw.random() < 0.1 + 0.6 * (item % 3 == 0))},u{user},i{item}{time}")
     (folder / "clicks.csv").write_text("\n".join(lines[: 1 + ROWS]) + "\n")
     (folder / "new.csv").write_text("\n".join([lines[0], *lines[1 + ROWS :]]) + "\n")
-    for command in ("inspect", "run"):
+    for command in BEFORE:
         example(rayrec_alone, folder, command)
     return folder
 
@@ -39,16 +66,38 @@ def example(rayrec: Rayrec, folder: Path, command: str, *more: str) -> Finished:
     return done
 
 
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [("evaluate", ()), ("explain", ("--permutations", "1")), ("report", ())],
-    ids=["evaluate", "explain", "report"],
-)
+def test_every_example_runs_here_or_elsewhere() -> None:
+    assert sorted([*BEFORE, *MEASURED, *OTHERS, *ON_RAY, *ELSEWHERE]) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_an_example_works(rayrec_alone: Rayrec, ran: Path, command: str) -> None:
+    if command == "compare":
+        for seed, run in enumerate(("run-a", "run-b")):
+            words = f"train clicks.yaml --data dataset --output {run} --set train.seed={seed}"
+            assert rayrec_alone(*words.split(), folder=ran).code == 0
+    example(rayrec_alone, ran, command, *OTHERS[command].split())
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("command", ON_RAY)
+def test_an_example_works_on_ray(rayrec: Rayrec, ran: Path, command: str) -> None:
+    done = example(rayrec, ran, command, *ON_RAY[command].split())
+    assert command != "tune" or "given recipe" in done.out
+
+
+@pytest.mark.minutes
+def test_the_model_is_served(ray_cluster: str, ran: Path) -> None:
+    with served(ray_cluster, ran / COMMANDS["serve"].example.split()[-1]):
+        pass  # it has answered
+
+
+@pytest.mark.parametrize("command", MEASURED)
 def test_held_out_rows_are_measured_by_a_model_that_never_saw_them(
-    rayrec_alone: Rayrec, ran: Path, command: str, more: tuple[str, ...]
+    rayrec_alone: Rayrec, ran: Path, command: str
 ) -> None:
     result = Result.load(ran / "out")
-    done = example(rayrec_alone, ran, command, *more, "--json")
+    done = example(rayrec_alone, ran, command, *MEASURED[command].split(), "--json")
     assert done.result["metrics"]["test"]["auc"] == pytest.approx(result.metrics["test"]["auc"], abs=1e-6)
     refitted = (ran / "out" / "refit").is_dir()
     if command != "report":
@@ -58,9 +107,9 @@ def test_held_out_rows_are_measured_by_a_model_that_never_saw_them(
 
 def test_a_page_of_the_whole_folder_and_a_list_of_one_line_a_run(rayrec_alone: Rayrec, ran: Path) -> None:
     assert rayrec_alone("report", "out", "--output", "page", folder=ran).code == 0
-    listed = rayrec_alone("runs", ".", "--json", folder=ran).result["details"]["runs"]
-    assert [run["name"] for run in listed] == ["out/run"]
-    shown = rayrec_alone("runs", ".", folder=ran).out
+    listed = rayrec_alone("runs", "out", "--json", folder=ran).result["details"]["runs"]
+    assert [run["name"] for run in listed] == ["run"]
+    shown = rayrec_alone("runs", "out", folder=ran).out
     assert "auc" in shown and len(shown.splitlines()) == 2
 
 
