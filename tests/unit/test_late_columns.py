@@ -83,3 +83,11 @@ def test_files_may_differ_in_ignored_columns(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no column 'late', which .*b.parquet has"):
         open_table(files, FileFormat())
     assert open_table(files, FileFormat(), is_ignored="late".__eq__).columns.names == ["click", "text", "late"]
+
+
+def test_a_name_of_another_object_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(_lines({17_003: {"shop": {"land": "de", "size": 3}}, 17_009: {"shop": {"size": 4}}})))
+    assert sample_rows(list_inputs([str(path)]), FileFormat(), 1_000, 0).others == {"shop.land": 1, "shop.size": 2}
+    path.write_text("\n".join(_lines({17_003: {"geo": {"land": "de", "text": "z"}}})))
+    assert sample_rows(list_inputs([str(path)]), FileFormat(), 1_000, 0).others == {"geo.text": 1}
