@@ -202,7 +202,10 @@ def _overview(details: Mapping[str, Any]) -> str:
         })  # fmt: skip
     lines = [text_table(rows, below="why")]
     if (baseline := details["logistic_regression_auc"]) is not None:
-        lines += ["", f"AUC of a logistic regression on these columns: {format_number(baseline)}"]
+        lines += [
+            "",
+            f"AUC of a logistic regression on these columns, out of fold on the sample: {format_number(baseline)}",
+        ]
         for cross in details["crosses"]:
             lines.append(f"with the label rate of {' x '.join(cross['keys'])}: {format_number(cross['auc'])}")
     lines += ["", *(f"warning: {printable(warning)}" for warning in details["warnings"])] if details["warnings"] else []

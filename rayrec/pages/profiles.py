@@ -59,7 +59,7 @@ def inspection_page(figures: Figures) -> Page:
     if label is not None:
         facts = {f"label rate of {label['name']}": percent(label["rate"]), **facts}
     if figures["logistic_regression_auc"] is not None:
-        facts["AUC of a logistic regression"] = text_of(figures["logistic_regression_auc"])
+        facts["AUC of a logistic regression, out of fold on the sample"] = text_of(figures["logistic_regression_auc"])
     if figures["new_values"] is not None:
         facts["new people and items"] = figures["new_values"]
     if figures["duplicates"] is not None:
