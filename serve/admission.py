@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from rayrec.common.text import printable
 from rayrec.config import ServeConfig
 from serve.json_log import JsonLog
 from serve.memory import Memory
@@ -185,7 +186,7 @@ class _Limits:
             seconds = self._admission.settings.request_timeout_seconds
             raised = RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
         elif isinstance(raised, Exception) and not isinstance(raised, RequestError) and not call.status:
-            logger.error("%s %s failed", call.http_method, call.path, exc_info=raised)
+            logger.error("%s %s failed", call.http_method, printable(call.path), exc_info=raised)
             raised = RequestError(500, "internal error; the server's log has the details")
         self._end(raised)
         if raised is not error and raised is not None:

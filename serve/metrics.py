@@ -20,7 +20,7 @@ import ray
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rayrec.common.text import ascii_name, with_names
+from rayrec.common.text import ascii_name, printable, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER
@@ -194,7 +194,9 @@ class VersionStatistics:
                 self._window[column] = window
             elif window.are_most and column not in self._warned:
                 self._warned.add(column)
-                logger.warning("model '%s', version %s: %s", self.model, self.version, window.described(column))
+                logger.warning(
+                    "model '%s', version %s: %s", self.model, self.version, printable(window.described(column))
+                )
 
     def _report(self) -> None:
         self._reported = time.monotonic()

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import shlex
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -170,3 +172,55 @@ def test_side_tables_and_rates(
         user, item, _, time = line.split("\t")
         rows.append({"user": user, "item": int(item), "time": int(time)})
     assert check_every_way(rayrec, tmp_path, "mine.yaml", rows) > 0.7
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_names_and_values_that_a_shell_or_a_page_would_take_for_its_own(
+    rayrec_alone: Callable[..., Finished], tmp_path: Path, ending: str
+) -> None:
+    marks = [
+        "'",
+        '"',
+        "\\",
+        " # ",
+        ": ",
+        "%s",
+        "{0}",
+        "[red]",
+        "\n",
+        "\x1b[2J",
+        "$(id)",
+        "`",
+        "|",
+        "<img src=x>",
+        "&amp;",
+    ]
+    random = np.random.default_rng(1)
+    table = {f"a{mark}b": [f"{marks[i]}{i}" for i in random.integers(0, 15, 500)] for mark in marks}
+    likes = [0.8 if "#" in value else 0.3 for value in table["a|b"]]
+    table["click"] = (random.random(500) < likes).astype(int).tolist()
+    folder = tmp_path / """it's "a" [bold] $folder"""
+    folder.mkdir()
+    frame = pd.DataFrame(table)
+    if ending == "csv":
+        frame.to_csv(folder / "t 1.csv", index=False)
+    elif ending == "jsonl":
+        frame.to_json(folder / "t 1.jsonl", orient="records", lines=True)
+    else:
+        frame.to_parquet(folder / "t 1.parquet")
+    found = rayrec_alone("inspect", f"t 1.{ending}", "--label", "click", "--output", "it's.yaml", folder=folder)
+    words = shlex.split(next(line for line in found.out.splitlines() if line.startswith("    rayrec run")))
+    said = [
+        found,
+        rayrec_alone(*words[1:-1], "o'[x]", folder=folder),
+        rayrec_alone("explain", "o'[x]/model", "--data", "o'[x]/dataset", "--output", "why", folder=folder),
+        rayrec_alone("report", "o'[x]/run", "--output", "report", folder=folder),
+        rayrec_alone("predict", "o'[x]/model", "--input", words[4], "--raw", "--output", "scores", folder=folder),
+    ]
+    for one in said:
+        assert one.code == 0, one.err
+        assert (one.out + one.err).replace("\n", "").isprintable()
+    written = [*folder.glob("*/report.html"), folder / "o'[x]" / "model" / "MODEL_CARD.md"]
+    assert len(written) == 3 and not any("<img src=x>" in path.read_text() for path in written)
+    rows = frame.drop(columns="click")
+    np.testing.assert_array_equal(load_model(folder / "o'[x]/model").predict(rows), scores_of(folder / "scores")[0])
