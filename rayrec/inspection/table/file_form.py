@@ -21,6 +21,8 @@ from rayrec.raw.text_files import UTF8, read_head
 _SEPARATORS = "\t,;|"
 _RARE_SEPARATORS = ("::", "\x01", "^", "~", " ")
 """Looked for where there is none of the others; Hive writes \\x01."""
+_ROW_LINES = 16
+"""Lines that a row may have where it is judged alone."""
 _COMMENTS = ("#", "//", "--", "%")
 _STEADY = 0.9
 _LINES = 200
@@ -176,7 +178,9 @@ def _are_comments(lines: Sequence[str], mark: str) -> bool:
         return False
     separator = _separator(others)
     parsed = _parse(others, separator)
-    widths = {len(_parse([line], separator).first) for line in marked}
+    # With the next lines, as a row that begins with the mark may have newlines in quotes.
+    begins = (number for number, line in enumerate(lines) if line.startswith(mark))
+    widths = {len(_parse(lines[number : number + _ROW_LINES], separator).first) for number in begins}
     return len(parsed.first) > 1 and parsed.share > _STEADY and len(parsed.first) not in widths
 
 
