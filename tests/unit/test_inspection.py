@@ -552,6 +552,33 @@ def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -
     assert recipe["preprocess"]["split"]["kind"] == "time"
 
 
+@pytest.mark.parametrize("parquet", [False, True])
+@pytest.mark.parametrize(("form", "step"), [("%Y-01-01", 12), ("%Y-12-31", 12), ("%Y-%m-01", 1), ("%Y-%m-01", 3)])
+def test_dates_that_stand_for_months_and_years_are_categories(
+    inspect: Inspect, form: str, step: int, parquet: bool
+) -> None:
+    """Their weekday is chance, and so few of them do not order the rows."""
+    months = np.datetime64("2009-01", "M") + step * np.random.default_rng(0).integers(12, size=ROWS)
+    texts = [month.item().strftime(form) for month in months]
+    day = np.array(texts, "datetime64[D]") if parquet else texts
+    found = inspect({"made": day, "shop": np.arange(ROWS) % 9}, parquet=parquet)
+    assert decision(found, "made").rules == ({"kind": "categorical"},)
+    assert "time" not in yaml.safe_load(found.recipe)["source"]
+
+
+def test_only_parts_of_a_time_that_vary_are_derived(inspect: Inspect) -> None:
+    rng, start = np.random.default_rng(0), np.datetime64("2021-01-04T12:00:00")  # a Monday
+    derived = {}
+    for name, times in {
+        "noons": start + rng.integers(300, size=ROWS).astype("timedelta64[D]"),
+        "mondays": start + 7 * rng.integers(40, size=ROWS).astype("timedelta64[D]"),
+        "months": (np.datetime64("2015-01", "M") + rng.integers(60, size=ROWS)).astype("datetime64[D]"),
+    }.items():
+        found = inspect({"timestamp": [str(time) for time in times], "shop": np.arange(ROWS) % 9})
+        derived[name] = [rule["derive"] for rule in decision(found, "timestamp").rules]
+    assert derived == {"noons": [["weekday"]], "mondays": [], "months": [["month"]]}
+
+
 def test_a_column_with_hours_orders_the_rows(inspect: Inspect) -> None:
     visits = [f"01.03.2026 {i % 24:02d}:30" for i in range(ROWS)]
     signups = np.datetime64("2018-01-01") + np.random.default_rng(0).integers(2_900, size=ROWS)

@@ -21,6 +21,7 @@ INEXACT = "floats that have lost their last digits, so that ids that differ may 
 """The note on a column of floats that were long integers."""
 MOST_MISFITS = 0.005
 """Share of rows with values that are not like the others, which do not decide what a column is."""
+_LEAST_TIMES = 20
 _TIME_WORDS = {
     "time", "timestamp", "ts", "date", "datetime", "day", "hour", "created", "updated", "at", "dt", "epoch", "when",
     "month", "yearmonth", "yyyymm", "yyyymmdd",
@@ -151,10 +152,35 @@ class ColumnProfile:
         return bool(len(used)) and bool((used == np.floor(used)).all())
 
     @property
+    def orders_rows(self) -> bool:
+        """Tell whether times are so many and so even that the latest rows can be held out."""
+        return self.distinct >= _LEAST_TIMES and bool(self.counts.max() < 0.1 * self.present)
+
+    @property
     def has_clock(self) -> bool:
         """Tell whether times have more than days."""
         return self.seconds is not None and bool((np.nan_to_num(self.seconds) % 86_400 != 0).any())
 
+    @cached_property
+    def are_months(self) -> bool:
+        """Tell whether times are days that stand for months or years: nearly all are the first day of one, or the
+        last.
+        """
+        if self.seconds is None or self.distinct < 2:
+            return False
+        known = np.isfinite(self.seconds) & (self.counts > 0)
+        seconds, counts = self.seconds[known], self.counts[known]
+        days = seconds.astype("datetime64[s]").astype("datetime64[D]")
+        are_firsts = [day == day.astype("datetime64[M]").astype("datetime64[D]") for day in (days, days + 1)]
+        most = max(int(counts[is_first].sum()) for is_first in are_firsts)
+        return most >= (1 - MOST_MISFITS) * counts.sum() and not varies(seconds % 86_400, counts)
+
     @property
     def has_time_name(self) -> bool:
         return not _TIME_WORDS.isdisjoint(name_words(self.name))
+
+
+def varies(values: NDArray[np.generic], counts: NDArray[np.int64]) -> bool:
+    """Tell whether (n,) values, each of so many rows, are not one and the same in nearly all rows."""
+    places = np.unique(values, return_inverse=True)[1]
+    return bool(np.bincount(places, counts).max(initial=0) < (1 - MOST_MISFITS) * counts.sum())

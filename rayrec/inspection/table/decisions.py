@@ -12,7 +12,7 @@ from rayrec.config.base import NumberFormat
 from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
 from rayrec.inspection.table.column_forms import FAR_AWAY, words_of
-from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words
+from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words, varies
 from rayrec.inspection.table.evidence import Evidence, Reading
 from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, absurd_bounds, number_rules, ranges_rule, with_auc
 from rayrec.inspection.table.number_texts import UNCLEAR
@@ -28,7 +28,7 @@ _ROW_ID_REPEATS = 10.0
 """Repeated values that a column with two rows a value would show in the sample, so that none is evidence."""
 _PLACE_WORDS, _MOST_PLACES = {"position", "pos", "rank", "slot", "placement"}, 200
 """Words in the name of the place where a row was shown, and the greatest number of one."""
-_DAY = 86_400.0
+_DAY, _YEAR = 86_400.0, 365.0 * 86_400
 _LEAST_REPEATED = 0.5
 """Share of a column's rows whose value must occur again, so that pairs of its values may; where fewer do, its words
 may.
@@ -241,15 +241,20 @@ def _words(column: ColumnProfile, evidence: Evidence) -> Decision | None:
 
 
 def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, *, has_age: bool) -> Decision:
-    """Return the parts of a time that differ in rows of one split as they do between splits.
+    """Return the parts of a time that differ in rows of one split as they do between splits; or a category of a few
+    months or years.
 
     `has_age`: whether the days until the row's time are worth something.
     """
     assert column.seconds is not None and column.time_format is not None
-    seconds = column.row_seconds
-    span = float(np.nanmax(seconds) - np.nanmin(seconds))
-    parts = ["hour"] if span >= 2 * _DAY and column.has_clock else []
-    parts += ["weekday"] if span >= 14 * _DAY else []
+    is_used = np.isfinite(column.seconds) & (column.counts > 0)
+    seconds, counts = column.seconds[is_used], column.counts[is_used]
+    span, days = float(seconds.max() - seconds.min()), seconds // _DAY
+    months = seconds.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64)
+    parts = ["hour"] if span >= 2 * _DAY and varies(seconds % _DAY // 3600, counts) else []
+    # The weekday of the first of a month is chance.
+    parts += ["weekday"] if span >= 14 * _DAY and not column.are_months and varies(days % 7, counts) else []
+    parts += ["month"] if span >= 2 * _YEAR and column.are_months and varies(months % 12, counts) else []
     is_row_time = column.name == roles.time
     if has_age and not is_row_time:
         parts.append("age")
@@ -258,9 +263,13 @@ def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, *, has_age: 
                "ns": "nanoseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
     spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
     reason = "; ".join([f"times {written}, {spans}", *column.notes])
+    if not is_row_time and span >= 14 * _DAY and set(parts) <= {"month"} and column.repeated_share >= _LEAST_REPEATED:
+        whole = _texts(column, evidence)
+        return replace(whole, reason=with_auc(f"{reason}; {column.distinct:,} of them, each a category", whole.auc))
     if not parts:
-        return Decision(column, "time" if is_row_time else "ignored", f"{reason}; too short for hours or weekdays")
-    readings = {"number": evidence.as_bins(seconds, RANGES)} if evidence.is_possible else {}
+        why = "they tell no hours or weekdays apart"
+        return Decision(column, "time" if is_row_time else "ignored", f"{reason}; {why}")
+    readings = {"number": evidence.as_bins(column.row_seconds, RANGES)} if evidence.is_possible else {}
     rule = {"kind": "timestamp", "derive": parts, **time_settings(column)}
     return Decision(column, "time" if is_row_time else "feature", reason, (rule,), auc=readings)
 

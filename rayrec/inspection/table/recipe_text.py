@@ -25,7 +25,6 @@ _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _SMALL, _MEDIUM = 30_000, 1_000_000
 _MOST_IN_MEMORY = 2**30
 """Bytes of encoded rows that each worker holds; more are streamed."""
-_LEAST_TIMES = 20
 _PRIOR_VARIANCE = 3.0
 _RATED_VALUES = 50
 """Number of values from which on a smoothed rate predicts better than a weight for each, as many are rare."""
@@ -170,7 +169,7 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
     # A ridge regression is trained to its end: there is no epoch to choose.
     split: dict[str, Any] = {"test": share} if is_ridge else {"validation": share, "test": share}
     times = next((d.column for d in decisions if d.column.name == roles.time), None)
-    if times is not None and times.distinct >= _LEAST_TIMES and times.counts.max() < 0.1 * times.present:
+    if times is not None and times.orders_rows:
         split, why = {"kind": "time", **split}, "the latest rows are held out, as the model will score later rows"
     elif roles.group is not None:
         split, why = {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"

@@ -253,8 +253,10 @@ def _is_group(column: ColumnProfile, label: Label) -> bool:
 
 
 def _is_row_time(column: ColumnProfile) -> bool:
-    """Tell whether a column of times can be when rows were shown, as births and the like cannot."""
+    """Tell whether a column of times can be when rows were shown, as births, a few years and the like cannot."""
     assert column.seconds is not None
+    if column.are_months and not column.orders_rows:
+        return False
     is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
     return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
 
