@@ -92,7 +92,8 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     """
     # A mistake that shows without the data is answered before anything is touched.
     request.check()
-    request.require_outputs()
+    with _disk_errors(request):
+        request.require_outputs()
     reach_this_machine_directly()
     folder: Path | None = getattr(request, "output", None)
     before: int | None = 0  # until it is looked at, others' work may be in it

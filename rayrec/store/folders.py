@@ -4,6 +4,7 @@ On a disk, a folder is written under another name and then renamed; a lock keeps
 At a URI its manifest.json is the claim of the one who writes it, and comes last (`rayrec.store.claims`).
 """
 
+import errno
 import glob
 import hashlib
 import logging
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from rayrec.common.disk_errors import naming, temporary_folders
+from rayrec.common.disk_errors import disk_error, naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 from rayrec.store import objects
 from rayrec.store.claims import MANIFEST_FILE, Claim, is_claimed, unfinished_work
@@ -241,16 +242,17 @@ def _try_to_write(path: Path, in_it: bool) -> None:
     there, under a name as long as any of what is unfinished.
     """
     parent = path if in_it else next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is not writable" if parent.is_dir() else "is not a folder"
-        raise UserError(f"{path}: cannot be created, because {parent} {reason}; give another --output")
+    if not parent.is_dir():
+        raise UserError(f"{path}: cannot be created, because {parent} is not a folder; give another --output")
     trial = parent / f".{path.name}.{uuid4().hex}"
     try:
-        with naming(path):
-            trial.mkdir()
-            trial.rmdir()
-    except OSError as error:  # of a file system that takes nothing new, such as /proc
-        reason = f"{parent} takes no new folder ({str(error.strerror).lower()})"
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        place = path if error.errno == errno.ENAMETOOLONG else parent
+        if (of_disk := disk_error(OSError(error.errno, "", str(place)), [place])) is not None:
+            raise of_disk from None
+        reason = f"{parent} takes no new folder ({str(error.strerror).lower()})"  # such as /proc
         raise UserError(f"{path}: cannot be created, because {reason}; give another --output") from None
 
 

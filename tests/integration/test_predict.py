@@ -159,12 +159,17 @@ def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
         ({}, ConfigError, "input: missing; give what to score, or --top-k"),
         ({"input": str(tmp_path / "file"), "top_k": 3}, ConfigError, "reads no --input; leave one of them out"),
         ({"top_k": 3}, UserError, "needs more features than a user and an item"),
-        ({"model": tmp_path, "input": str(tmp_path / "file"), "raw": True}, UserError, "neither a model nor a run"),
+        (
+            {"model": tmp_path / "full", "input": str(tmp_path / "file"), "raw": True},
+            UserError,
+            "neither a model nor a run",
+        ),
     ]
     for values, kind, message in wrong:
         request = PredictRequest.model_validate({"model": predictor.folder, "output": tmp_path / "out", **values})
         with pytest.raises(kind, match=message):
             request.check()
+            request.require_outputs()
             run(request, SilentProgress())
 
 
