@@ -48,7 +48,8 @@ def _train(output: Path) -> None:
     )
 
 
-FROM, OTHER = Origin("/runs/7", "step-00000009", "hash", ("C1",)), Origin("/runs/6", "step-00000009", "hash", ("C1",))
+FROM = Origin("/runs/7", "step-00000009", "hash", ("C1",))
+OTHER = Origin("/runs/6", "step-00000009", "another hash", ("C1",))
 WITH = r"run: the run was started with --warm-start /runs/7 --reset C1; --resume it with the same$"
 
 
