@@ -716,6 +716,30 @@ def test_crosses_that_gain_are_rates_of_the_recipe(inspect: Inspect) -> None:
     assert "rates" not in yaml.safe_load(inspect({k: v for k, v in table.items() if k != "click"}).recipe)["source"]
 
 
+@pytest.mark.parametrize(
+    ("persons", "visits", "alike", "together", "is_unit"),
+    [(300, 4, 2.5, True, True), (300, 12, 0.6, True, False), (300, 4, 2.5, False, False)],
+    ids=["repeated measures", "a log of clicks by user", "not together"],
+)
+def test_rows_of_one_case_stay_in_one_split(
+    inspect: Inspect, persons: int, visits: int, alike: float, together: bool, is_unit: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(persons), visits)
+    if not together:
+        rng.shuffle(person)
+    logit = alike * rng.normal(size=persons)[person]
+    found = inspect({
+        "zh7": [f"c{1_000 + 7 * number}" for number in person],
+        "sex": rng.choice(["f", "m"], persons)[person],
+        "dose": rng.normal(size=len(person)).round(2),
+        "click": (rng.random(len(person)) < 1 / (1 + np.exp(-logit))).astype(int),
+    })  # fmt: skip
+    recipe = yaml.safe_load(found.recipe)
+    assert (recipe["preprocess"]["split"].get("column") == "zh7") == is_unit
+    assert ("zh7" in recipe["source"].get("ignore", [])) == is_unit
+
+
 def test_a_session_with_many_positives_is_no_group(inspect: Inspect) -> None:
     found = inspect({"session_id": np.arange(ROWS) // 5, "shop": np.arange(ROWS) % 9, "click": [1, 1, 1, 1, 0] * 800})
     assert "group" not in yaml.safe_load(found.recipe)["source"]

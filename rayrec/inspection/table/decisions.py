@@ -78,6 +78,8 @@ def decide(
             decision = Decision(column, "label", label.reason)
         elif column.name == roles.group:
             decision = Decision(column, "group", roles.reasons[column.name])
+        elif column.name == roles.unit:
+            decision = Decision(column, "ignored", roles.reasons[column.name])
         elif column.name == roles.weight:
             decision = Decision(column, "weight", roles.reasons[column.name])
         elif found := _words(column, evidence):
@@ -168,7 +170,8 @@ def logistic_regression(
 
 
 def _evidence(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, seed: int) -> Evidence:
-    return Evidence(label.values, columns[roles.group].codes if roles.group is not None else None, seed)
+    whole = roles.group or roles.unit
+    return Evidence(label.values, columns[whole].codes if whole is not None else None, seed)
 
 
 def _why_useless(column: ColumnProfile, total_rows: int) -> str | None:

@@ -190,7 +190,7 @@ def inspect_table(
     if left_out.bad:
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
-    time, group = (None if name is None else columns[name] for name in (roles.time, roles.group))
+    time, group = (None if name is None else columns[name] for name in (roles.time, roles.group or roles.unit))
     known_values = _known_values(decisions, text, found.values, time, group, seed)
     return InspectedTable(
         sample, decisions, warnings, text, left_out, can_run, baseline, found.values, crosses, known_values

@@ -173,6 +173,8 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
         split, why = {"kind": "time", **split}, "the latest rows are held out, as the model will score later rows"
     elif roles.group is not None:
         split, why = {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"
+    elif roles.unit is not None:
+        split, why = {"kind": "hash", "column": roles.unit, **split}, "the rows of one value are alike"
     else:
         split, why = {"kind": "hash", **split}, "at random: no column has enough different times"
     # Rare values share a row of the table.

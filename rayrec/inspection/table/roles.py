@@ -1,7 +1,7 @@
 """Finds the columns that say something about rows beside what a model reads: label, list, weight, time, candidate."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,8 @@ _GROUP_NAMES = (
 """Names of columns that number lists; where a table has several, the earlier one counts."""
 WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
 _CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
+_UNIT_ROWS, _UNIT_SHARE_TOGETHER, _UNIT_CORRELATION = (1.5, 50.0), 0.95, 0.3
+"""Rows of a unit on average; the share of units whose rows lie together; the least correlation of their labels."""
 _BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CONDITION = re.compile(r"\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*", re.DOTALL)
 _SHOWN = 5
@@ -194,6 +196,8 @@ class Roles:
     weight: str | None
     time: str | None
     candidate: str | None
+    unit: str | None
+    """The person or case that several rows belong to, all of which must be in one split."""
     reasons: Mapping[str, str]
     """Why, by column."""
     time_settings: Mapping[str, str]
@@ -201,7 +205,7 @@ class Roles:
 
 
 def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
-    """Return the columns of groups, weights, times and candidates, by clear names and by their values."""
+    """Return the columns of groups, weights, times, candidates and units, by clear names and by their values."""
     others = [column for column in columns.values() if column.name != label.column]
     reasons = {}
     # Rows with equal values are a list: of several names, the one that comes first in the table of names.
@@ -225,7 +229,15 @@ def find_roles(columns: Mapping[str, ColumnProfile], label: Label) -> Roles:
     candidate = None
     if group is not None:
         candidate = next((c for c in others if c.name != group.name and _is_candidate(c, group)), None)
-    found = {"group": group, "weight": weight, "time": time, "candidate": candidate}
+    unit = None
+    if group is None and (time is None or not time.orders_rows):
+        unit = max((c for c in others if _is_unit(c, others, label)), key=lambda c: c.distinct, default=None)
+    if unit is not None:
+        reasons[unit.name] = (
+            f"its {unit.distinct:,} values have {unit.present / unit.distinct:.1f} rows each, which are alike; the "
+            "split holds out whole ones, as a model will meet new ones"
+        )
+    found = {"group": group, "weight": weight, "time": time, "candidate": candidate, "unit": unit}
     names = {role: None if column is None else column.name for role, column in found.items()}
     return Roles(**names, reasons=reasons, time_settings=time_settings(time))
 
@@ -250,6 +262,35 @@ def _is_group(column: ColumnProfile, label: Label) -> bool:
     rows, known = column.counts, column.codes >= 0
     positives = np.bincount(column.codes[known], weights=np.nan_to_num(label.values)[known], minlength=len(rows))
     return bool(rows.mean() >= 1.5 and (positives[rows > 1] <= np.maximum(rows[rows > 1] / 2, 1)).mean() > 0.9)
+
+
+def _is_unit(column: ColumnProfile, others: Sequence[ColumnProfile], label: Label) -> bool:
+    """Tell whether rows with equal values are repeated measures of one person or case: a split at random would have
+    some of them in every part, and a model would seem to know what it has only seen before.
+
+    They lie together in the file, some other column never differs among them, and their labels are alike. The last
+    tells them from people and items in logs of clicks, whose labels hardly correlate.
+    """
+    known = np.isfinite(label.values)
+    if column.form not in ("integer", "text") or column.missing_share or not known.any():
+        return False
+    low, high = _UNIT_ROWS
+    runs = 1 + np.count_nonzero(np.diff(column.codes))
+    if not low <= column.rows / column.distinct <= high or column.distinct < _UNIT_SHARE_TOGETHER * runs:
+        return False
+    # The correlation of the labels of two rows with one value (intraclass correlation).
+    codes, centred = column.codes[known], label.values[known] - label.values[known].mean()
+    rows = np.bincount(codes, minlength=column.distinct)
+    sums = np.bincount(codes, weights=centred, minlength=column.distinct)
+    pairs, squares = (rows * (rows - 1)).sum(), (centred**2).sum()
+    if not pairs or ((sums**2).sum() - squares) / pairs < _UNIT_CORRELATION * squares / len(centred):
+        return False
+    return any(
+        1 < other.distinct < column.distinct
+        and len(np.unique(np.stack([column.codes, other.codes]), axis=1).T) == column.distinct
+        for other in others
+        if other is not column
+    )
 
 
 def _is_row_time(column: ColumnProfile) -> bool:
