@@ -34,7 +34,7 @@ _BUSY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchScores:
     """The scores of a batch."""
 
     scores: "NDArray[np.float32]"
@@ -68,7 +68,7 @@ class ServedModelClient:
             path = f"{path}/v1/models/{quote(name, safe='')}"
         return cls(f"{parts.scheme}://{parts.netloc}{path}", token)
 
-    def score(self, rows: "pa.RecordBatch") -> Answer:
+    def score(self, rows: "pa.RecordBatch") -> BatchScores:
         """Return the scores of raw rows. Raises UserError if the server does not answer, or refuses them."""
         import pyarrow as pa
 
@@ -97,7 +97,7 @@ class ServedModelClient:
         except (pa.ArrowException, KeyError):
             raise UserError(f"--server {self.url}: answered no scores; is it a server of `rayrec serve`?") from None
         version = (table.schema.metadata or {}).get(b"version", b"").decode()
-        return Answer(scores, version, began, seconds)
+        return BatchScores(scores, version, began, seconds)
 
     def _post(self, body: bytes, headers: dict[str, str]) -> tuple[HTTPResponse, bytes]:
         """Send a request over the thread's connection; over a new one if the server has closed it meanwhile."""
@@ -171,8 +171,8 @@ def evaluate_server(
     reader = source_of(recipe.source.kind).reader(recipe.source, schema, files)
     raw_rows = RawRows(schema, recipe.unneeded_columns)
     metrics, lost = BinaryMetrics.from_config(recipe.evaluate), Counter[str]()
-    answers: list[tuple[Answer, int]] = []
-    waiting: deque[tuple[Future[Answer], NDArray[np.float32]]] = deque()
+    answers: list[tuple[BatchScores, int]] = []
+    waiting: deque[tuple[Future[BatchScores], NDArray[np.float32]]] = deque()
 
     def count_first() -> None:
         """Take the answer of the batch that was sent first."""

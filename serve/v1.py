@@ -156,7 +156,7 @@ class RecommendedItem(BaseModel):
     score: Score
 
 
-class Recommendations(Answer):
+class RecommendedItems(Answer):
     user: str
     items: list[RecommendedItem]
 
@@ -277,7 +277,7 @@ VERBS: dict[str, Verb] = {
     "predict": Verb(
         "Scores of rows; an Arrow stream of raw columns gets one of scores.", Instances | Row, Predictions, _predict
     ),
-    "recommend": Verb("Items for a user.", RecommendRequest, Recommendations, _recommend, _no_recommender),
+    "recommend": Verb("Items for a user.", RecommendRequest, RecommendedItems, _recommend, _no_recommender),
     "rank": Verb("Candidates in a context, best first.", RankRequest, RankedCandidates, _rank),
     "explain": Verb(
         "What each feature adds to the logit of a row: base and parts add up to it.",

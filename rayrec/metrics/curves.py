@@ -13,17 +13,17 @@ _LEAST_ROWS = 10
 _RESAMPLES = 200
 _BAND = (0.025, 0.975)
 
-Numbers = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
     """Points of a curve, and at each x the range that holds y with a probability of 95 %."""
 
-    x: Numbers
-    y: Numbers
-    low: Numbers
-    high: Numbers
+    x: Floats
+    y: Floats
+    low: Floats
+    high: Floats
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class ThresholdCurves:
 class _Shares:
     """Rows above each of k thresholds, in each of some samples: (samples, k) each."""
 
-    recall: Numbers
+    recall: Floats
     """Share of the positives."""
-    fallout: Numbers
+    fallout: Floats
     """Share of the negatives."""
-    rows: Numbers
+    rows: Floats
     """Share of the rows."""
-    precision: Numbers
-    lift: Numbers
+    precision: Floats
+    lift: Floats
 
     @classmethod
-    def of(cls, positives: Numbers, negatives: Numbers) -> "_Shares":
+    def of(cls, positives: Floats, negatives: Floats) -> "_Shares":
         """Make the curves from the weights (samples, k) of both classes above the thresholds, of which the last
         is below all rows.
         """
@@ -85,7 +85,7 @@ def threshold_curves(rows: ScoredRows, seed: int = 0) -> ThresholdCurves:
     )
 
 
-def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Numbers, Numbers, Numbers]:
+def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Floats, Floats, Floats]:
     """Return the (bins + 1,) edges of bins of equal width, and the (bins,) share of the negatives and positives in
     each.
 
@@ -112,7 +112,7 @@ def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int)
     return _Shares.of(np.cumsum(positives[drawn], axis=1), np.cumsum(negatives[drawn], axis=1))
 
 
-def _with_band(x: Numbers, y: Numbers, xs: Numbers, ys: Numbers) -> Curve:
+def _with_band(x: Floats, y: Floats, xs: Floats, ys: Floats) -> Curve:
     """Return the points with the band of resampled curves, (samples, k) of the same thresholds."""
     is_defined = np.isfinite(ys)
     heights = [np.interp(x, a[of], b[of]) for a, b, of in zip(xs, ys, is_defined, strict=True)]

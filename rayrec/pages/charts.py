@@ -10,7 +10,7 @@ from typing import Any
 from rayrec.common.text import printable
 from rayrec.pages.page import Chart
 
-Numbers = Sequence[float | None]
+Values = Sequence[float | None]
 
 _BLUE, _ORANGE, _GREY = "#2f7fe0", "#e8862e", "#94a3b8"
 # Red is left for what is wrong.
@@ -27,9 +27,9 @@ def lines(
     title: str,
     x_title: str,
     y_title: str,
-    series: Mapping[str, tuple[Sequence[float], Numbers]],
+    series: Mapping[str, tuple[Sequence[float], Values]],
     *,
-    bands: Mapping[str, tuple[Numbers, Numbers]] | None = None,
+    bands: Mapping[str, tuple[Values, Values]] | None = None,
     diagonal: tuple[float, float] | None = None,
     colours: Mapping[str, int] | None = None,
     note: str = "",
@@ -67,10 +67,10 @@ def lines(
 def shares_and_rates(
     title: str,
     labels: Sequence[str],
-    shares: Numbers,
-    rates: Numbers,
-    low: Numbers,
-    high: Numbers,
+    shares: Values,
+    rates: Values,
+    low: Values,
+    high: Values,
     *,
     reference: float | None = None,
     note: str = "",
@@ -106,7 +106,7 @@ def shares_and_rates(
     return Chart(title, traces, layout, height=70 + _LOW_ROW_HEIGHT * len(y), note=note)
 
 
-def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, note: str = "") -> Chart:
+def bars(title: str, labels: Sequence[str], values: Values, *, x_title: str, note: str = "") -> Chart:
     """Return horizontal bars, the first at the top."""
     trace = {
         "type": "bar", "orientation": "h", "y": distinct_labels(labels, _LONGEST_ROW_LABEL), "x": rounded(values),
@@ -122,7 +122,7 @@ def bars(title: str, labels: Sequence[str], values: Numbers, *, x_title: str, no
     return Chart(title, [trace], layout, height=80 + _ROW_HEIGHT * len(labels), note=note)
 
 
-def heat_map(title: str, names: Sequence[str], values: Sequence[Numbers], *, note: str = "") -> Chart:
+def heat_map(title: str, names: Sequence[str], values: Sequence[Values], *, note: str = "") -> Chart:
     """Return a square of cells from -1 to 1, with a row and a column for each name; None leaves a cell empty."""
     labels = distinct_labels(names)
     scale = [[0, _ORANGE], [0.5, _faint(_GREY, 0.08)], [1, _BLUE]]
@@ -147,9 +147,9 @@ def heat_map(title: str, names: Sequence[str], values: Sequence[Numbers], *, not
 def intervals(
     title: str,
     labels: Sequence[str],
-    values: Numbers,
-    low: Numbers,
-    high: Numbers,
+    values: Values,
+    low: Values,
+    high: Values,
     *,
     reference: float | None = None,
     ratio: bool = False,
@@ -183,7 +183,7 @@ def intervals(
     return Chart(title, [trace], layout, height=90 + _ROW_HEIGHT * len(y), note=note, is_wide=is_wide)
 
 
-def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
+def histograms(title: str, x_title: str, edges: Values, shares: Mapping[str, Values], *, note: str = "") -> Chart:
     """Return bars of shares by bins of even width, of several classes over each other."""
     ends = [edge for edge in edges if edge is not None]
     middles = rounded([(a + b) / 2 for a, b in pairwise(ends)])
@@ -200,7 +200,7 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
 def stacked(
     title: str,
     labels: Sequence[str],
-    parts: Mapping[str, Numbers],
+    parts: Mapping[str, Values],
     *,
     x_title: str,
     note: str = "",
@@ -300,13 +300,13 @@ def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> lis
     return result
 
 
-def rounded(values: Numbers) -> list[float | None]:
+def rounded(values: Values) -> list[float | None]:
     """Return the numbers with six digits: more cannot be seen."""
     return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
-def _errors(values: Numbers, low: Numbers, high: Numbers) -> dict[str, Any]:
-    def distances(ends: Numbers) -> list[float | None]:
+def _errors(values: Values, low: Values, high: Values) -> dict[str, Any]:
+    def distances(ends: Values) -> list[float | None]:
         return [None if v is None or e is None else abs(v - e) for v, e in zip(values, ends, strict=True)]
 
     return {"type": "data", "symmetric": False, "array": rounded(distances(high)), "thickness": 1, "width": 2,

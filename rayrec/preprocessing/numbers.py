@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayrec.config.table import FitFill, FitMinMax, FitQuantile, FitStandardize
 from rayrec.config.transforms import Fill, MinMax, NumericTransform, Quantile, Standardize
 from rayrec.features.numeric import transformed
-from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.engine import ShuffleInput
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 
@@ -268,7 +268,7 @@ def summarize(
         def of_all(place: int, tables: Mapping[str, pa.Table]) -> Summaries:
             return merged({numbers[place].name: _of_row(row)} for row in zip(*tables["found"].columns, strict=True))
 
-        source = Source(segments, _SUMMARY, of_segment)
+        source = ShuffleInput(segments, _SUMMARY, of_segment)
         return merged(workspace.engine.shuffle({"found": source}, len(numbers), of_all))
 
 

@@ -20,7 +20,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder, encoded_schema
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import PartInfo, SplitInfo
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.segments import (
     ReadRows,
@@ -234,7 +234,7 @@ def write_shuffled(
             counter.add(result.info.rows)
             return result
 
-        found = workspace.engine.shuffle({"encoded": Source(segments, sent, encode)}, parts, write)
+        found = workspace.engine.shuffle({"encoded": ShuffleInput(segments, sent, encode)}, parts, write)
     info = split_info([part for part in found if part is not None])
     assert info.rows == rows, f"{info.rows} rows written of {rows}"
     return info

@@ -30,7 +30,7 @@ from rayrec.features.vocabulary import (
     write_whole_vocabulary,
 )
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset, FoundKeys
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_row_groups
 from rayrec.preprocessing.workspace import Stages, Workspace, counted_rows
@@ -205,10 +205,10 @@ def count_values(
             known = query(sql, counted=rows, held_out=counted["held_out"]).read_all()
             return [(row["place"], row["rows"], row["found"]) for row in known.to_pylist()]
 
-        sources: dict[str, Source[Any]] = {
-            "now": Source(segments, _COUNTED, count),
-            "before": Source(earlier, _COUNTED, count_before),
-            "held_out": Source(held_out.items if places else [], _HELD_OUT, count_held_out),
+        sources: dict[str, ShuffleInput[Any]] = {
+            "now": ShuffleInput(segments, _COUNTED, count),
+            "before": ShuffleInput(earlier, _COUNTED, count_before),
+            "held_out": ShuffleInput(held_out.items if places else [], _HELD_OUT, count_held_out),
         }
         found = workspace.engine.shuffle(sources, files, write)
     known: KnownValues = {split: {} for split in held_out.splits}
@@ -371,8 +371,8 @@ def _list_values(
 
     workspace.progress.stage("number values")
     sources = {
-        "found": Source(counts.files, _FOUND, frequent),
-        "expired": Source(counts.expired if before else [], _EXPIRED_VALUES, expired),
+        "found": ShuffleInput(counts.files, _FOUND, frequent),
+        "expired": ShuffleInput(counts.expired if before else [], _EXPIRED_VALUES, expired),
     }
     return dict(zip(features, workspace.engine.shuffle(sources, len(features), write), strict=True))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
 from rayrec.raw.blocks import LEFT_OUT
-from rayrec.raw.formats.parquet_layout import ParquetLayout, RowGroup, open_parquet, row_groups
+from rayrec.raw.formats.parquet_layout import FileRowGroup, ParquetLayout, open_parquet, row_groups
 from rayrec.raw.formats.row_types import RawCells, as_text
 from rayrec.raw.input_files import Chunk, InputFile
 from rayrec.raw.table_reader import TableFiles, TableReader, common_type, open_table, read_cells
@@ -86,7 +86,7 @@ class _Place:
     chunk: Chunk
     max_bytes: float = np.inf
     max_rows: float = np.inf
-    group: RowGroup | None = None
+    group: FileRowGroup | None = None
     """The row group of a Parquet file that is the chunk."""
 
 

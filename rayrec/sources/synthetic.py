@@ -175,7 +175,7 @@ class Labelled:
 
 
 @dataclass
-class LabelledRows:
+class GeneratedRows:
     """An endless sequence of the rows of a day, drawn column by column, and the logistic model of their labels."""
 
     world: World

@@ -10,7 +10,7 @@ import pytest
 from rayrec.features.hashes import hash_key
 from rayrec.internals.spark import moved_to_partitions
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import Source
+from rayrec.preprocessing.engines.engine import ShuffleInput
 from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.engines.sql import query
 
@@ -48,7 +48,7 @@ def count(partition: int, rows: Mapping[str, pa.Table]) -> tuple[int, int]:
 
 
 def test_both_engines_give_the_same_rows(spark: Any) -> None:
-    sources = {"events": Source(range(5), EVENTS, events), "users": Source(range(3), USERS, users)}
+    sources = {"events": ShuffleInput(range(5), EVENTS, events), "users": ShuffleInput(range(3), USERS, users)}
     found = SparkEngine(spark).shuffle(sources, PARTITIONS, join)
     assert found == EmbeddedEngine(2).shuffle(sources, PARTITIONS, join)
     assert sum(len(rows) for _, rows in found) == 5 * 3 * 4_000
@@ -60,7 +60,7 @@ def test_partitions_without_rows_are_consumed(items: tuple[int, ...], spark: Any
         yield 3, next(events(item))[1]
 
     expected = [(partition, 4_000 * len(items) * (partition == 3)) for partition in range(PARTITIONS)]
-    assert SparkEngine(spark).shuffle({"events": Source(items, EVENTS, first)}, PARTITIONS, count) == expected
+    assert SparkEngine(spark).shuffle({"events": ShuffleInput(items, EVENTS, first)}, PARTITIONS, count) == expected
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 31, 300])

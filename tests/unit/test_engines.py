@@ -21,7 +21,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.lists import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import Source, partition_by_hash
+from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
 from rayrec.preprocessing.engines.spark import joined_messages, sent_message
 from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
 from rayrec.preprocessing.workspace import run_brief_tasks
@@ -49,7 +49,7 @@ def test_every_row_is_in_its_partition_once(sizes: list[int], partitions: int, i
     def consume(partition: int, rows: Mapping[str, pa.Table]) -> tuple[int, pa.Table]:
         return partition, query("select * from numbers order by n", **rows).read_all()
 
-    found = EmbeddedEngine(2).shuffle({"numbers": Source(ranges, NUMBERS, produce)}, partitions, consume)
+    found = EmbeddedEngine(2).shuffle({"numbers": ShuffleInput(ranges, NUMBERS, produce)}, partitions, consume)
     assert [partition for partition, _ in found] == list(range(partitions))
     expected = numbered(0, sum(sizes)).to_pylist()
     first_of = {n: low for low, high in ranges for n in range(low, high)}
@@ -71,7 +71,7 @@ def test_rows_are_cut_into_messages_and_cast(monkeypatch: pytest.MonkeyPatch) ->
     def consume(_: int, rows: Mapping[str, pa.Table]) -> tuple[pa.Schema, list[int]]:
         return rows["words"].schema, sorted(rows["words"]["n"].to_pylist())
 
-    found = EmbeddedEngine(3).shuffle({"words": Source([0, 100], schema, produce)}, 2, consume)
+    found = EmbeddedEngine(3).shuffle({"words": ShuffleInput([0, 100], schema, produce)}, 2, consume)
     assert found == [(schema, []), (schema, sorted([*range(200), *range(-199, 1)]))]
 
 
@@ -79,12 +79,12 @@ def test_two_sources_are_joined_in_each_partition(tmp_path: Path) -> None:
     clicks = pa.schema([("user", pa.int64()), ("n", pa.int64())])
     users = pa.schema([("user", pa.int64()), ("age", pa.int64())])
 
-    def of(schema: pa.Schema, rows: list[tuple[int, int]]) -> Source[list[tuple[int, int]]]:
+    def of(schema: pa.Schema, rows: list[tuple[int, int]]) -> ShuffleInput[list[tuple[int, int]]]:
         def produce(item: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
             columns = [pa.array(column) for column in zip(*item, strict=True)]
             yield np.array([key % 3 for key, _ in item]), pa.RecordBatch.from_arrays(columns, schema=schema)
 
-        return Source([rows[:3], rows[3:]], schema, produce)
+        return ShuffleInput([rows[:3], rows[3:]], schema, produce)
 
     def join(_: int, rows: Mapping[str, pa.Table]) -> list[tuple[int, int, int | None]]:
         found = query("select n, user, age from clicks left join users using (user) order by n", **rows).read_all()
@@ -142,7 +142,7 @@ def test_encoded_rows_of_every_type_come_back(ids: pa.DataType) -> None:
     def consume(_: int, tables: Mapping[str, pa.Table]) -> pa.Table:
         return query("from rows order by c1", schema, **tables).read_all()
 
-    (found,) = EmbeddedEngine(2).shuffle({"rows": Source(range(5), sent, produce)}, 1, consume)
+    (found,) = EmbeddedEngine(2).shuffle({"rows": ShuffleInput(range(5), sent, produce)}, 1, consume)
     expected = rows.take(list(range(4, -1, -1)))
     assert found.schema == schema
     assert found.equals(expected)
@@ -178,7 +178,7 @@ def test_mapped_rows_are_given_back() -> None:
         assert mapped() > before or not os.path.exists("/proc/self/maps")
         return sum(batch.num_rows for batch in query("select * from numbers", **rows))
 
-    assert EmbeddedEngine(1).shuffle({"numbers": Source([0, 1, 2], NUMBERS, produce)}, 3, consume) == [1_000] * 3
+    assert EmbeddedEngine(1).shuffle({"numbers": ShuffleInput([0, 1, 2], NUMBERS, produce)}, 3, consume) == [1_000] * 3
     assert mapped() == before
 
 
@@ -247,7 +247,9 @@ class SentEngine(EmbeddedEngine):
     def run(self, items: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
         return super().run(items, cloudpickle.loads(cloudpickle.dumps(function)))
 
-    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Callable[..., Any]) -> list[Any]:
+    def shuffle(
+        self, sources: Mapping[str, ShuffleInput[Any]], partitions: int, consume: Callable[..., Any]
+    ) -> list[Any]:
         sent = {
             name: replace(source, produce=cloudpickle.loads(cloudpickle.dumps(source.produce)))
             for name, source in sources.items()

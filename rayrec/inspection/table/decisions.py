@@ -120,7 +120,7 @@ def decide(
 
 
 @dataclass(frozen=True)
-class Cross:
+class FoundCross:
     """Two columns whose values together say more of the label than each alone."""
 
     keys: tuple[str, str]
@@ -134,7 +134,7 @@ class Cross:
 
 def logistic_regression(
     columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
-) -> tuple[float | None, list[Cross]]:
+) -> tuple[float | None, list[FoundCross]]:
     """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold, and the
     pairs of columns that lift it.
 
@@ -156,14 +156,14 @@ def logistic_regression(
     able.sort(key=lambda d: -max((reading.auc for reading in d.auc.values()), default=0.0))
     most = min(int(math.sqrt(2 * _MOST_PAIRED_ROWS / len(label.values))), _MOST_PAIRED_COLUMNS)
     tried = [decision.column for decision in able[: max(most, 2)]]
-    crosses: list[Cross] = []
+    crosses: list[FoundCross] = []
     best = fitted.reading
     for one, other, smoothing in fitted.clear_crosses([column.codes for column in tried])[:_MOST_CROSSES]:
         keys = (tried[one].name, tried[other].name)
         together = evidence.logistic_regression([*categories, tried[one].codes_with(tried[other])], numbers)
         is_free = rate_column(keys) not in columns
         if is_free and together is not None and together.reading.is_better_than(best):
-            crosses.append(Cross(keys, round(smoothing), together.reading.auc, best.auc))
+            crosses.append(FoundCross(keys, round(smoothing), together.reading.auc, best.auc))
             categories.append(tried[one].codes_with(tried[other]))
             best = together.reading
     return fitted.reading.auc, crosses

@@ -17,8 +17,8 @@ from rayrec.ingest.dataset import FoundKeys
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
 from rayrec.inspection.table.decisions import (
-    Cross,
     Decision,
+    FoundCross,
     decide,
     logistic_regression,
     table_warnings,
@@ -63,7 +63,7 @@ class InspectedTable:
     """AUC of a logistic regression on the features, on rows of the sample that it was not fitted to."""
     label: NDArray[np.float64] | None = None
     """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
-    crosses: Sequence[Cross] = ()
+    crosses: Sequence[FoundCross] = ()
     """Pairs of columns that say more together, whose label rates the recipe has."""
     known_values: Mapping[str, FoundKeys] = field(default_factory=dict)
     """Rows of the sample that the recipe's split would hold out: see `_known_values`."""

@@ -37,7 +37,7 @@ UNCLEAR = "numbers, but"
 PERHAPS_LISTS = f"{UNCLEAR} perhaps lists"
 
 
-class Numbers(NamedTuple):
+class NumberForm(NamedTuple):
     """How texts are numbers."""
 
     formats: tuple[NumberFormat, ...] = ()
@@ -49,7 +49,7 @@ class Numbers(NamedTuple):
 
 def find_number_formats(
     distinct: pa.Array, counts: NDArray[np.int64], is_word: NDArray[np.bool_], is_boolean: NDArray[np.bool_]
-) -> Numbers:
+) -> NumberForm:
     """Return how texts are numbers: as programs write them, unless points seem to stand between thousands; or as people
     do.
     """
@@ -64,7 +64,7 @@ def find_number_formats(
             found = _peoples_numbers(distinct, counts, is_word, is_boolean, is_plain)
             if found.formats == ("1.234,5",):
                 return found
-    return Numbers(("plain", "1,234.5") if has_point else NUMBER_FORMATS, words)
+    return NumberForm(("plain", "1,234.5") if has_point else NUMBER_FORMATS, words)
 
 
 def _peoples_numbers(
@@ -73,7 +73,7 @@ def _peoples_numbers(
     is_word: NDArray[np.bool_],
     is_boolean: NDArray[np.bool_],
     is_plain: NDArray[np.bool_],
-) -> Numbers:
+) -> NumberForm:
     """Return how texts are numbers as people write them; nothing if they are not numbers."""
     tried = distinct[:_FIRST_TRIED]
     if 2 * pc.coalesce(*(plain_numbers(tried, form) for form in NUMBER_FORMATS[1:])).null_count > len(tried):
@@ -91,9 +91,9 @@ def _peoples_numbers(
     if not fitting:
         in_some_format = np.logical_or.reduce([*readable.values()])
         if of_values[in_some_format].sum() < (1 - _MOST_UNLIKE) * of_values.sum():
-            return Numbers()
+            return NumberForm()
         odd = distinct[int(np.argmax(of_values * ~readable[best]))]
-        return Numbers(
+        return NumberForm(
             notes=(f"{UNCLEAR} {1 - shares[best]:.1%} of the values are not as the others, such as '{odd}'",)
         )
     example = distinct[int(np.argmax(of_values * (readable[best] & ~is_plain)))]
@@ -105,7 +105,7 @@ def _peoples_numbers(
     if units in (["'%'"], ["'\u2030'"]) and without > MOST_MISFITS * of_values.sum():
         units.append("none")
     if len(units) > 1:
-        return Numbers(notes=(f"{UNCLEAR} of several units ({', '.join(units[:3])}); write all in one",))
+        return NumberForm(notes=(f"{UNCLEAR} of several units ({', '.join(units[:3])}); write all in one",))
     # They are not lists: those of thousands have one or two digits before a mark here and there.
     one, other = fitting[0], fitting[-1]
     differs = readable[one] & readable[other] & ~is_word & (numbers[one] != numbers[other])
@@ -117,19 +117,21 @@ def _peoples_numbers(
         for digits in ("[0-9]{3}", "[0-9]{1,2}")
     )
     if is_long and not is_short:
-        return Numbers(notes=(f"{PERHAPS_LISTS}, such as '{example}'; {_say(grouped)} in a rule makes it one number",))
+        return NumberForm(
+            notes=(f"{PERHAPS_LISTS}, such as '{example}'; {_say(grouped)} in a rule makes it one number",)
+        )
     # They are one number each: of those with three digits after a mark, others below 1,000 without one say which.
     if not differs.any():
-        return Numbers(tuple(fitting), words[one] or (), (f"written as '{example}'",))
+        return NumberForm(tuple(fitting), words[one] or (), (f"written as '{example}'",))
     others = np.abs(numbers[one][readable[one] & readable[other] & ~is_word & ~differs])
     if is_short and len(others) > 0 and (others < 1_000).all() and differs.sum() >= _MANY_GROUPED:
-        return Numbers((grouped,), words[grouped] or (), (f"written as '{example}'",))
+        return NumberForm((grouped,), words[grouped] or (), (f"written as '{example}'",))
     at = int(np.argmax(of_values * differs))
     ways = " and ".join(f"{numbers[form][at]:.12g} by {_say(form)}" for form in fitting)
-    return Numbers(notes=(f"{UNCLEAR} '{distinct[at]}' is {ways} in a rule",))
+    return NumberForm(notes=(f"{UNCLEAR} '{distinct[at]}' is {ways} in a rule",))
 
 
-def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> Numbers:
+def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> NumberForm:
     """Return a note if nearly all texts are many different numbers, in a dress that is not read or with one of a few
     units such as `kg` or `K`.
     """
@@ -139,17 +141,17 @@ def _with_unit(distinct: pa.Array, counts: NDArray[np.int64]) -> Numbers:
         is_usual = counts[is_number].sum() >= (1 - _MOST_UNLIKE) * counts.sum()
         if is_usual and np.count_nonzero(is_dressed) > _FEW_NUMBERS:
             example = distinct[int(np.argmax(counts * is_dressed))]
-            return Numbers(notes=(f"{UNCLEAR} written as '{example}', which is not read; write plain numbers",))
+            return NumberForm(notes=(f"{UNCLEAR} written as '{example}', which is not read; write plain numbers",))
     number = rf"^[~<>\x{{2248}}\x{{2264}}\x{{2265}}]?{CURRENCY}?[+-]?[0-9]+(?:[.,][0-9]+)? ?(?P<unit>[^0-9]{{0,12}})$"
     tried = distinct[:_FIRST_TRIED]
     if len(tried) <= _FEW_NUMBERS or 2 * pc.sum(pc.match_substring_regex(tried, number)).as_py() < len(tried):
-        return Numbers()
+        return NumberForm()
     units = pc.struct_field(pc.extract_regex(distinct, number), "unit")
     is_number = units.is_valid().to_numpy(zero_copy_only=False)
     if counts[is_number].sum() < (1 - _MOST_UNLIKE) * counts.sum() or len(units.drop_null().unique()) > _FEW_UNITS:
-        return Numbers()
+        return NumberForm()
     example = distinct[int(np.argmax(counts * is_number))]
-    return Numbers(notes=(f"{UNCLEAR} not alone, such as '{example}'; write plain numbers",))
+    return NumberForm(notes=(f"{UNCLEAR} not alone, such as '{example}'; write plain numbers",))
 
 
 def _say(form: NumberFormat) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes, printable
-from rayrec.inspection.table.decisions import Cross, Decision
+from rayrec.inspection.table.decisions import Decision, FoundCross
 from rayrec.inspection.table.file_form import FileForm
 from rayrec.inspection.table.roles import Label, Roles
 from rayrec.raw.sample import Sample
@@ -39,7 +39,7 @@ def write_recipe(
     decisions: Sequence[Decision],
     model: str,
     baseline: float | None = None,
-    crosses: Sequence[Cross] = (),
+    crosses: Sequence[FoundCross] = (),
 ) -> str:
     """Return the YAML of a recipe that trains unedited; `baseline` is the AUC of a logistic regression.
 
@@ -102,7 +102,7 @@ def _flow(value: Any) -> str:
 
 
 def _source_lines(
-    form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision], crosses: Sequence[Cross]
+    form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision], crosses: Sequence[FoundCross]
 ) -> list[str]:
     lines = []
     # How the files hold rows; long lists take several lines.

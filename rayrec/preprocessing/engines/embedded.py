@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.machine import available_cpus, available_memory
-from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, Source, messages_by_partition
+from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, ShuffleInput, messages_by_partition
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
 from rayrec.store.paths import RemotePath, cache_root
 
@@ -111,7 +111,9 @@ class EmbeddedEngine:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Consume[Result]) -> list[Result]:
+    def shuffle(
+        self, sources: Mapping[str, ShuffleInput[Any]], partitions: int, consume: Consume[Result]
+    ) -> list[Result]:
         """See the protocol. Rows wait for each other in a file for each source."""
         with ExitStack() as stack:
             files = {name: stack.enter_context(RowFile(s.schema, self.scratch)) for name, s in sources.items()}

@@ -39,7 +39,7 @@ class Counter(Protocol):
 
 
 @dataclass(frozen=True)
-class Source(Generic[Item]):
+class ShuffleInput(Generic[Item]):
     """Rows that go into a shuffle."""
 
     items: Sequence[Item]
@@ -63,7 +63,9 @@ class Engine(Protocol):
     def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
         """Run a task for each item; return the results, small ones, in the order of the items."""
 
-    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Consume[Result]) -> list[Result]:
+    def shuffle(
+        self, sources: Mapping[str, ShuffleInput[Any]], partitions: int, consume: Consume[Result]
+    ) -> list[Result]:
         """Bring the rows of each partition together; return what `consume` makes of partitions 0, 1, ... in this order.
 
         Every partition is consumed, also one without rows. The rows of a partition come in no order, so what depends

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from rayrec.internals.spark import has_running_tasks, moved_to_partitions
 from rayrec.preprocessing.engines.embedded import RowFile
-from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, Source, messages_by_partition
+from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, ShuffleInput, messages_by_partition
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
 from rayrec.store.paths import cache_root
 
@@ -53,7 +53,9 @@ class SparkEngine:
 
         return self._tasks(items).map(run).collect() if items else []
 
-    def shuffle(self, sources: Mapping[str, Source[Any]], partitions: int, consume: Consume[Result]) -> list[Result]:
+    def shuffle(
+        self, sources: Mapping[str, ShuffleInput[Any]], partitions: int, consume: Consume[Result]
+    ) -> list[Result]:
         """See the protocol. What Spark moves are Arrow messages of up to 2 MiB, so that rows cost the JVM nothing."""
         # What a task is sent must not grow with the items.
         schemas = {name: source.schema for name, source in sources.items()}

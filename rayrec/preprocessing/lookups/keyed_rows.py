@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.table_parts import HASH, write_file
-from rayrec.preprocessing.engines.engine import Consume, Partition, Result, Source, partition_by_hash
+from rayrec.preprocessing.engines.engine import Consume, Partition, Result, ShuffleInput, partition_by_hash
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
@@ -82,13 +82,13 @@ def shuffle_rows(
     partition = range_of or (lambda rows: partition_by_hash(rows[HASH].to_numpy(), number))
     with counted_rows(workspace.engine, workspace.progress, stage, total) as counter:
 
-        def source(rows: KeyedRows) -> Source[Segment]:
+        def source(rows: KeyedRows) -> ShuffleInput[Segment]:
             def produce(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
                 for batch in rows.read(segment):
                     yield partition(batch), batch
                 counter.add(segment.piece.rows)
 
-            return Source(rows.segments, rows.schema, produce)
+            return ShuffleInput(rows.segments, rows.schema, produce)
 
         return workspace.engine.shuffle({name: source(rows) for name, rows in sources.items()}, number, consume)
 

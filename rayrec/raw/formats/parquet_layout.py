@@ -81,7 +81,7 @@ def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordB
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class FileRowGroup:
     """Position and size of a row group in its file."""
 
     first_byte: int
@@ -89,7 +89,7 @@ class RowGroup:
     bytes: int
 
 
-def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
+def row_groups(metadata: pq.FileMetaData) -> list[FileRowGroup]:
     """Return the row groups of a file, in order."""
     found = []
     for number in range(metadata.num_row_groups):
@@ -97,11 +97,11 @@ def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
         columns = [group.column(i) for i in range(group.num_columns)]
         offsets = (columns[0].dictionary_page_offset, columns[0].data_page_offset)
         first_byte = min(offset for offset in offsets if offset is not None)
-        found.append(RowGroup(first_byte, group.num_rows, sum(column.total_compressed_size for column in columns)))
+        found.append(FileRowGroup(first_byte, group.num_rows, sum(column.total_compressed_size for column in columns)))
     return found
 
 
-def _begins_in(chunk: Chunk, group: RowGroup) -> bool:
+def _begins_in(chunk: Chunk, group: FileRowGroup) -> bool:
     return chunk.start <= group.first_byte < (chunk.file.bytes if chunk.stop is None else chunk.stop)
 
 

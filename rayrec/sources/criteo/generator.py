@@ -16,7 +16,7 @@ from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, CriteoSourceConfig
 from rayrec.sources.generated_files import GeneratorOptions, rows_file, to_hexadecimal
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
-from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, LabelledRows, World
+from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, GeneratedRows, World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder
 
@@ -80,7 +80,7 @@ def _integers(name: str, mean: float, deviation: float, missing: float) -> Colum
     return Column(name, draw)
 
 
-def criteo_rows(seed: int = 0, day: int = 0, drift: float = 0.0) -> LabelledRows:
+def criteo_rows(seed: int = 0, day: int = 0, drift: float = 0.0) -> GeneratedRows:
     """Return the rows of a day, which depend on the seed, the drift and the day alone."""
     world = World(seed, day, drift)
     numbers = map(_integers, NUMERIC, _LOG_MEANS, _LOG_SDS, _NUMERIC_MISSING)
@@ -88,7 +88,7 @@ def criteo_rows(seed: int = 0, day: int = 0, drift: float = 0.0) -> LabelledRows
         Category(world, name, most, _spelling(world, name), _CATEGORICAL_MISSING.get(name, 0.0))
         for name, most in zip(CATEGORICAL, _MOST_VALUES, strict=True)
     ]
-    return LabelledRows(world, [*numbers, *categories], _label, (LABEL, *NUMERIC, *CATEGORICAL), PAIRS)
+    return GeneratedRows(world, [*numbers, *categories], _label, (LABEL, *NUMERIC, *CATEGORICAL), PAIRS)
 
 
 def _label(rng: np.random.Generator, label: NDArray[np.bool_]) -> dict[str, pa.Array]:

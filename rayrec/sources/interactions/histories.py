@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rayrec.features.hashes import hash_texts
 from rayrec.ingest.dataset import DROPPED_FOLDER, Times
-from rayrec.preprocessing.engines.engine import Partition, Source, partition_by_hash
+from rayrec.preprocessing.engines.engine import Partition, ShuffleInput, partition_by_hash
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, numbered, read_segment, write_piece
@@ -157,7 +157,7 @@ def write_histories(
             left = write_piece(dataset / DROPPED_FOLDER / name, HISTORY_SCHEMA, batches)
             return kept, left, counts
 
-        found = workspace.engine.shuffle({"rows": Source(items, GATHERED, gather)}, partitions, cut)
+        found = workspace.engine.shuffle({"rows": ShuffleInput(items, GATHERED, gather)}, partitions, cut)
     kept, dropped, counts = zip(*found, strict=True)
     moments = [of[end] / MICROSECONDS for of in counts for end in ("first", "last") if of[end] is not None]
     numbers = {name: int(sum(of[name] or 0 for of in counts)) for name in counts[0] if name not in ("first", "last")}

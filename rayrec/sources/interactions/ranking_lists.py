@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
-from rayrec.preprocessing.engines.engine import Partition, Source
+from rayrec.preprocessing.engines.engine import Partition, ShuffleInput
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.parts import Encode, RowEncoder
 from rayrec.preprocessing.segments import (
@@ -140,7 +140,10 @@ def write_rows(
             }
             return pieces, short
 
-        sources = {"histories": Source(histories, _PLACED, number), "earlier": Source(earlier, _PLACED, read_earlier)}
+        sources = {
+            "histories": ShuffleInput(histories, _PLACED, number),
+            "earlier": ShuffleInput(earlier, _PLACED, read_earlier),
+        }
         found = workspace.engine.shuffle(sources, len(last_ids), draw)
     pieces = {split: [piece for of_range, _ in found for piece in of_range[split]] for split in found[0][0]}
     return pieces, sum((short for _, short in found), Counter())

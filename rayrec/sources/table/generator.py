@@ -31,7 +31,7 @@ from rayrec.config.table import (
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import GeneratorOptions, rows_file
 from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
-from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, LabelledRows, World
+from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, GeneratedRows, World
 from rayrec.sources.table.generated_columns import (
     MISSING,
     lists,
@@ -105,7 +105,7 @@ class GeneratedTable:
         columns += (one for one in self._roles() if one.name not in self._rules or one.name == source.weight)
         # Scaled on rows from all over the table, whose times are as those of all rows.
         sample = np.linspace(0, rows - 1, CHUNK_ROWS).astype(np.int64)
-        self.rows = LabelledRows(self._world, columns, self._written_label, source.header, sample=sample)
+        self.rows = GeneratedRows(self._world, columns, self._written_label, source.header, sample=sample)
 
     def _format(self) -> str:
         """Return the format of the file: delimited text if it can hold all columns, unless the recipe says another."""
