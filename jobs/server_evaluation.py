@@ -1,7 +1,5 @@
 """Exact metrics of a model as a server answers for it: labelled raw rows go there over HTTP, in batches."""
 
-import json
-import ssl
 import threading
 import time
 from collections import Counter, deque
@@ -9,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter, Retry
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -46,7 +46,7 @@ class BatchScores:
 
 @dataclass(frozen=True)
 class ServedModelClient:
-    """Asks a server for the scores of a model; every thread has a connection of its own."""
+    """Asks a server for the scores of a model; every thread has a session of its own."""
 
     url: str
     """Address of the model: http://HOST:PORT/v1/models/NAME."""
@@ -81,59 +81,48 @@ class ServedModelClient:
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             began = time.perf_counter()
-            response, content = self._post(body, headers)
+            response = self._post(body, headers)
             seconds = time.perf_counter() - began
-            if response.status != 503 or time.monotonic() > deadline:
+            if response.status_code != 503 or time.monotonic() > deadline:
                 break
             pause = 1.0
             with suppress(ValueError):  # it may be a date
                 pause = float(response.headers.get("Retry-After", pause))
             time.sleep(min(pause, _BUSY_SECONDS))
-        if response.status != 200:
-            raise UserError(f"--server {self.url}: answered {response.status}: {self._reason(response, content)}")
+        if response.status_code != 200:
+            raise UserError(f"--server {self.url}: answered {response.status_code}: {self._reason(response)}")
         try:
-            table = pa.ipc.open_stream(content).read_all()
+            table = pa.ipc.open_stream(response.content).read_all()
             scores = table[arrow.SCORE].to_numpy()
         except (pa.ArrowException, KeyError):
             raise UserError(f"--server {self.url}: answered no scores; is it a server of `rayrec serve`?") from None
         version = (table.schema.metadata or {}).get(b"version", b"").decode()
         return BatchScores(scores, version, began, seconds)
 
-    def _post(self, body: bytes, headers: dict[str, str]) -> tuple[HTTPResponse, bytes]:
-        """Send a request over the thread's connection; over a new one if the server has closed it meanwhile."""
-        parts = urlsplit(self.url)
-        while True:
-            kept = getattr(self._own, "connection", None)
-            connection = kept or self._connection(parts.scheme, parts.hostname or "", parts.port)
-            self._own.connection = None
-            try:
-                connection.request("POST", f"{parts.path}:predict", body, headers)
-                response = connection.getresponse()
-                content = response.read()
-            except (OSError, HTTPException) as error:
-                connection.close()
-                if kept is not None and not isinstance(error, TimeoutError):
-                    continue
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                raise UserError(f"--server {self.url}: no answer ({reason}); is the server running there?") from None
-            if not response.will_close:
-                self._own.connection = connection
-            return response, content
+    def _post(self, body: bytes, headers: dict[str, str]) -> requests.Response:
+        if not hasattr(self._own, "session"):
+            self._own.session = requests.Session()
+            # Once more over a new connection, if the server has closed the kept one meanwhile.
+            again = Retry(1, allowed_methods=None, respect_retry_after_header=False)
+            self._own.session.mount(self.url, HTTPAdapter(max_retries=again))
+        try:
+            return self._own.session.post(f"{self.url}:predict", body, headers=headers, timeout=_TIMEOUT_SECONDS)
+        except requests.RequestException as error:
+            cause: BaseException = error
+            while cause.__context__ is not None:  # what went wrong is the innermost of several errors
+                cause = cause.__context__
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+            raise UserError(f"--server {self.url}: no answer ({reason}); is the server running there?") from None
 
-    def _connection(self, scheme: str, host: str, port: int | None) -> HTTPConnection:
-        if scheme == "http":
-            return HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
-        return HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context())
-
-    def _reason(self, response: HTTPResponse, content: bytes) -> str:
+    def _reason(self, response: requests.Response) -> str:
         """Return what the server says of an error, with what can be done about it here."""
         try:
-            said = str(json.loads(content)["error"])
+            said = str(response.json()["error"])
         except (ValueError, KeyError, TypeError):
-            said = " ".join(content[:300].decode(errors="replace").split()) or response.reason
-        if response.status == 401:
+            said = " ".join(response.content[:300].decode(errors="replace").split()) or response.reason
+        if response.status_code == 401:
             said += "; give --token-file, or RAYREC_SERVE_TOKENS"
-        elif response.status == 404:
+        elif response.status_code == 404:
             said += "; name the model by --server http://HOST:PORT/v1/models/NAME"
         return said
 
