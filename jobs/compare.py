@@ -40,7 +40,7 @@ class CompareRequest(Request):
 
 def run(request: CompareRequest, progress: Progress) -> Result:
     """Compare; `details.differences` has each pair of recipes by metric, and its verdict."""
-    from rayrec.inspection.compared_runs import ComparedRun, compare_runs, group_by_recipe, require_same_rows
+    from rayrec.inspection.runs import ComparedRun, compare_runs, group_by_recipe, require_same_rows
     from rayrec.pages.comparison import comparison_page
     from rayrec.pages.page import write_page
 

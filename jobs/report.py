@@ -171,7 +171,7 @@ def _date(seconds: float) -> str:
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
+    from rayrec.inspection.runs import resources, run_metrics, sharding_plan, training_curves
     from rayrec.inspection.split_checks import class_warnings, drawn_negatives
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe

@@ -90,7 +90,7 @@ def _repeats_another(folder: Path) -> bool:
 def _summary(folder: Path, name: str) -> tuple[dict[str, Any], "Recipe | None"]:
     """Return what a run folder tells, and its recipe; of one that cannot be read the error alone."""
     from rayrec.ingest.dataset import judged_split
-    from rayrec.inspection.run_facts import run_metrics
+    from rayrec.inspection.runs import run_metrics
     from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 
     when = datetime.fromtimestamp((folder / RUN_FILE).stat().st_mtime)

@@ -69,7 +69,7 @@ def stored_model(path: Path, checkpoint: str = "best") -> Iterator["StoredModel"
 
     run = RunFolder.open(path)
     chosen = run.checkpoint(checkpoint)
-    from rayrec.inference.checkpoint_model import CheckpointModel
+    from rayrec.inference.scorer import CheckpointModel
 
     trained_on = run.dataset_folder if run.was_trained_on(run.dataset_folder) else None
     with tempfile.TemporaryDirectory(prefix="rayrec-model-") as files:

@@ -19,8 +19,8 @@ from rayrec.store.paths import Folder, to_path
 if TYPE_CHECKING:
     from rayrec.config.execution import Execution
     from rayrec.config.train import EarlyStopConfig
-    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inference.scorer import CheckpointModel
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.ranking import Weights
     from rayrec.training.driver import Metrics
@@ -276,9 +276,9 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointModel":
     """Return the weights of a model folder, or of a run folder's best checkpoint."""
-    from rayrec.inference.checkpoint_model import CheckpointModel
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.inference.scorer import CheckpointModel
     from rayrec.training.run.folder import RunFolder
 
     if is_model_folder(folder):

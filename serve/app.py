@@ -2,9 +2,13 @@
 
 One deployment: its replica holds every model, so that a request takes one hop, and joins the requests that wait for
 the same model into one forward pass. A request is checked before it is joined, so a bad one cannot fail the others.
+`create_app` joins the routes of all protocols with the pages and figures.
 """
 
 import asyncio
+import re
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ import torch
 from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from cluster.ray_serve import receive_little_unread
@@ -21,14 +27,16 @@ from rayrec.common.machine import keep_freed_memory
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.recipes import CONFIG_FILE, load_recipe
+from serve import v1, v2
 from serve.admission import Admission, set_of_this_replica
 from serve.arguments import ServeArguments
-from serve.dashboard import keep
+from serve.dashboard import figures, keep
 from serve.folders import scan
 from serve.grpc_app import GrpcMethods
-from serve.http_app import create_app
+from serve.http import Gate, Route, Router
 from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
+from serve.metrics import ServingMetrics, of_all_nodes, refused_requests
+from serve.openapi import document
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
 from serve.tokens import read_tokens
@@ -36,6 +44,13 @@ from serve.updates import Updates, poll_forever
 
 _STUCK_SECONDS = 25.0
 _KEPT_BYTES = 32 * 2**20
+# The page contains its style and script, and talks to this server alone.
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# What a proxy in front may say that it took away.
+_PREFIX = re.compile(r"(/[\w.~%-]+)+/?", re.ASCII)
 
 
 def build(args: ServeArguments) -> Application:
@@ -129,3 +144,54 @@ class ModelServer(GrpcMethods):
         """Raise TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""
         loop = asyncio.get_running_loop()
         await asyncio.wait_for(loop.run_in_executor(self._executor, lambda: None), _STUCK_SECONDS)
+
+
+def create_app(
+    models: ServedModels, admission: Admission, updates: Updates, read_history: Callable[[], list[bytes]]
+) -> Gate:
+    """Make the application that answers for `models`, whatever they are at the moment of a request.
+
+    `read_history` returns the records of all replicas (`serve.dashboard`).
+    """
+    page = Path(__file__).with_name("playground.html").read_bytes()
+
+    async def playground(_: Request) -> Response:
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    async def openapi(request: Request) -> Response:
+        given = request.headers.get("X-Forwarded-Prefix", "")
+        prefix = given.rstrip("/") if _PREFIX.fullmatch(given) else admission.root_path
+        return JSONResponse(document(models, admission.settings.max_rows_per_request, prefix))
+
+    async def metrics(_: Request) -> Response:
+        counted = await asyncio.gather(asyncio.to_thread(of_all_nodes), asyncio.to_thread(refused_requests))
+        return PlainTextResponse(b"".join(counted))
+
+    async def history(_: Request) -> Response:
+        records = await asyncio.to_thread(read_history)
+        served = {name: model for name, model in models.current.items() if model.weights}
+        references = {
+            name: {version: loaded.statistics.references for version, loaded in model.versions.items()}
+            for name, model in served.items()
+        }
+        found = figures(records, time.time(), references)
+        for name, model in served.items():
+            found["models"][name] |= {"states": model.states(), "recipe": model.version().predictor.recipe.name}
+        return JSONResponse({**found, "absent": dict(models.absent)})
+
+    async def health(_: Request) -> Response:
+        models.require_ready()
+        return JSONResponse({"status": "ok"})
+
+    routes = [
+        # The first that fits answers: most requests are for scores.
+        *v1.routes(models, admission),
+        *v2.routes(models, admission),
+        *v2.repository_routes(admission, updates),
+        Route("/", playground),
+        Route("/openapi.json", openapi),
+        Route("/metrics", metrics),
+        Route("/history.json", history),
+        Route("/healthz", health),
+    ]
+    return Gate(Router(routes), admission)

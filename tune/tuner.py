@@ -1,14 +1,21 @@
 """Runs a sweep on Ray Tune: a new one, or one that was interrupted.
 
-Tune's state says which trials there are, and what the searcher knows (`saved_state` keeps a whole copy); what came of
-them is in their folders (`sweep_folder`), to which each trial (`trial`) writes by itself.
+Tune's state says which trials there are, and what the searcher knows; what came of them is in their folders
+(`sweep_folder`), to which each trial (`trial`) writes by itself.
+
+Tune overwrites its state in place every other second: a kill may cut a file short, or leave files of two moments, after
+which Tune waits forever for a trial that has ended. So a copy of one moment is kept beside them as one file, which is
+all that another machine needs.
 """
 
+import io
+import json
 import logging
 import os
 import socket
 import threading
 import time
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,10 +27,10 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
-from rayrec.store.files import remove
+from rayrec.store.files import remove, write_atomically
+from rayrec.store.paths import RemotePath, confined, copy_of
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
-from tune.saved_state import backup, can_be_restored, forget, state_folder
 from tune.space_checks import check_space, searchable_space
 from tune.sweep_folder import ENDED_STATES, EXCHANGE_FOLDER, SweepSettings, TrialOutcome, TrialRecord, read_outcomes
 
@@ -45,6 +52,18 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+STATE_FOLDER = ".tune"
+_BACKUP_FILE = "tune-state.zip"
+# The last two are pickles, despite their names.
+_STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
+_TUNER_FILE = "tuner.pkl"
+"""The arguments of the Tuner, written once."""
+_END_OF_PICKLE = b"."
+_QUIET_SECONDS = 0.2
+_SAVE_SECONDS = 1.0
+"""Tune writes all files of one save within this time; the previous save is older."""
+_Files = dict[str, tuple[bytes, int]]
+"""Content and time of change, in nanoseconds, by the file's name."""
 
 
 def run_sweep(
@@ -210,3 +229,74 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
             progress.note(f"best {settings.metric} {outcomes[0].value:.4f}")
         # Reading many trials from slow storage takes a while.
         pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
+
+
+def state_folder(sweep: Path) -> Path:
+    """Return the folder of this node in which Tune keeps its state of a sweep."""
+    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / STATE_FOLDER
+
+
+def can_be_restored(sweep: Path) -> bool:
+    """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
+    missing.
+
+    It cannot if it was killed before it had saved a trial.
+    """
+    state, backup_file = state_folder(sweep), sweep / _BACKUP_FILE
+    found = _read(state)
+    if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
+        return True
+    if not backup_file.exists():
+        return False
+    for name in found:
+        (state / name).unlink()
+    with zipfile.ZipFile(io.BytesIO(backup_file.read_bytes())) as archive:
+        archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
+    return True
+
+
+def backup(sweep: Path) -> None:
+    """Copy the state, unless Tune is writing it at this moment."""
+    found = _read(state_folder(sweep))
+    if not _is_complete(found) or not _is_of_one_save(found):
+        return
+    time.sleep(_QUIET_SECONDS)
+    if _read(state_folder(sweep)) != found:
+        return
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (content, _) in found.items():
+            archive.writestr(name, content)
+    write_atomically(sweep / _BACKUP_FILE, packed.getvalue())
+
+
+def forget(sweep: Path) -> None:
+    """Remove the state and its backup."""
+    remove(state_folder(sweep))
+    (sweep / _BACKUP_FILE).unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> _Files:
+    paths = [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def _newest(files: _Files) -> dict[str, tuple[bytes, int]]:
+    """Return the newest state file of each kind, by its pattern; names contain the time at which Tune began."""
+    names = {pattern: [name for name in files if Path(name).match(pattern)] for pattern in _STATE_FILES}
+    return {pattern: files[max(found)] for pattern, found in names.items() if found}
+
+
+def _is_complete(files: _Files) -> bool:
+    """Return whether the newest state files are there to their last byte and know a trial."""
+    newest = {pattern: content for pattern, (content, _) in _newest(files).items()}
+    try:
+        has_trials = bool(json.loads(newest.pop(_STATE_FILES[0], b"{}")).get("trial_data"))
+    except ValueError:
+        return False
+    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in newest.values())
+
+
+def _is_of_one_save(files: _Files) -> bool:
+    times = [changed for _, changed in _newest(files).values()]
+    return max(times) - min(times) < _SAVE_SECONDS * 1e9

@@ -19,8 +19,7 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
 from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
-from rayrec.features.nested_fields import flat_row
-from rayrec.features.raw_columns import ListLength, RawColumn, is_index
+from rayrec.features.raw_columns import ListLength, RawColumn, flat_row, is_index
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
 from rayrec.features.schema import Schema
 

@@ -12,7 +12,7 @@ from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.numeric import untransformed
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
-from rayrec.ingest.split_columns import SplitColumns
+from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.inspection.cells import (
     cells_of_values,
     label_rates,

@@ -1,6 +1,7 @@
 """Exact metrics of a binary classifier over any number of rows, in bounded memory, with their standard errors.
 
 Sums are float64, so the metrics do not depend on how rows were cut into batches and ranks, beyond float64 rounding.
+Rank 0 takes in the accumulators of the other ranks, and all get the result.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,12 +21,13 @@ from rayrec.common.errors import UserError
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.metrics.auc import ScoreHistogram, ScoresOfClass, auc_estimate, auc_of_rows
 from rayrec.metrics.estimates import Estimate, MetricValues, SumsOfRows
+from rayrec.metrics.ranking import RankingMetrics
 
 _log = logging.getLogger(__name__)
 
 
 class BinaryMetrics:
-    """Accumulator of rows; `add` and `rayrec.metrics.over_ranks` merge those of several processes.
+    """Accumulator of rows; `add` and `rayrec.metrics.binary` merge those of several processes.
 
     Scores are kept for an exact AUC up to `exact_auc_rows`; beyond, they move into a histogram of `auc_bins` bins.
     """
@@ -218,3 +221,40 @@ def progressive_metrics(records: Sequence[Mapping[str, Any]]) -> MetricValues:
 def _entropy(rate: float) -> float:
     """Return the entropy in nats of a coin that falls on 1 at this rate."""
     return 0.0 if rate in (0.0, 1.0) else float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
+
+
+def compute_over_ranks(metrics: BinaryMetrics | RankingMetrics, group: dist.ProcessGroup | None = None) -> MetricValues:
+    """Return the metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
+
+    A collective call. Every rank's accumulator is used up. Raises what `metrics.compute` raises, on every rank.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")  # which the backend sends from
+
+    if isinstance(metrics, BinaryMetrics):
+        # More scores than rank 0 may keep do not travel to it: each rank sends a histogram of its own.
+        stored = torch.tensor(metrics.stored_rows, dtype=torch.float64, device=device)
+        dist.all_reduce(stored, group=group)
+        if metrics.is_beyond_exact_auc(float(stored)):
+            metrics.use_histogram()
+
+    for other in range(1, size):
+        if rank == other:
+            dist.send_object_list([metrics], group=group, group_dst=0, device=device)
+        elif rank == 0:
+            received: list[Any] = [None]
+            dist.recv_object_list(received, group=group, group_src=other, device=device)
+            metrics.add(received[0])
+
+    outcome: list[MetricValues | str | None] = [None]
+    if rank == 0:
+        try:
+            outcome = [metrics.compute()]
+        except UserError as error:
+            # The other ranks wait for the result: they must fail, too.
+            outcome = [str(error)]
+    dist.broadcast_object_list(outcome, group=group, group_src=0, device=device)
+    (result,) = outcome
+    if not isinstance(result, dict):
+        raise UserError(result)
+    return result

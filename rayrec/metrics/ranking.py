@@ -78,7 +78,7 @@ class RankedRows:
 
 
 class RankingMetrics:
-    """Accumulator of rows; `add` and `rayrec.metrics.over_ranks` merge those of several processes.
+    """Accumulator of rows; `add` and `rayrec.metrics.binary` merge those of several processes.
 
     An `update` must hold consecutive rows of data whose groups are contiguous: then only its first and its last group
     can continue elsewhere. Those wait, cut to their positives and their best negatives, for the end; the others are

@@ -50,8 +50,7 @@ def model_page(figures: Figures) -> Page:
 
 
 def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None) -> list[Chart]:
-    """Return the charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each
-    other.
+    """Return the charts of the curves (`rayrec.inspection.runs.training_curves`) of some runs by name, over each other.
 
     A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
     """

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from rayrec.common.errors import UserError
 from rayrec.config import RankingConfig
-from rayrec.metrics.binary import BinaryMetrics
-from rayrec.metrics.over_ranks import compute_over_ranks
+from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
 from rayrec.metrics.ranking import RankingMetrics
 from tests.ranks import run_ranks
 

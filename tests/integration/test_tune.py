@@ -27,8 +27,8 @@ from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.training_runs import recipe
 from tune.results import SEEDS
-from tune.saved_state import STATE_FOLDER
 from tune.trial import EVALUATION
+from tune.tuner import STATE_FOLDER
 
 TRIALS = 4
 EVALUATIONS = 3

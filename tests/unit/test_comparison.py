@@ -7,7 +7,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.compared_runs import ComparedRun, config_differences, group_by_recipe, require_same_rows
+from rayrec.inspection.runs import ComparedRun, config_differences, group_by_recipe, require_same_rows
 from rayrec.models.registry import build_model
 from rayrec.training.run.folder import RunFolder
 from tests.builders import make_dataset

@@ -13,8 +13,8 @@ from rayrec.store.files import write_json
 from rayrec.store.paths import confined, file_name
 from rayrec.training.run.folder import RUN_FILE, RunFolder
 from tests.builders import make_dataset
-from tune.saved_state import can_be_restored
 from tune.sweep_folder import TRIAL_FILE, TrialRecord
+from tune.tuner import can_be_restored
 
 OUTSIDE = ["../x", "a/../../x", "/x", "a//x", "a/", "", ".", "a/./x", "a\0x"]
 

@@ -16,8 +16,7 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo import generator
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.generator import PAIRS, CriteoTruth, criteo_rows
-from rayrec.sources.generated_files import GeneratorOptions
-from rayrec.sources.generated_truth import TRUTH_FILE, TruthAccumulator
+from rayrec.sources.generated_files import TRUTH_FILE, GeneratorOptions, TruthAccumulator
 from rayrec.sources.synthetic import BASE_RATE, CHUNK_ROWS, Drawn, Labelled
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]

@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 from rayrec.config import ServeConfig
 from serve import admission
 from serve.admission import Admission
+from serve.app import create_app
 from serve.http import Gate, JsonErrors
-from serve.http_app import create_app
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.served_models import ServedModels

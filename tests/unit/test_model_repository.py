@@ -19,9 +19,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
 from serve.admission import Admission
+from serve.app import create_app
 from serve.grpc_app import GrpcMethods
 from serve.grpc_server import add_to_server
-from serve.http_app import create_app
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.served_models import ServedModels

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.training.loop import preemption
-from rayrec.training.loop.preemption import PreemptionWatch
+from rayrec.training.loop import worker
+from rayrec.training.loop.worker import PreemptionWatch
 
 CPU = torch.device("cpu")
 
@@ -61,8 +61,8 @@ class Ranks:
 def ranks(count: int) -> Iterator[Ranks]:
     made = Ranks(count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preemption.time, "perf_counter", made.clock)
-        patch.setattr(preemption.dist, "all_reduce", made.all_reduce)
+        patch.setattr(worker.time, "perf_counter", made.clock)
+        patch.setattr(worker.dist, "all_reduce", made.all_reduce)
         yield made
 
 

@@ -16,7 +16,7 @@ from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.split_columns import SplitColumns
+from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.inspection import dataset_profile
 from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
 from rayrec.inspection.dataset_profile import dataset_figures

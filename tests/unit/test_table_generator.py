@@ -18,7 +18,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import load_recipe
-from rayrec.sources.generated_truth import TRUTH_FILE
+from rayrec.sources.generated_files import TRUTH_FILE
 from rayrec.sources.registry import source_of
 from rayrec.sources.synthetic import CHUNK_ROWS
 from rayrec.sources.table.generator import GeneratedTable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.inspection.table.encodings import find_encoding
+from rayrec.inspection.table.file_form import find_encoding
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 
 TOWNS = {

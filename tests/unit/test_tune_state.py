@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tune.saved_state import STATE_FOLDER, backup, can_be_restored, forget
+from tune.tuner import STATE_FOLDER, backup, can_be_restored, forget
 
 FIRST, SECOND = "2026-01-01_00-00-00", "2026-01-02_00-00-00"
 
@@ -15,7 +15,7 @@ FIRST, SECOND = "2026-01-01_00-00-00", "2026-01-02_00-00-00"
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody writes while these tests back up."""
-    monkeypatch.setattr("tune.saved_state._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("tune.tuner._QUIET_SECONDS", 0.0)
 
 
 def _note(sweep: Path, session: str, trials: int) -> None:

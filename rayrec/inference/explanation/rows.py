@@ -16,7 +16,7 @@ from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig
 from rayrec.features.categorical import encode_cross
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.split_columns import SplitColumns
+from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import group_numbers

@@ -14,7 +14,6 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.batch.scoring import collect_split
-from rayrec.inference.checkpoint_model import CheckpointModel
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.export.model_card import Baselines, model_card, tables_section
 from rayrec.inference.export.references import ReferenceTraffic, rows_of_split, write_reference_rows
@@ -22,6 +21,7 @@ from rayrec.inference.folder.facts import KnownItems, can_recommend
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, ModelFolder, copy, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor
+from rayrec.inference.scorer import CheckpointModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import (
     HELD_OUT_ROWS_FILE,

@@ -24,8 +24,7 @@ from rayrec.inspection.table.decisions import (
     table_warnings,
     with_number_formats,
 )
-from rayrec.inspection.table.encodings import FoundEncoding, find_encoding
-from rayrec.inspection.table.file_form import FileForm, first_with_rows, recognize
+from rayrec.inspection.table.file_form import FileForm, FoundEncoding, find_encoding, first_with_rows, recognize
 from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles

@@ -13,8 +13,7 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.nested_fields import fields_of, flat_batch, flat_row, nested_schema
-from rayrec.features.raw_columns import RawColumn
+from rayrec.features.raw_columns import RawColumn, fields_of, flat_batch, flat_row, nested_schema
 from rayrec.features.raw_values import Values, read_column
 from rayrec.raw.blocks import Reason
 from rayrec.raw.formats.row_types import RawCells
@@ -58,7 +57,7 @@ class JsonLinesLayout:
     mixed: frozenset[str] = frozenset()
     """Columns whose values have several types there; they count as text."""
     nested: frozenset[tuple[str, ...]] = frozenset()
-    """The names that lead to the columns that are fields of objects within rows (`rayrec.features.nested_fields`)."""
+    """The names that lead to the columns that are fields of objects within rows (`rayrec.features.raw_columns`)."""
     text: TextEncoding = UTF8
     is_document: bool = False
     """Whether objects are found by their braces, not by lines; they count as lines."""

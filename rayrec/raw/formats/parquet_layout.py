@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
-from rayrec.features.nested_fields import flat_batch, flat_schema
-from rayrec.features.raw_columns import is_index
+from rayrec.features.raw_columns import flat_batch, flat_schema, is_index
 from rayrec.features.raw_values import NO_PERIODS, PERIODS
 from rayrec.raw.formats.row_types import RawCells, as_python
 from rayrec.raw.input_files import Chunk, InputFile

@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC, CriteoSourceConfig
-from rayrec.sources.generated_files import GeneratorOptions, rows_file, to_hexadecimal
-from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, RowsTruth, TruthAccumulator
+from rayrec.sources.generated_files import (
+    TRUTH_FILE,
+    GeneratedTruth,
+    GeneratorOptions,
+    RowsTruth,
+    TruthAccumulator,
+    rows_file,
+    to_hexadecimal,
+)
 from rayrec.sources.synthetic import RANK_BITS, TURNOVER, Category, Column, Drawn, GeneratedRows, World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder

@@ -29,8 +29,7 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.recipes import Recipe
-from rayrec.sources.generated_files import GeneratorOptions, rows_file
-from rayrec.sources.generated_truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
+from rayrec.sources.generated_files import TRUTH_FILE, GeneratedTruth, GeneratorOptions, TruthAccumulator, rows_file
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, GeneratedRows, World
 from rayrec.sources.table.generated_columns import (
     MISSING,

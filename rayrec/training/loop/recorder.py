@@ -14,8 +14,7 @@ import torch.distributed as dist
 from rayrec.common.errors import UserError
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.ingest.loader import EpochLoader
-from rayrec.metrics.binary import BinaryMetrics
-from rayrec.metrics.over_ranks import compute_over_ranks
+from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.precision import Precision
 from rayrec.recipes import Recipe

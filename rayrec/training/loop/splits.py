@@ -18,9 +18,8 @@ from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSpli
 from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
-from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
 from rayrec.metrics.estimates import MetricValues
-from rayrec.metrics.over_ranks import compute_over_ranks
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
 from rayrec.training.parallel.parallel_model import ParallelModel

@@ -17,7 +17,6 @@ from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.store.growing_files import growing_files
 from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder, start_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
@@ -26,8 +25,44 @@ from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import PROGRESSIVE, read_history
 
+_NEWS_SECONDS = 2.0
+"""About how long it takes until all ranks know what one of them was told."""
 InitialWeights = Callable[[TrainStep], RunProgress]
 """Fills a new run's model and optimizers in place, and returns the progress that the run starts with."""
+
+
+class PreemptionWatch:
+    """Tells every rank at the same step that more nodes of the run are about to be taken away.
+
+    The ranks ask each other, which is a wait for a GPU, only after as many steps as take about two seconds. That number
+    follows from what they tell each other, so it is the same on all of them.
+    """
+
+    def __init__(self, preempted_nodes: Callable[[], int], device: torch.device) -> None:
+        """`preempted_nodes`: how many nodes this rank knows to be about to go."""
+        self._preempted_nodes, self._device = preempted_nodes, device
+        self._interval, self._steps = 1, 0
+        self._asked_at = time.perf_counter()
+        self._known = 0
+
+    def is_announced(self) -> bool:
+        """Return whether nodes are about to go that no earlier call told of.
+
+        Every rank calls it once a step, and some of the calls are collectives.
+        """
+        self._steps += 1
+        if self._steps < self._interval:
+            return False
+        now = time.perf_counter()
+        largest = torch.tensor([self._preempted_nodes(), now - self._asked_at], device=self._device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        nodes, seconds = largest.tolist()
+        # Twice as many steps at most: the first ones are slow or fast by chance.
+        self._interval = max(1, min(2 * self._interval, int(self._steps * _NEWS_SECONDS / max(seconds, 1e-6))))
+        self._steps, self._asked_at = 0, now
+        is_news = nodes > self._known
+        self._known = max(self._known, int(nodes))
+        return is_news
 
 
 def train_worker(
