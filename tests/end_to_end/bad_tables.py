@@ -363,7 +363,8 @@ FILES = [
     _files(
         "damaged Parquet file",
         "cut.parquet",
-        "cut.parquet: damaged Parquet file (Parquet magic bytes not found in footer); fetch it again",
+        "cut.parquet: damaged Parquet file (Parquet magic bytes not found in footer. Either the file is corrupted or "
+        "this is not a parquet file.); fetch it again",
     ),
     _files(
         "Parquet column of another type",
