@@ -3,8 +3,8 @@
 
 Serve calls it as `haproxy -db -f FILE ...` for every configuration. None of these lines has a setting in Serve: a path
 without a route gets a 404, also while no model is there yet, or any more; its statistics listen on all addresses, its
-control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, and who stops within the
-headers of a request is never sent away.
+control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, who stops within the
+headers of a request is never sent away, and a replica that is away or gone is a 500, not a 503.
 """
 
 import ctypes
@@ -48,6 +48,8 @@ def changed(config: str) -> str:
         line, words = given, given.split()
         if line and not line[0].isspace():
             section = line.strip()
+        if words[:1] == ["errorfile"]:
+            continue  # one page of Serve says 500 for 502, 503 and 504; HAProxy's own have their status
         if section.startswith("backend grpc-") and words[:1] == ["server"] and words[-1] == "backup":
             continue  # Serve's own proxy, which tells clients that what has no replica does not exist
         if words[:2] == ["stats", "socket"]:
@@ -70,6 +72,10 @@ def changed(config: str) -> str:
         if section == line == "defaults":
             # No variable of Serve sets these. The first would be the time between requests, too, by default.
             lines += [f"    timeout http-request {_HEADER_SECONDS}s", f"    timeout http-keep-alive {_IDLE_SECONDS}s"]
+        if section == line == "frontend http_frontend":
+            # Scoring does no harm twice: what a replica took with it may be sent again.
+            lines.append("    http-after-response set-header Retry-After 1 if { status 502 }")
+            lines.append('    http-after-response set-status 503 reason "Service Unavailable" if { status 502 }')
     return "\n".join(lines) + "\n"
 
 

@@ -124,6 +124,36 @@ def test_without_a_route_it_says_when_to_come_back(short_folder: Path, path: str
     assert json.loads(body) == {"error": "no model is ready; try again"}
 
 
+def test_a_replica_that_is_away_may_be_asked_again(short_folder: Path) -> None:
+    (nobody,) = free_ports(1)
+    with running(short_folder, nobody) as ask:
+        for path in ("/v1/models", "/healthz"):
+            status, _, _ = ask(request_of(path))
+            assert status == 503
+        status, _, _ = ask(b"hello?\r\n\r\n")
+    assert status == 400
+
+
+@pytest.mark.parametrize("lost", ["no answer", "half an answer"])
+def test_what_a_replica_took_with_it_may_be_sent_again(short_folder: Path, lost: str) -> None:
+    """Of a body that HAProxy itself cannot send again."""
+
+    def die(replica: socket.socket) -> None:
+        with suppress(OSError):  # the end of the test
+            while True:
+                with replica.accept()[0] as connection:
+                    connection.recv(65536)
+                    if lost == "half an answer":
+                        connection.sendall(b"HTTP/1.1 200")
+
+    large = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 40000\r\n\r\n" + b"x" * 40_000
+    with socket.create_server(("127.0.0.1", 0)) as replica:
+        Thread(target=die, args=[replica], daemon=True).start()
+        with running(short_folder, replica.getsockname()[1]) as ask:
+            status, headers, _ = ask(large)
+    assert (status, headers["retry-after"]) == (503, "1")
+
+
 LISTENS = {
     "127.0.0.1": ["127.0.0.1:PORT"],
     "0.0.0.0": ["*:PORT"],
