@@ -77,7 +77,7 @@ class Request(Config):
     """Fields that may name a YAML file, which travels with a submitted job; other paths are on shared storage."""
 
     outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "folder"}
-    """What is written, by field."""
+    """Fields that name an output, and the kind of each."""
 
     @model_validator(mode="before")
     @classmethod

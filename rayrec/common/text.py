@@ -79,6 +79,8 @@ def shell_line(words: Iterable[str]) -> str:
     return " ".join(map(quoted, words))
 
 
+MOST_ORDERED = 32
+"""Most values of a feature that are shown in their order; of more the most frequent ones are shown."""
 _SCALES = tuple(map(str.split, (
     "monday tuesday wednesday thursday friday saturday sunday",
     "mon tue wed thu fri sat sun",

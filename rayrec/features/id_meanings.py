@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.text import natural_order
+from rayrec.common.text import MOST_ORDERED, natural_order
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
 from rayrec.features.categorical import encode_cross, fold_ids, hash_unlisted, id_dtype
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
@@ -25,7 +25,6 @@ from rayrec.features.vocabulary import VocabularyLookup, content_hash
 
 NEW = -1
 """The origin of a row that stands for what had no row before."""
-_MOST_ORDERED = 32
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -280,8 +279,8 @@ class ValueNames:
         """
         listed, others = ids[ids >= self._first], ids[ids < self._first]
         if isinstance(self._feature.transforms[0] if self._feature.transforms else None, TimePart | Buckets):
-            return np.concatenate([np.sort(listed[:_MOST_ORDERED]), others])
-        order = natural_order(self(listed.tolist())) if len(listed) <= _MOST_ORDERED else None
+            return np.concatenate([np.sort(listed[:MOST_ORDERED]), others])
+        order = natural_order(self(listed.tolist())) if len(listed) <= MOST_ORDERED else None
         return ids[:most] if order is None else np.concatenate([listed[order], others])
 
     def _name(self, number: int) -> str:

@@ -111,13 +111,13 @@ class HeldOut(NamedTuple):
     """The rows of held-out splits, to tell how many of them have a value that no row of `train` has."""
 
     items: Sequence[Any]
-    """What tasks read rows of."""
+    """Items whose rows the tasks read."""
     read: Callable[[Any, Sequence[str]], Iterator[tuple[str, pa.RecordBatch]]]
     """Yields columns of the rows of an item, text dictionary encoded, each batch with the name of its split."""
     splits: tuple[str, ...]
     """Names of splits; the empty one is of rows that no split has."""
     are_counted: bool = False
-    """Whether their values count in the vocabularies, too."""
+    """True if the vocabularies count these values, too."""
 
 
 KnownValues = dict[str, dict[str, FoundKeys]]

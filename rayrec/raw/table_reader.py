@@ -47,7 +47,7 @@ class TableReader:
     counts_others: bool = False
     """Whether to count rows with values of columns that no one knew when the files were opened."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the files."""
+    """Warnings about the files."""
 
     @property
     def label(self) -> str:
@@ -118,7 +118,7 @@ class TableFiles:
     optional: frozenset[str] = frozenset()
     """Columns that files may lack."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the files."""
+    """Warnings about the files."""
 
     def reader(
         self,

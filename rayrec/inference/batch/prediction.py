@@ -78,7 +78,7 @@ class PredictionCounts:
     unread: tuple[str, ...] = ()
     """Columns of the files that the recipe does not know."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the files."""
+    """Warnings about the files."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class FileForm:
     reasons: Mapping[str, str]
     """Why, by field of `settings`."""
     warnings: Sequence[str] = ()
-    """What a person should look at."""
+    """Warnings about the file."""
 
     @property
     def has_names(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.text import format_number, format_share, natural_order
+from rayrec.common.text import MOST_ORDERED, format_number, format_share, natural_order
 from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.split_checks import describe_new_values
@@ -18,7 +18,7 @@ from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
-_BINS, _MOST_VALUES, _MOST_ORDERED = 12, 15, 32
+_BINS, _MOST_VALUES = 12, 15
 _ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
 """Columns and rows of the sample from which associations are computed, so that their time is bounded."""
 _PATTERNS = 10
@@ -114,7 +114,7 @@ def _cells_of(decision: Decision) -> _RowCells:
     else:
         order = np.argsort(-column.counts, kind="stable")
         order = order[column.counts[order] > 0]
-        ordered = natural_order([column.texts[i] for i in order]) if len(order) <= _MOST_ORDERED else None
+        ordered = natural_order([column.texts[i] for i in order]) if len(order) <= MOST_ORDERED else None
         shown = order[:_MOST_VALUES] if ordered is None else order[ordered]
         place = np.full(len(column.texts) + 1, len(shown))
         place[shown] = np.arange(len(shown))
