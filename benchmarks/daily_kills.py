@@ -30,8 +30,7 @@ import pyarrow.parquet as pq
 import requests
 
 from benchmarks.killable import attempt, moments, started
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"

@@ -23,8 +23,7 @@ from typing import Any
 
 import yaml
 
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.config.validation import parse_yaml
 from rayrec.store.files import write_json
 from tests.environments import environment_without_cluster

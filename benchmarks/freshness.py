@@ -19,8 +19,7 @@ from typing import Any
 import requests
 
 from benchmarks.killable import attempt, started
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.store.files import write_json
 
 RECIPE = "dlrm-criteo-debug"

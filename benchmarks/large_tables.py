@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature

@@ -37,8 +37,7 @@ from benchmarks.http_load import json_post
 from benchmarks.peers.environments import python_of
 from jobs.benchmark_serve import Post, ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model

@@ -32,8 +32,7 @@ from benchmarks.http_load import at_rate, json_post, percentiles
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
 from rayrec.store.files import write_json

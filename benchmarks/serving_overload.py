@@ -28,8 +28,7 @@ from benchmarks.http_load import at_rate, json_post, percentiles, summary
 from benchmarks.repeated import repeated
 from jobs.benchmark_serve import Post, TimedAnswer
 from jobs.serve import ServeRequest, serving
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe

@@ -39,8 +39,7 @@ from benchmarks.http_load import at_rate, json_post, of_clients, summary
 from benchmarks.killable import started
 from jobs.benchmark_serve import BROKEN, REFUSED, Post, answer_to, load_of_clients
 from jobs.serve import ServeRequest, serving
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy

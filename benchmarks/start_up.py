@@ -20,8 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rayrec.common.machine import Machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, free_port
 from rayrec.store.files import write_json
 from tests.environments import environment_of_a_user
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
-from rayrec.common.network import proxy_variables
+from rayrec.common.machine import proxy_variables
 from rayrec.common.process import environment
 
 if TYPE_CHECKING:

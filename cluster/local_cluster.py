@@ -23,7 +23,7 @@ import psutil
 from cluster.java import provide_java
 from cluster.ray_serve import NICENESS
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_ports
+from rayrec.common.machine import free_ports
 from rayrec.internals.ray_core import new_token
 
 RAY = Path(sys.executable).with_name("ray")

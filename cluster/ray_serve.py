@@ -20,8 +20,7 @@ from typing import Any
 
 from cluster import haproxy
 from cluster.machine_limits import connections_of_haproxy
-from rayrec.common.machine import available_cpus
-from rayrec.common.network import free_ports
+from rayrec.common.machine import available_cpus, free_ports
 
 logger = logging.getLogger(__name__)
 

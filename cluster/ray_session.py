@@ -19,8 +19,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.machine import CPUS_OF_COMMAND, ENVIRONMENT_OF_WORKERS, available_cpus
 from rayrec.common.process import environment, interrupts_kept
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.common.ray_blocks import session_size
-from rayrec.common.ray_waits import waits_shown
+from rayrec.common.ray import session_size, waits_shown
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, WARN_OF_WAITS
 

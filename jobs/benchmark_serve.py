@@ -17,8 +17,7 @@ from jobs.command import Command, Positional, Request, Result, main, text_table
 from jobs.export import exported
 from jobs.serve import ServeRequest, endpoint_of, serving
 from rayrec.common.errors import UserError
-from rayrec.common.machine import Machine, describe_machine
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, describe_machine, free_port
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.paths import Folder
 

@@ -32,7 +32,7 @@ from jobs.command import (
 )
 from jobs.command.placement import PlacedRequest
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.common.text import shell_line

@@ -15,8 +15,7 @@ from typing import Any
 from cluster.java import provide_java
 from cluster.machine_limits import MachineCheck, Status, machine_limits
 from jobs.command import Command, Request, Result, main, text_table
-from rayrec.common.machine import available_memory, cpu_limits
-from rayrec.common.network import proxy_variables
+from rayrec.common.machine import available_memory, cpu_limits, proxy_variables
 from rayrec.common.progress import Progress
 
 GIB = 2**30

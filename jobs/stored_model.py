@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from jobs.export import is_run_folder, neither_model_nor_run
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
-from rayrec.common.ray_blocks import session_size
+from rayrec.common.ray import session_size
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import DATA, Execution, Place
 

@@ -58,8 +58,7 @@ from jobs.benchmark_serve import Post, measured
 from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
-from rayrec.common.machine import Machine, available_cpus
-from rayrec.common.network import free_port
+from rayrec.common.machine import Machine, available_cpus, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import load_model

@@ -30,7 +30,7 @@ from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.disk_errors import disk_error, temporary_folders
 from rayrec.common.errors import ConfigError, DiskError, UserError
-from rayrec.common.network import reach_this_machine_directly
+from rayrec.common.machine import reach_this_machine_directly
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE, stdout_error
 from rayrec.common.progress import Progress
 from rayrec.common.text import printable

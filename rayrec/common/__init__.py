@@ -1,1 +1,1 @@
-"""Helpers of all parts of rayrec: errors, atomic files, console output."""
+"""Helpers of all parts of rayrec: errors, texts, progress, the machine, this process, the Ray session."""

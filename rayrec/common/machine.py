@@ -1,13 +1,20 @@
-"""This machine: the CPUs and the memory that this process may use, and the conditions of a measurement. Linux only."""
+"""What this process may use of its machine: CPUs, memory and ports. And what the machine was while it was measured.
+
+A container has limits that libraries do not know: threads for 64 CPUs where the cgroup's quota gives two would wait for
+each other, and memory would be planned that the kernel does not give. So everything here asks the cgroups. Linux only.
+"""
 
 import ctypes
 import math
+import mmap
 import os
 import platform
+import random
 import re
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -21,6 +28,30 @@ _USERS_VARIABLE = "OMP_NUM_THREADS"
 _BENEATH_RAY = ("RAY_RAYLET_PID", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 """Variables of Ray's workers, and of the command of a Ray job: its OMP_NUM_THREADS is that of the worker it comes from.
 """
+_LIMIT_USED_IDLE = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a cgroup of version 2 and of version 1, and a line of its memory.stat."""
+ENVIRONMENT_OF_WORKERS = {"MALLOC_ARENA_MAX": "1"}
+"""What a process must be started with, so that `keep_freed_memory` holds in its threads, too: glibc gives a thread an
+arena of its own, from which freed memory goes back to the kernel whatever the settings. Ray Train computes in a thread.
+"""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Options of mallopt(3)."""
+_LARGEST = 2**31 - 1
+_LARGE_BYTES = 256 * 2**20
+"""A smaller file is soon in memory as a whole, so for it the file system had better read ahead."""
+_PORTS = range(20_000, 32_768)
+"""Above the ports that Ray gives to its workers, and below those that Linux gives to any connection that is made until
+the server has started."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+_DIRECT = ("no_proxy", "NO_PROXY")
+"""The hosts that are reached directly; most programs read the first, and the second where it is not set."""
+_PACKAGES = (
+    "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "pyarrow", "ray", "raydp", "pyspark", "triton",
+)  # fmt: skip
+"""The installed packages that speed depends on."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +126,16 @@ def _cpus_of_environment(environment: Mapping[str, str]) -> tuple[str, int] | No
 
 def _cpu_quota(process: Path) -> float | None:
     """Return the least quota of the process's cgroup and of those above it, as far as their files can be seen."""
-    quotas = [
-        quota for folder in cgroups("cpu", process) for quota in (_quota_of_v2(folder), _quota_of_v1(folder)) if quota
-    ]
+    quotas = []
+    for folder in cgroups("cpu", process):
+        with suppress(OSError, ValueError):  # the file is not there, or says `max`
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            quotas.append(quota / period)
+        # Version 1 has two files, and -1 where there is no quota.
+        with suppress(OSError, ValueError):
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            quotas += [quota / period] if quota > 0 else []
     return min(quotas, default=None)
-
-
-def _quota_of_v2(folder: Path) -> float | None:
-    with suppress(OSError, ValueError):  # the file is not there, or says `max`
-        quota, period = (folder / "cpu.max").read_text().split()
-        return int(quota) / int(period)
-    return None
-
-
-def _quota_of_v1(folder: Path) -> float | None:
-    with suppress(OSError, ValueError):
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        return quota / period if quota > 0 else None
-    return None
 
 
 def cgroups(controller: str, process: Path = Path("/proc/self")) -> Iterator[Path]:
@@ -161,28 +184,10 @@ def _cgroup_mounts(controller: str, process: Path) -> Iterator[tuple[str, PurePo
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
-            root, folder = (_unescaped(field) for field in before.split(" ")[3:5])
+            # A blank in a path is written as \040.
+            fields = before.split(" ")[3:5]
+            root, folder = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in fields)
             yield kind, PurePosixPath(root), Path(folder)
-
-
-def _unescaped(field: str) -> str:
-    """Return a field of mountinfo, in which blanks are written as \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
-
-
-_LIMIT_USED_IDLE = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of a cgroup of version 2 and of version 1, and a line of its memory.stat."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Options of mallopt(3)."""
-_LARGEST = 2**31 - 1
-
-ENVIRONMENT_OF_WORKERS = {"MALLOC_ARENA_MAX": "1"}
-"""What a process must be started with, so that `keep_freed_memory` holds in its threads, too: glibc gives a thread an
-arena of its own, from which freed memory goes back to the kernel whatever the settings. Ray Train computes in a thread.
-"""
 
 
 def available_memory(process: Path = Path("/proc/self")) -> int:
@@ -226,9 +231,70 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-_PACKAGES = (
-    "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "pyarrow", "ray", "raydp", "pyspark", "triton",
-)  # fmt: skip
+class MappedFile:
+    """A file that is mapped into memory, to be read here and there; processes share the pages that were read."""
+
+    def __init__(self, path: Path) -> None:
+        """Map a file, which takes a file descriptor. Raises OSError, and ValueError if it is empty."""
+        with path.open("rb") as file:
+            self.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self.content) > _LARGE_BYTES:
+            self.content.madvise(mmap.MADV_RANDOM)
+
+    def release(self) -> None:
+        """Give the pages in memory back. Later reads map them again from the system's page cache."""
+        self.content.madvise(mmap.MADV_DONTNEED)
+
+    def expect_order(self) -> None:
+        """Announce a read from front to back: the file system reads ahead, which is many times as fast."""
+        self.content.madvise(mmap.MADV_SEQUENTIAL)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
+    ports: list[int] = []
+    with ExitStack() as stack:
+        # Drawn from the system's randomness, so that no two processes draw the same ones.
+        candidates = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+        while len(ports) < count:
+            if (port := next(candidates, None)) is None:
+                raise OSError(f"this machine does not have {count} free ports; end other programs that listen")
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+def free_port() -> int:
+    """Return one port of 127.0.0.1 on which nothing listens."""
+    return free_ports(1)[0]
+
+
+def proxy_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the variables, in either case, that name a proxy."""
+    return [name for name in environment if name.lower() in _PROXIES and environment[name]]
+
+
+def reach_this_machine_directly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Add this machine's names and addresses to the hosts that this process, and those it starts, ask without a proxy.
+
+    Otherwise a proxy, which is elsewhere or does not know them, would be asked for servers on this machine. Does
+    nothing where the environment names no proxy.
+    """
+    if not proxy_variables(environment):
+        return
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = [of for interface in psutil.net_if_addrs().values() for of in interface if of.family in families]
+    addresses = ["127.0.0.1", "::1", *(address.address.partition("%")[0] for address in found)]
+    # Some programs compare the host as a URL has it.
+    own = ["localhost", socket.gethostname(), *addresses, *(f"[{one}]" for one in addresses if ":" in one)]
+    given = next((environment[name] for name in _DIRECT if environment.get(name)), "")
+    hosts = [host.strip() for host in given.split(",") if host.strip()]
+    if "*" not in hosts:
+        environment.update(dict.fromkeys(_DIRECT, ",".join(dict.fromkeys([*hosts, *own]))))
 
 
 @dataclass(frozen=True)
@@ -240,6 +306,7 @@ class Machine:
     def described(self) -> dict[str, Any]:
         """Describe it for a file of results as the measurement ends; loads are averages over 1, 5 and 15 minutes."""
         limits = cpu_limits()
+        installed = {name: found for name in _PACKAGES if (found := _version(name)) is not None}
         return {
             "cpu": _cpu_model(),
             "cores": limits.machine,
@@ -247,7 +314,7 @@ class Machine:
             "load_at_start": [round(load, 2) for load in self.load_at_start],
             "load_at_end": [round(load, 2) for load in os.getloadavg()],
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-            "versions": {"rayrec": _own_version(), "python": platform.python_version(), **_versions()},
+            "versions": {"rayrec": _own_version(), "python": platform.python_version(), **installed},
         }
 
 
@@ -273,11 +340,6 @@ def _own_version() -> str | None:
         with suppress(OSError, subprocess.CalledProcessError):  # no git, or a checkout of another user
             return subprocess.run(describe, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
     return _version("rayrec")
-
-
-def _versions() -> dict[str, str]:
-    """List the versions of the installed packages that speed depends on."""
-    return {name: found for name in _PACKAGES if (found := _version(name)) is not None}
 
 
 def _version(package: str) -> str | None:

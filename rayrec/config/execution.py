@@ -41,7 +41,7 @@ class Execution(Config):
     @classmethod
     def on_ray(cls, engine: str, workers: int) -> Self:
         """Return the execution by an engine in the Ray session of this process."""
-        from rayrec.common.ray_blocks import session_size  # pyarrow takes a while to import
+        from rayrec.common.ray import session_size  # pyarrow takes a while to import
 
         nodes, cpus = session_size()
         return cls(on="ray", engine=engine, workers=workers, nodes=nodes, cpus=cpus)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.mapped_file import MappedFile
+from rayrec.common.machine import MappedFile
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_text, hash_texts
 from rayrec.features.table_parts import Lists, Numbers, Ranges, Rows, TablePart, read_arrow, search_ranges
 from rayrec.store.node_copy import on_this_node

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.disk_errors import unreadable
-from rayrec.common.mapped_file import MappedFile
+from rayrec.common.machine import MappedFile
 from rayrec.store.files import new_file
 
 HASH, ENTRY = "hash", "entry"

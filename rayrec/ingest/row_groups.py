@@ -15,7 +15,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rayrec.common.machine import available_cpus
-from rayrec.common.ray_blocks import ReportingTask, stream_blocks
+from rayrec.common.ray import ReportingTask, stream_blocks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder, RowGroup, RowOrder
 from rayrec.ingest.packed_rows import PackedRows, RowPacker, from_table, to_table

@@ -18,7 +18,7 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from tests.end_to_end.forks import Forks
 from tests.environments import environment_of_a_user
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import Dataset

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from tests.end_to_end.conftest import Pipeline
 from tests.environments import environment_of_a_user
 from tests.pages import PAGES, REPOSITORY, commands

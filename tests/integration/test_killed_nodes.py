@@ -20,7 +20,7 @@ from benchmarks.http_load import at_rate, json_post, summary
 from cluster.java import provide_java
 from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from jobs.benchmark_serve import TimedAnswer
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import dump_recipe, load_recipe

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 import rayrec
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.export.examples import Examples
 from rayrec.inference.predictor import load_model

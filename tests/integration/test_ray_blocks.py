@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.common.ray_blocks import ReportingTask, stream_blocks
+from rayrec.common.ray import ReportingTask, stream_blocks
 from rayrec.inference.batch.pool import ScoringPool
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 import serve
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.explanation.additive import load_explainer
 from rayrec.inference.predictor import Predictor, load_model

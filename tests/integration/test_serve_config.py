@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 import serve
 from cluster.local_cluster import ray_head
-from rayrec.common.network import free_ports
+from rayrec.common.machine import free_ports
 from rayrec.inference.predictor import load_model
 from tests.conftest import REPOSITORY
 from tests.environments import environment_of_a_user

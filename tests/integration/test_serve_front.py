@@ -14,7 +14,7 @@ import requests
 
 from benchmarks.serving_switch import LARGE_CLIENTS, measure_life
 from jobs.serve import ServeRequest, example, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from tests.model_folders import make_model_folder
 

@@ -11,7 +11,7 @@ import requests
 
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from tests.model_folders import make_model_folder
 

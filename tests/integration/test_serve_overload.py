@@ -14,7 +14,7 @@ import requests
 from benchmarks.http_load import at_rate, json_post, percentiles
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder

@@ -15,7 +15,7 @@ import requests
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.process import in_background
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema

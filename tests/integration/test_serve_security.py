@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
 from tests.environments import environment_of_a_user

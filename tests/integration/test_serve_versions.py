@@ -13,7 +13,7 @@ import requests
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy

@@ -12,7 +12,7 @@ import rayrec
 from jobs.command import describe_result
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.common.text import format_number
 

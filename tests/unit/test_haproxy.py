@@ -18,7 +18,7 @@ from ray.serve._private.common import RequestProtocol
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster import haproxy
-from rayrec.common.network import free_ports
+from rayrec.common.machine import free_ports
 
 Ask = Callable[[bytes], tuple[int, dict[str, str], bytes]]
 

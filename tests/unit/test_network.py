@@ -9,7 +9,7 @@ from requests.utils import should_bypass_proxies
 
 from cluster.job_client import JobClient
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_port, free_ports, proxy_variables, reach_this_machine_directly
+from rayrec.common.machine import free_port, free_ports, proxy_variables, reach_this_machine_directly
 
 
 def test_as_many_as_are_asked_for() -> None:

@@ -146,7 +146,7 @@ def test_what_reads_for_workers_of_ray_train(
     gpus: int, workers: int, nodes: int, asked: bool, reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(gpus)})
-    monkeypatch.setattr("rayrec.common.ray_blocks.session_size", lambda: (nodes, 8))
+    monkeypatch.setattr("rayrec.common.ray.session_size", lambda: (nodes, 8))
     found = ray_training(TrainConfig(global_batch_size=60, workers=workers), by_ray_data=asked)
     assert (found.on, found.engine, found.reads, found.workers) == ("ray", "Ray Train", reads, workers)
     assert found.device == ("cuda" if gpus else "cpu") and found.nodes == nodes

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.ray_session import attach, has_cluster
 from rayrec.common.errors import UserError
-from rayrec.common.network import free_port
+from rayrec.common.machine import free_port
 from rayrec.internals.ray_core import head_address
 
 

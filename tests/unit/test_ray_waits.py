@@ -9,9 +9,8 @@ import pytest
 import ray
 from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
 
-from rayrec.common import ray_waits
 from rayrec.common.progress import Progress
-from rayrec.common.ray_waits import _Watch, waits_shown
+from rayrec.common.ray import _Watch, waits_shown
 from rayrec.internals import ray_core
 from rayrec.internals.ray_core import Room, look_for_room
 
@@ -71,7 +70,7 @@ def test_what_is_said(looks: Mapping[float, Room], said: list[str]) -> None:
 
 
 def test_a_head_that_does_not_answer_for_a_while_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_waits, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("rayrec.common.ray._LOOK_SECONDS", 0.01)
     looks = iter([_room(), None, _room(nodes="bc")])
     progress, seen = Messages(), Event()
 

@@ -15,7 +15,7 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus, keep_freed_memory
-from rayrec.common.ray_blocks import ReportingWorker, stream_blocks
+from rayrec.common.ray import ReportingWorker, stream_blocks
 from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Place
 from rayrec.config.train import DeviceName

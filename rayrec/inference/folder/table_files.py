@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.mapped_file import MappedFile
+from rayrec.common.machine import MappedFile
 from rayrec.inference.folder.tensor_files import MappedTensors, new_tensors
 from rayrec.store.artifact import kind_of
 from rayrec.store.files import new_file

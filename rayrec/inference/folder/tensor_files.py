@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.common.mapped_file import MappedFile
+from rayrec.common.machine import MappedFile
 
 METADATA = {"format": "pt", "rayrec_version": "1"}
 """`format: pt` is what readers of safetensors expect; the version is that of the folder's layout."""

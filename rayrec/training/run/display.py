@@ -9,7 +9,7 @@ from typing import Any
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.common.ray_blocks import session_size
+from rayrec.common.ray import session_size
 from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
