@@ -38,7 +38,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
-from rayrec.random.splitmix64 import hash_integers
+from rayrec.random.arrays import hash_integers
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 

@@ -25,7 +25,7 @@ from rayrec.config.transforms import Buckets, Quantile
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.hashes import hash_key, hash_string
 from rayrec.ingest.dataset import Dataset
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.random.arrays import StatelessRandom
 from tests.dataset_cells import compare_features, compare_identifiers, read_rows
 
 _EXACT_VALUES = 16_384

@@ -123,7 +123,7 @@ class HashIds(Config):
 class Hash(Config):
     """Value -> 1 + h mod (buckets - 1), h its 64-bit hash; missing values -> 0. Needs no list of values.
 
-    h is `rayrec.random.splitmix64.hash_integers` or `rayrec.features.hashes.hash_strings`.
+    h is `rayrec.random.arrays.hash_integers` or `rayrec.features.hashes.hash_strings`.
     """
 
     op: Literal["hash"] = "hash"

@@ -14,7 +14,7 @@ from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.vocabulary import VocabularyLookup
-from rayrec.random.splitmix64 import hash_integers
+from rayrec.random.arrays import hash_integers
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.random.splitmix64 import finalize, finalize_array, hash_integers, mix
+from rayrec.random.arrays import finalize, finalize_array, hash_integers, mix
 
 _LEADING_BYTES = np.array([2 ** (8 * n) - 1 for n in range(9)], dtype=np.uint64)
 _FEW, _LONG = 16, 2**16

@@ -24,7 +24,7 @@ from rayrec.config import Config
 from rayrec.features.hashes import hash_strings, hash_texts
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.table_parts import ENTRY, HASH, read_arrow
-from rayrec.random.splitmix64 import mix
+from rayrec.random.arrays import mix
 from rayrec.store.files import new_file
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import new_parquet, open_parquet

@@ -32,7 +32,7 @@ from rayrec.preprocessing.segments import (
     segments_by_part,
 )
 from rayrec.preprocessing.workspace import Workspace, counted_rows
-from rayrec.random.splitmix64 import mix
+from rayrec.random.arrays import mix
 from rayrec.store.files import new_file, sha256_of
 
 _PARTS_AIMED_AT = 16

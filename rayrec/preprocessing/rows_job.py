@@ -55,7 +55,7 @@ from rayrec.preprocessing.row_splits import (
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
 from rayrec.preprocessing.vocabularies import HeldOut, KnownValues
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.random.permutation import BlockwisePermutation, HashPermutation
+from rayrec.random.arrays import BlockwisePermutation, HashPermutation
 from rayrec.raw.blocks import Reason, describe_others
 from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.raw.table_reader import TableFiles, open_table

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.random.arrays import StatelessRandom
 
 CHUNK_ROWS = 16_384
 _SAMPLE = 2**31

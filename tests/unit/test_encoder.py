@@ -38,7 +38,7 @@ from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import Schema
-from rayrec.random.splitmix64 import hash_integers
+from rayrec.random.arrays import hash_integers
 from tests.vocabularies import write_vocabulary
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rayrec.random.permutation import BlockwisePermutation, HashPermutation, permute_each
+from rayrec.random.arrays import BlockwisePermutation, HashPermutation, permute_each
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 31, 32, 33, 1000, 4097, 100_003])

@@ -9,7 +9,7 @@ import torch
 from rayrec.common.errors import UserError
 from rayrec.ingest.interactions import negatives as negatives_module
 from rayrec.ingest.interactions.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
-from rayrec.random.splitmix64_torch import derive_key, random_bits, uniform_below
+from rayrec.random.tensors import derive_key, random_bits, uniform_below
 
 CPU = torch.device("cpu")
 

@@ -3,10 +3,18 @@
 import numpy as np
 import torch
 
-from rayrec.random.permutation import BlockwisePermutation, HashPermutation, permute_each
-from rayrec.random.permutation_torch import TablePermutation
-from rayrec.random.splitmix64 import StatelessRandom, finalize, finalize_array, hash_integers, mix, uniform
-from rayrec.random.splitmix64_torch import derive_key, random_bits, uniform_below
+from rayrec.random.arrays import (
+    BlockwisePermutation,
+    HashPermutation,
+    StatelessRandom,
+    finalize,
+    finalize_array,
+    hash_integers,
+    mix,
+    permute_each,
+    uniform,
+)
+from rayrec.random.tensors import TablePermutation, derive_key, random_bits, uniform_below
 
 CPU = torch.device("cpu")
 LARGE = 10**12

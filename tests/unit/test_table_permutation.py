@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from rayrec.random.permutation_torch import TablePermutation
-from rayrec.random.splitmix64_torch import derive_key
+from rayrec.random.tensors import TablePermutation, derive_key
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ from rayrec.inference.explanation.rows import is_cross, with_columns
 from rayrec.inference.export.references import load_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.random.arrays import StatelessRandom
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,7 +23,7 @@ from rayrec.inference.explanation.rows import (
     with_columns,
 )
 from rayrec.inference.predictor import Predictor
-from rayrec.random.permutation import HashPermutation
+from rayrec.random.arrays import HashPermutation
 
 
 @dataclass(frozen=True)

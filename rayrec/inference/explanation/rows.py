@@ -20,7 +20,7 @@ from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import group_numbers
-from rayrec.random.permutation import HashPermutation
+from rayrec.random.arrays import HashPermutation
 
 _BLOCKS = 20
 _T_QUANTILE = 2.093

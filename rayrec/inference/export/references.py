@@ -14,7 +14,7 @@ from rayrec.inference.folder.facts import REFERENCE_FILE, REFERENCE_ROWS_FILE, M
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.estimates import stability_index
-from rayrec.random.permutation import HashPermutation
+from rayrec.random.arrays import HashPermutation
 
 _TRAFFIC_ROWS = 20_000
 _ROWS = 64

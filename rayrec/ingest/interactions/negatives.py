@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.random.splitmix64_torch import uniform_below
+from rayrec.random.tensors import uniform_below
 
 _LARGEST_TOTAL = 2**31 - 1
 """With this total a mass fits int32, and its product with 31 random bits fits a word."""

@@ -19,8 +19,7 @@ from rayrec.ingest.interactions.pairs import Positives, interaction_columns
 from rayrec.ingest.loader import EpochLoader
 from rayrec.ingest.order import BatchOrder
 from rayrec.models.common.batch import Batch
-from rayrec.random.permutation_torch import TablePermutation
-from rayrec.random.splitmix64_torch import derive_key, random_bits
+from rayrec.random.tensors import TablePermutation, derive_key, random_bits
 
 # Each use of the seed has another word in its key, so that no two uses draw the same numbers.
 _ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rayrec.models.common.embedding_tables import EmbeddingTable
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.random.arrays import StatelessRandom
 
 ROWS_PER_BLOCK = 8192
 """Rows of a table that share a generator. Part of the scheme: another number gives other values."""

@@ -13,7 +13,7 @@ from rayrec.features.schema import Schema
 from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.row_splits import integers_of
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.random.splitmix64 import StatelessRandom
+from rayrec.random.arrays import StatelessRandom
 
 
 @dataclass(frozen=True)

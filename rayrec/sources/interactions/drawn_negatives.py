@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.random.permutation import permute_each
-from rayrec.random.splitmix64 import mix
+from rayrec.random.arrays import mix, permute_each
 
 _LEAST_BITS = 8
 """Least bits of the permutations that `distinct` places come from: with 3 bits, the first of 5 candidates came 7 % too

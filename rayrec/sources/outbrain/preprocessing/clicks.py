@@ -24,7 +24,7 @@ from rayrec.preprocessing.segments import (
     write_pieces,
 )
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.random.splitmix64 import uniform
+from rayrec.random.arrays import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import FOLD
 from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable

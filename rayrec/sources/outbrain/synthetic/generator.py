@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.random.splitmix64 import mix
+from rayrec.random.arrays import mix
 from rayrec.sources.generated_files import rows_file, to_hexadecimal
 from rayrec.sources.outbrain.outbrain_tables import (
     ARROW_TYPES,
