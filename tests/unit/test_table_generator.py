@@ -1,6 +1,5 @@
 """Tables that are generated from a recipe: its columns, its values, and a truth that the labels follow."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from rayrec.common.progress import SilentProgress
 from rayrec.recipes import load_recipe
 from rayrec.sources.generated_files import TRUTH_FILE
 from rayrec.sources.registry import source_of
-from rayrec.sources.synthetic import CHUNK_ROWS
 from rayrec.sources.table.generator import GeneratedTable
 
 FEATURES: list[dict[str, Any]] = [
@@ -50,22 +48,6 @@ def _generate(tmp_path: Path, rows: int, *, name: str = "out", **options: Any) -
     truth = json.loads((tmp_path / name / TRUTH_FILE).read_text())
     assert details["truth"].items() <= truth.items()
     return tmp_path / name / truth["path"], truth
-
-
-def test_the_same_rows_for_a_seed(tmp_path: Path) -> None:
-    seeds = {"a": 3, "b": 3, "c": 4}
-    made = {name: _generate(tmp_path, 700, name=name, seed=seed)[0].read_bytes() for name, seed in seeds.items()}
-    assert made["a"] == made["b"] != made["c"]
-    packed = _generate(tmp_path, 700, name="packed", seed=3, compress=True)[0]
-    assert packed.name == "table.csv.gz" and gzip.decompress(packed.read_bytes()) == made["a"]
-
-
-def test_more_rows_begin_with_the_same_ones_over_chunks(tmp_path: Path) -> None:
-    few, many = (csv.read_csv(_generate(tmp_path, n, name=str(n))[0]) for n in (CHUNK_ROWS - 5, 2 * CHUNK_ROWS + 3))
-    assert (len(few), len(many)) == (CHUNK_ROWS - 5, 2 * CHUNK_ROWS + 3)
-    features = [name for name in few.column_names if name != "bought"]
-    assert few.select(features).equals(many.select(features).slice(0, len(few)))
-    assert not many.slice(CHUNK_ROWS, 100).equals(many.slice(0, 100))
 
 
 def test_values_are_as_many_as_asked_for(tmp_path: Path) -> None:
