@@ -149,7 +149,7 @@ def describe(result: Result) -> str:
     """Return the outcome; of raw rows, what has no score and what the model does not know."""
     from rayrec.inference.unknown_values import UnknownValues
     from rayrec.ingest.dataset import REJECTED_FOLDER
-    from rayrec.raw.blocks import LEFT_OUT, describe_reasons
+    from rayrec.raw.rows import LEFT_OUT, describe_reasons
 
     lines, details = [describe_result(result)], result.details
     if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:

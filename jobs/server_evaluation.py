@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rayrec.features.schema import Schema
     from rayrec.inference.raw_rows import RawRows
-    from rayrec.raw.blocks import ExampleReader
     from rayrec.raw.input_files import InputFile
+    from rayrec.raw.rows import ExampleReader
     from rayrec.recipes import Recipe
 
 _CHUNK_BYTES = 2**26
@@ -148,8 +148,8 @@ def evaluate_server(
     from jobs.benchmark_serve import percentiles
     from rayrec.inference.raw_rows import RawRows
     from rayrec.metrics.binary import BinaryMetrics
-    from rayrec.raw.blocks import LEFT_OUT, describe_reasons
     from rayrec.raw.input_files import list_inputs
+    from rayrec.raw.rows import LEFT_OUT, describe_reasons
     from rayrec.sources.registry import source_of
 
     if schema.interactions is not None:

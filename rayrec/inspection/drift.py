@@ -24,9 +24,8 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.metrics.estimates import stability_index
 from rayrec.preprocessing.vocabularies import read_counts
-from rayrec.raw.blocks import Cell
-from rayrec.raw.formats.row_types import RawCells, RowTypes, as_text, label_column
 from rayrec.raw.input_files import list_inputs
+from rayrec.raw.rows import Cell, RawCells, RowTypes, as_text, label_column
 from rayrec.raw.sample import sample_rows
 
 LIMIT = 0.25

@@ -19,7 +19,8 @@ from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.engines.engine import Counter
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows, run_brief_tasks, user_errors
-from rayrec.raw.blocks import (
+from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
+from rayrec.raw.rows import (
     LEFT_OUT,
     REJECTED_SCHEMA,
     RawBlock,
@@ -28,7 +29,6 @@ from rayrec.raw.blocks import (
     describe_reasons,
     describe_rejected,
 )
-from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet, new_parquet_files, open_parquet
 from rayrec.store.paths import KeptPath

@@ -39,8 +39,8 @@ from rayrec.preprocessing.numbers import Number, Summary, summarize
 from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_rows, read_segment
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.arrays import StatelessRandom
-from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk
+from rayrec.raw.rows import RawBlock
 from rayrec.raw.table_reader import TableReader
 from rayrec.store.parquet import open_parquet
 

@@ -56,8 +56,8 @@ from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments
 from rayrec.preprocessing.vocabularies import HeldOut, KnownValues
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.random.arrays import BlockwisePermutation, HashPermutation
-from rayrec.raw.blocks import Reason, describe_others
 from rayrec.raw.input_files import InputFile, list_inputs
+from rayrec.raw.rows import Reason, describe_others
 from rayrec.raw.table_reader import TableFiles, open_table
 from rayrec.store.files import copy as copy_files
 from rayrec.store.paths import file_name

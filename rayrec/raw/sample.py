@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
-from rayrec.raw.blocks import LEFT_OUT
-from rayrec.raw.formats.parquet_layout import FileRowGroup, ParquetLayout, open_parquet, row_groups
-from rayrec.raw.formats.row_types import RawCells, as_text
 from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.parquet import FileRowGroup, ParquetLayout, open_parquet, row_groups
+from rayrec.raw.rows import LEFT_OUT, RawCells, as_text
 from rayrec.raw.table_reader import TableFiles, TableReader, common_type, open_table, read_cells
 
 _PLACES = 64

@@ -16,12 +16,11 @@ import pyarrow as pa
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import ListLength, RawColumn
-from rayrec.raw.blocks import RawBlock, blocks_of
-from rayrec.raw.formats import delimited, json_lines, parquet_layout
-from rayrec.raw.formats.row_types import RawCells, RowTypes, label_column
+from rayrec.raw import delimited, json_lines, parquet
 from rayrec.raw.input_files import HEAD_BYTES, Chunk, InputFile
+from rayrec.raw.rows import RawBlock, RawCells, RowTypes, blocks_of, label_column
 
-Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet_layout.ParquetLayout
+Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.ParquetLayout
 """The columns of a file, and how its chunks are read."""
 
 _FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
@@ -198,7 +197,7 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[s
         return None
     match table_format.format if table_format.format != "auto" else format_of(file):
         case "parquet":
-            return parquet_layout.read_layout(file)
+            return parquet.read_layout(file)
         case "json_lines":
             return json_lines.read_layout(file, table_format.encoding)
     return delimited.read_layout(file, table_format, optional)
@@ -208,7 +207,7 @@ def _has_rows(file: InputFile, layout: Layout | None) -> bool:
     if layout is None or file.bytes > HEAD_BYTES:
         return layout is not None
     chunk = Chunk(file, 0, 0, None)
-    if isinstance(layout, parquet_layout.ParquetLayout):
+    if isinstance(layout, parquet.ParquetLayout):
         return layout.count_lines(chunk) > 0
     return any(len(cells.positions) or cells.bad_lines for _, cells in layout.read(chunk, {}))
 

@@ -14,8 +14,8 @@ from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.pipeline import PreprocessingJob
 from rayrec.preprocessing.rows_job import RowsJob
-from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
+from rayrec.raw.rows import ExampleReader
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import GeneratorOptions

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
-from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason, Rejected
-from rayrec.raw.formats.delimited import DelimitedLayout
-from rayrec.raw.formats.row_types import RawCells, RowTypes
+from rayrec.raw.delimited import DelimitedLayout
 from rayrec.raw.input_files import list_inputs, plan_chunks
+from rayrec.raw.rows import MAX_TEXT, ParsedLines, RawCells, Reason, Rejected, RowTypes
 from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table
 
@@ -278,7 +277,7 @@ def test_every_border_between_chunks_gives_the_rows_of_the_whole(
     found: dict[int, Any] = {}
     before = 0
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.raw.text_files.BLOCK_BYTES", block_bytes)
+        patch.setattr("rayrec.raw.text.BLOCK_BYTES", block_bytes)
         Path(file.name).write_text(text)
         for chunk in plan_chunks(list_inputs([file.name]), chunk_bytes):
             lines_read = 0

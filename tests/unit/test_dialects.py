@@ -174,7 +174,7 @@ OBJECTS: dict[str, Callable[[Sequence[Row]], bytes]] = {
 @pytest.mark.parametrize("block_bytes", [50, 2**23])
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects(name: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.raw.formats.json_lines.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("rayrec.raw.json_lines.BLOCK_BYTES", block_bytes)
     rows = table([*NOTES, '{"a": "[{"}', "\\", '\\"'])
     (tmp_path / "table.json").write_bytes(OBJECTS[name](rows))
     assert read_as_inspected([tmp_path / "table.json"]) == rows

@@ -27,7 +27,7 @@ from rayrec.inspection.table.evidence import Evidence
 from rayrec.inspection.table.file_form import recognize
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.raw.formats import delimited
+from rayrec.raw import delimited
 from rayrec.raw.input_files import list_inputs
 from rayrec.recipes import load_recipe
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
-from rayrec.raw.text_files import read_data_lines, read_lines
+from rayrec.raw.text import read_data_lines, read_lines
 
 TEXTS = {
     "newline at the end": b"a\nbb\nccc\n",
@@ -49,7 +49,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compre
 def test_chunks_of_every_size_give_every_line_once(
     tmp_path: Path, text: bytes, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayrec.raw.text_files.BLOCK_BYTES", 4)
+    monkeypatch.setattr("rayrec.raw.text.BLOCK_BYTES", 4)
     path = tmp_path / "file"
     path.write_bytes(PACK[packing](text))
     (file,) = list_inputs([str(path)])
@@ -82,7 +82,7 @@ def test_damaged_file(tmp_path: Path, packing: str, damage: Callable[[bytes], by
 
 
 def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.raw.text_files.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("rayrec.raw.text.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "file"
     path.write_bytes(b"\x01" * 2**24)
     (file,) = list_inputs([str(path)])

@@ -87,8 +87,8 @@ def test_large_files_are_read_at_places_all_over(written: Written, monkeypatch: 
     kind, folder, _ = written
     # Of a gzip file, tens of thousands of bytes are read ahead.
     monkeypatch.setattr(sample, "_WHOLE_BYTES", 2**21 if kind == "gzip" else 2**16)
-    monkeypatch.setattr("rayrec.raw.text_files.BLOCK_BYTES", 2**12)
-    monkeypatch.setattr("rayrec.raw.text_files._LEAST_BLOCK", 2**12)
+    monkeypatch.setattr("rayrec.raw.text.BLOCK_BYTES", 2**12)
+    monkeypatch.setattr("rayrec.raw.text._LEAST_BLOCK", 2**12)
     files = list_inputs([str(folder)])
     total_bytes = sum(file.bytes for file in files)
     found = sample_rows(files, FileFormat(), rows=500, seed=3)

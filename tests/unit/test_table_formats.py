@@ -23,10 +23,9 @@ from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.inspection.table.file_form import first_with_rows
 from rayrec.inspection.table.inspected_table import inspect_table
-from rayrec.raw.blocks import Reason
-from rayrec.raw.formats.json_lines import JsonLinesLayout
-from rayrec.raw.formats.row_types import RowTypes
 from rayrec.raw.input_files import list_inputs
+from rayrec.raw.json_lines import JsonLinesLayout
+from rayrec.raw.rows import Reason, RowTypes
 from rayrec.raw.sample import sample_rows
 from rayrec.raw.table_reader import open_table
 from tests.table_files import raw_columns, read_table

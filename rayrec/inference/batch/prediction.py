@@ -35,8 +35,8 @@ from rayrec.inference.scorer import StoredModel
 from rayrec.inference.unknown_values import UnknownValues
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.models.common.precision import AmpError
-from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.raw.rows import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.store.folders import new_folder
 from rayrec.store.node_copy import original
 from rayrec.store.parquet import WrittenFile, new_parquet_files

@@ -17,10 +17,10 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.inspection.table.column_profile import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
-from rayrec.raw.formats.delimited import DelimitedLayout, refuse_other_formats, separator_of, separator_told
+from rayrec.raw.delimited import DelimitedLayout, refuse_other_formats, separator_of, separator_told
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.table_reader import format_of
-from rayrec.raw.text_files import UTF8, read_head
+from rayrec.raw.text import UTF8, read_head
 
 WESTERN = "windows-1252"
 """The encoding of texts of Western Europe, and of what no other explains."""

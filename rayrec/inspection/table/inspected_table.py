@@ -29,8 +29,8 @@ from rayrec.inspection.table.interactions import find_interactions, inspect_inte
 from rayrec.inspection.table.recipe_text import write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.raw.blocks import LEFT_OUT, Reason, describe_others, describe_reasons, describe_rejected
 from rayrec.raw.input_files import list_inputs
+from rayrec.raw.rows import LEFT_OUT, Reason, describe_others, describe_reasons, describe_rejected
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import RecipeContent

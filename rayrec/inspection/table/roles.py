@@ -13,7 +13,7 @@ from rayrec.common.text import shell_line
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
 from rayrec.inspection.table.number_texts import read_texts
-from rayrec.raw.formats.row_types import read_labels
+from rayrec.raw.rows import read_labels
 
 LABEL_NAMES = frozenset({
     "click", "clicked", "isclick", "isclicked", "clk", "label", "target", "y", "converted", "conversion",

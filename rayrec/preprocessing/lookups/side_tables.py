@@ -16,8 +16,8 @@ from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, write_table
 from rayrec.preprocessing.segments import Segment, make_segments, read_piece
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
+from rayrec.raw.rows import RowReader
 from rayrec.raw.table_reader import TableFiles, TableReader
 from rayrec.store.paths import file_name
 

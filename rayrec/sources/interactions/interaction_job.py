@@ -33,8 +33,8 @@ from rayrec.preprocessing.segments import (
 )
 from rayrec.preprocessing.vocabularies import HeldOut, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.raw.blocks import Reason
 from rayrec.raw.input_files import InputFile, list_inputs
+from rayrec.raw.rows import Reason
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,

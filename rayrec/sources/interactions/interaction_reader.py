@@ -13,12 +13,11 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, TimeColumn
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_values
-from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of
-from rayrec.raw.formats.delimited import first_fields
+from rayrec.raw.delimited import first_fields
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
+from rayrec.raw.rows import ParsedLines, RawBlock, Reason, blocks_of
 from rayrec.raw.table_reader import TableFiles, TableReader, format_of, open_table, read_cells
-from rayrec.raw.text_files import read_data_lines
-from rayrec.raw.text_lines import TextLines
+from rayrec.raw.text import TextLines, read_data_lines
 from rayrec.sources.interactions.config import ITEM, TIMESTAMP, USER, InteractionSourceConfig
 
 LABEL = "label"

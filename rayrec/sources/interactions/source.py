@@ -9,8 +9,8 @@ from rayrec.common.text import format_number
 from rayrec.config import SourceConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.input_files import InputFile
+from rayrec.raw.rows import ExampleReader
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig

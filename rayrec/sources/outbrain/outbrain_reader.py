@@ -9,8 +9,8 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.features.hashes import hash_texts
 from rayrec.features.raw_columns import RawColumn, RawType
-from rayrec.raw.blocks import RawBlock
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs
+from rayrec.raw.rows import RawBlock
 from rayrec.raw.table_reader import TableReader, open_table
 from rayrec.sources.outbrain.outbrain_tables import (
     ARROW_TYPES,

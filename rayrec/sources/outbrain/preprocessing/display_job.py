@@ -26,8 +26,8 @@ from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.parts import RandomGroups, RowEncoder, write_shuffled
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
-from rayrec.raw.blocks import RowReader
 from rayrec.raw.input_files import InputFile
+from rayrec.raw.rows import RowReader
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.ad_rows import AdRows
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys

@@ -19,8 +19,8 @@ from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, write_table
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, make_segments, read_piece
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.input_files import Chunk
+from rayrec.raw.rows import RawBlock, RowReader
 from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
 from rayrec.sources.outbrain.preprocessing.clicks import EVENT_SCHEMA, IS_SHOWN
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency

@@ -9,14 +9,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
-from rayrec.raw.blocks import Reason
-from rayrec.raw.formats.row_types import RawCells
-from rayrec.raw.input_files import Chunk, InputFile
-from rayrec.raw.text_files import UTF8, TextEncoding, read_data_lines, read_head, read_lines
-from rayrec.raw.text_lines import LONGEST_ROW, NEWLINE, TextLines, split_fields, unquoted_fields
+from rayrec.raw.input_files import BYTE_ORDER_MARK, Chunk, InputFile
+from rayrec.raw.rows import RawCells, Reason
+from rayrec.raw.text import (
+    LONGEST_ROW,
+    NEWLINE,
+    UTF8,
+    TextEncoding,
+    TextLines,
+    read_data_lines,
+    read_head,
+    read_lines,
+)
 
 _SEPARATORS, _OTHER_SEPARATORS = ("\t", ",", "::"), ";|"
 """Those that need not be named, if the first line has one; and others, which must be."""
@@ -167,7 +175,12 @@ class DelimitedLayout:
     def fields(self, row: bytes) -> list[str] | None:
         """Return the fields of a row, any bytes of which that are not UTF-8 stay; None if a quote is not closed."""
         text = row.decode("utf-8", "surrogateescape")
-        return text.split(self._mark) if self.quote is None else unquoted_fields(text, self._mark, self.quote)
+        if self.quote is None:
+            return text.split(self._mark)
+        try:
+            return next(csv.reader([text], delimiter=self._mark, quotechar=self.quote, strict=True), [])
+        except csv.Error:
+            return None
 
     def _has_fields(self, row: bytes) -> bool:
         return len(self.fields(row.replace(b"\r", b" ")) or ()) == self._num_fields
@@ -195,7 +208,7 @@ class DelimitedLayout:
         names = [name for name in self.names if name in wanted]
         beyond = [_BEYOND] if self.has_last_separator else []
         skipped: list[int] = []
-        fields = split_fields(
+        fields = _split_fields(
             data,
             [*self.names, *beyond],
             self._mark,
@@ -249,16 +262,61 @@ class DelimitedLayout:
             if fields is None:
                 lines.reject([number], Reason.QUOTE)
             else:
-                parts.append(self._quoted(fields))
+                quoted = io.StringIO()
+                csv.writer(
+                    quoted, delimiter=self._mark, quotechar=self.quote, quoting=csv.QUOTE_ALL, lineterminator="\n"
+                ).writerow(fields)
+                parts.append(quoted.getvalue().encode("utf-8", "surrogateescape"))
         return b"".join([*parts, data[done:]])
 
-    def _quoted(self, fields: list[str]) -> bytes:
-        text = io.StringIO()
-        writer = csv.writer(
-            text, delimiter=self._mark, quotechar=self.quote, quoting=csv.QUOTE_ALL, lineterminator="\n"
-        )
-        writer.writerow(fields)
-        return text.getvalue().encode("utf-8", "surrogateescape")
+
+def _split_fields(
+    data: bytes,
+    names: Sequence[str],
+    separator: str,
+    *,
+    wanted: Sequence[str],
+    quote: str | None,
+    has_joined: bool,
+    skipped: list[int],
+) -> pa.RecordBatch:
+    """Return the fields of the `wanted` columns as strings; empty ones are null.
+
+    `quote` may enclose a field, two in it stand for one; without it, none means anything. `has_joined`: newlines may
+    stand in quotes. The numbers, from 0, of rows with another number of fields are added to `skipped`.
+    """
+
+    def skip(row: pa_csv.InvalidRow) -> str:
+        skipped.append(row.number - 1)
+        return "skip"
+
+    strings = pa.schema([(name, pa.string()) for name in wanted])
+    if not data:
+        return pa.RecordBatch.from_pylist([], schema=strings)
+    if data.startswith(BYTE_ORDER_MARK):
+        # Arrow leaves out one mark, which is a character where no file begins.
+        data = BYTE_ORDER_MARK + data
+    table = pa_csv.read_csv(
+        pa.BufferReader(data),
+        read_options=pa_csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=separator,
+            quote_char=quote or False,
+            double_quote=quote is not None,
+            ignore_empty_lines=False,
+            newlines_in_values=has_joined,
+            invalid_row_handler=skip,
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=strings,
+            include_columns=list(wanted),
+            null_values=[""],
+            strings_can_be_null=True,
+            check_utf8=False,
+        ),
+    )
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=strings)
 
 
 def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str]) -> DelimitedLayout | None:

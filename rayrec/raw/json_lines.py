@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.raw_columns import RawColumn, fields_of, flat_batch, flat_row, nested_schema
 from rayrec.features.raw_values import Values, read_column
-from rayrec.raw.blocks import Reason
-from rayrec.raw.formats.row_types import RawCells
 from rayrec.raw.input_files import Chunk, InputFile
-from rayrec.raw.text_files import (
+from rayrec.raw.rows import RawCells, Reason
+from rayrec.raw.text import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
+    NEWLINE,
+    RETURN,
     UTF8,
     TextEncoding,
+    TextLines,
     read_data_lines,
     read_head,
     read_lines,
     read_text,
 )
-from rayrec.raw.text_lines import NEWLINE, RETURN, TextLines
 
 _HEAD_BYTES, _HEAD_ROWS = 2**21, 1_000
 """The part of a file that its columns are told from, and the rows that tell their types, too."""

@@ -13,8 +13,8 @@ from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.features.raw_columns import flat_batch, flat_schema, is_index
 from rayrec.features.raw_values import NO_PERIODS, PERIODS
-from rayrec.raw.formats.row_types import RawCells, as_python
 from rayrec.raw.input_files import Chunk, InputFile
+from rayrec.raw.rows import RawCells, as_python
 
 _MOST_BATCH_ROWS, _BATCH_BYTES = 65_536, 2**22
 """Bytes of a batch, as the file has them before they are packed, which dictionaries make several times in memory."""

@@ -1,9 +1,16 @@
-"""Rows as a file holds them, and their values read as the types of raw columns."""
+"""Rows of raw files, from text to typed values; the same for every format and source.
+
+A format's layout cuts a chunk into `RawCells`, the values as the file holds them. `RowTypes.parse` reads these as the
+types of raw columns and sets bad rows aside (`ParsedLines`). `blocks_of` counts their lines from the start of the chunk
+(`RawBlock`), which is what a job gets from its `RowReader`.
+"""
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +22,54 @@ from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
-from rayrec.raw.blocks import Cell, ParsedLines, Reason, Rejected
+from rayrec.raw.input_files import Chunk
 
+Cell = tuple[str, str]
+"""The column of a value and the value, as text."""
+MAX_TEXT = 10_000
+"""Characters of a rejected row's text that are kept."""
+_MOST_NAMED = 10
+REJECTED_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), False),
+        pa.field("line", pa.int64(), False),  # from 1
+        pa.field("reason", pa.string(), False),
+        pa.field("column", pa.string()),  # null if the row is wrong as a whole
+        pa.field("value", pa.string()),  # null as the column; empty if it is missing
+        pa.field("text", pa.string(), False),  # undecodable bytes as \xNN
+    ]
+)
 LABEL_WORDS = ("false", "true", "no", "yes", "f", "t", "n", "y")
 """Words of labels, for 0 and 1 in turn; blanks around them and their case play no part."""
 _LABEL = RawColumn(name="label", type="number")
+
+
+class Reason(StrEnum):
+    """Reasons for which a row cannot be used."""
+
+    COLUMNS = "wrong column count"
+    UTF8 = "invalid UTF-8"
+    LABEL = "label other than 0 or 1"
+    INTEGER = "not an integer"
+    NUMBER = "not a number"
+    TEXT = "not a text"
+    TIME = "not a time"
+    VALUES = "not a list of values"
+    LENGTH = "wrong size of vector"
+    WEIGHT = "weight below 0 or not a number"
+    WEIGHTS = "not one weight of at least 0 for each value"
+    QUOTE = "unclosed double quote"
+    JSON = "not a JSON object"
+    CARRIAGE_RETURN = "carriage return inside the row"
+    KEY = "no value in a required column"
+    LIST = "not (user,item) and its negatives"
+    SCORE = "values so large that the score is not a number"
+    NO_LABEL = "no label"
+    HEADER = "header repeated"
+
+
+LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
+"""Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
 _REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
 
 
@@ -36,6 +86,31 @@ class RawCells:
     """The lines that are no row, and why."""
     text: Callable[[int], bytes]
     """The text of a line."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Rows that have a value of each column that no one knew when the file was opened."""
+
+
+class Rejected(NamedTuple):
+    """A row that cannot be used."""
+
+    reason: Reason
+    text: bytes
+    """The line, without the newline."""
+    cell: Cell | None = None
+    """The bad value; None if the line is wrong as a whole."""
+
+
+@dataclass(frozen=True)
+class ParsedLines:
+    """The good rows of a block of lines, and the bad ones with the reason."""
+
+    rows: pa.RecordBatch
+    """The good rows, in order: the label (float32) if there is one, then the raw columns, null if missing."""
+    positions: NDArray[np.int64]
+    """For each good row, its line in the block, from 0."""
+    num_lines: int
+    rejected: Mapping[int, Rejected]
+    """The bad rows by line in the block, from 0, ascending."""
     others: Mapping[str, int] = field(default_factory=dict)
     """Rows that have a value of each column that no one knew when the file was opened."""
 
@@ -87,7 +162,13 @@ class RowTypes:
             is_good[rows] = False
 
         if self.label is not None and not self.needs_label:
-            columns.append(self._label_or_null(cells))
+            # Rows to score: a label that cannot be read spoils the metrics of the row, not the row.
+            held = cells.columns.get(str(self.label_column), pa.nulls(len(is_good)))
+            try:
+                label, wrong, _ = read_labels(held, self.label, self.label_reads)
+                columns.append(pc.if_else(pa.array(wrong), None, label))
+            except UserError:  # a column of a type that no label has
+                columns.append(pa.nulls(len(is_good), pa.float32()))
         elif self.label is not None:
             assert self.label_column is not None
             held = cells.columns.get(self.label_column, pa.nulls(len(is_good)))
@@ -122,16 +203,6 @@ class RowTypes:
             rejected={line: Rejected(reasons[line], cells.text(line), bad_cells.get(line)) for line in sorted(reasons)},
             others=cells.others,
         )
-
-    def _label_or_null(self, cells: RawCells) -> pa.FloatArray:
-        """Return the labels, null where there is none that can be read."""
-        assert self.label is not None and self.label_column is not None
-        held = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
-        try:
-            label, wrong, _ = read_labels(held, self.label, self.label_reads)
-        except UserError:  # a column of a type that no label has
-            return pa.nulls(len(cells.positions), pa.float32())
-        return pc.if_else(pa.array(wrong), None, label)
 
 
 def label_column(files: FileFormat) -> RawColumn:
@@ -180,11 +251,117 @@ def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.Fl
     return pa.array(numbers.astype(np.float32), mask=~is_label), (wrong | ~np.isnan(numbers)) & ~is_label
 
 
+@dataclass(frozen=True)
+class RawBlock:
+    """Some rows of a chunk, and those among them that could not be used."""
+
+    rows: pa.RecordBatch
+    """Raw columns, the label (float32) first if the file has one."""
+    lines: NDArray[np.int64]
+    """Line of each row in the chunk, from 1."""
+    num_lines: int
+    """Lines of the block, good and bad."""
+    rejected: pa.Table
+    """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """As `ParsedLines.others`."""
+
+    def head(self, most: int) -> "RawBlock":
+        """Return the block of its first `most` rows, good and bad; other lines, such as the header, do not count."""
+        lines = np.sort(np.concatenate([self.lines, self.rejected["line"].to_numpy()]))
+        if len(lines) <= most:
+            return self
+        good = int(np.searchsorted(self.lines, lines[most]))
+        rejected = self.rejected.slice(0, most - good)
+        return RawBlock(self.rows.slice(0, good), self.lines[:good], most, rejected)
+
+
+def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines]) -> Iterator[RawBlock]:
+    """Return the blocks of a chunk, from what a parser made of each."""
+    start = 1
+    for lines in parsed:
+        rejected = [
+            {
+                "file": chunk.file.name,
+                "line": start + line,
+                "reason": str(row.reason),
+                "column": row.cell and row.cell[0],
+                "value": row.cell and row.cell[1][:MAX_TEXT],
+                "text": row.text.decode("utf-8", "backslashreplace")[:MAX_TEXT],
+            }
+            for line, row in lines.rejected.items()
+        ]
+        table = pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA)
+        yield RawBlock(lines.rows, lines.positions + start, lines.num_lines, table, lines.others)
+        start += lines.num_lines
+
+
+class RowReader(Protocol):
+    """Reads chunks of raw files into rows of one schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the rows; with the label if some files have one."""
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Columns whose values repeat."""
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """Yield the blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
+
+
+class ExampleReader(RowReader, Protocol):
+    """Reads chunks of files whose rows are examples, with or without a label."""
+
+    @property
+    def label(self) -> str:
+        """Name of the label's column."""
+
+    @property
+    def file_columns(self) -> Sequence[str]:
+        """Return the names of all columns of the files; empty if they play no part."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Return what a person should know of the files."""
+
+
+def describe_rejected(row: Mapping[str, Any]) -> str:
+    """Say where and why a row of `REJECTED_SCHEMA` is bad, with the value; its line is None if it is not known."""
+    line = f", line {row['line']}" if row["line"] is not None else ""
+    cell = f" (column '{row['column']}': {row['value'][:100]!a})" if row["column"] is not None else ""
+    return f"{row['file']}{line}: {row['reason']}{cell}"
+
+
+def describe_reasons(counts: Mapping[str, int]) -> str:
+    """List how many rows are bad for each reason, the most frequent first: "not a number: 12, invalid UTF-8: 3"."""
+    return ", ".join(f"{reason}: {rows:,}" for reason, rows in Counter(counts).most_common())
+
+
+def describe_others(counts: Mapping[str, int]) -> str:
+    """Say which columns are not read, as only rows have them that were not looked at when the files were opened."""
+    most = Counter(counts).most_common()
+    names = ", ".join(f"'{name}' ({rows:,} {'row' if rows == 1 else 'rows'})" for name, rows in most[:_MOST_NAMED])
+    more = f" and {len(most) - _MOST_NAMED:,} more" if len(most) > _MOST_NAMED else ""
+    return (
+        f"columns that begin late in the files and are not read: {names}{more}; to read one, give before them a file "
+        "whose first row has it; else list it in source.ignore"
+    )
+
+
 def shown(values: Values, row: int) -> str:
     """Return a value as a person reads it, empty if it is missing."""
     value = values[row]
     value = as_python(value) if isinstance(value, pa.Scalar) else value
     return "" if value is None else as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a person reads it; lists, objects and booleans as JSON."""
+    if isinstance(value, (bool, list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def as_python(value: pa.Scalar) -> Any:
@@ -193,10 +370,3 @@ def as_python(value: pa.Scalar) -> Any:
         return value.as_py()
     except (OverflowError, ValueError):
         return str(value.cast(pa.string()))
-
-
-def as_text(value: Any) -> str:
-    """Return a value as a person reads it; lists, objects and booleans as JSON."""
-    if isinstance(value, (bool, list, dict)):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)

@@ -1,1 +1,0 @@
-"""The formats of files of tables: delimited text, JSON lines and Parquet."""
