@@ -12,21 +12,32 @@ class Listed(NamedTuple):
     """A command in the list of commands."""
 
     summary: str
-    """First paragraph of its request's docstring."""
     example: str
     """A whole command line."""
+    details: str = ""
+    """What its own help says beside the summary."""
+
+    @property
+    def text(self) -> str:
+        """Summary and details, a paragraph each."""
+        return "\n\n".join(filter(None, (self.summary, self.details)))
 
 
 GROUPS = {
     "Start": {
         "demo": Listed("Generate data, train, export and serve one request.", "rayrec demo"),
         "doctor": Listed("Check this machine, and print the fix for each problem.", "rayrec doctor"),
-        "recipes": Listed("List the shipped recipes, or print one in full.", "rayrec recipes clicks.yaml"),
+        "recipes": Listed(
+            "List the shipped recipes, or print one in full.",
+            "rayrec recipes clicks.yaml",
+            "With --schema, print the JSON Schema of recipes for editors.",
+        ),
     },
     "Data": {
         "inspect": Listed(
             "Read a sample of raw files, and write a recipe for them.",
             "rayrec inspect clicks.csv --label click --output clicks.yaml",
+            "With --against, compare new files with a dataset instead.",
         ),
         "generate": Listed(
             "Write synthetic raw files, drawn from a known truth.",
@@ -42,6 +53,7 @@ GROUPS = {
         "run": Listed(
             "Preprocess, train and export with one command.",
             "rayrec run clicks.yaml --input clicks.csv --output out",
+            "Run it again to continue where it stopped.",
         ),
         "train": Listed(
             "Train a recipe's model on a dataset folder.",
@@ -54,6 +66,7 @@ GROUPS = {
         "follow": Listed(
             "Train on new files as they land, and publish new versions.",
             "rayrec follow clicks.yaml --input landing --serve versions/clicks",
+            "Run until Ctrl-C.",
         ),
         "plan": Listed(
             "Show how the embedding tables would be sharded.",
@@ -65,7 +78,11 @@ GROUPS = {
             "Write an HTML page about a dataset, run, model or search.",
             "rayrec report out/run --output report",
         ),
-        "runs": Listed("List the runs below a folder, best metrics first.", "rayrec runs ."),
+        "runs": Listed(
+            "List the runs below a folder, best metrics first.",
+            "rayrec runs .",
+            "The second training of `rayrec run`, on all rows, is left out: it has no metrics of its own.",
+        ),
         "evaluate": Listed(
             "Compute exact metrics of a model over a split.",
             "rayrec evaluate out/model --data out/dataset --split test",
@@ -73,10 +90,12 @@ GROUPS = {
         "explain": Listed(
             "Measure how much each feature matters to a model.",
             "rayrec explain out/model --data out/dataset --output explained",
+            "Also show how scores change with the values of some features.",
         ),
         "compare": Listed(
             "Test whether runs differ by more than chance.",
             "rayrec compare run-a run-b --output compared",
+            "Runs that differ in their seed alone count as repetitions of one recipe.",
         ),
     },
     "Serve": {
@@ -94,6 +113,8 @@ GROUPS = {
         "submit": Listed(
             "Run a command as a job on a Ray cluster.",
             "rayrec submit train clicks.yaml --data /shared/dataset --output /shared/run",
+            "Follow its log, and exit with its code. Paths are on storage that all nodes share; a recipe file is sent "
+            "along.",
         ),
         "benchmark": Listed(
             "Measure how fast this machine trains or predicts.",
@@ -102,6 +123,7 @@ GROUPS = {
         "benchmark serve": Listed(
             "Measure the latency and the throughput of a server.",
             "rayrec benchmark serve out/model",
+            "Start `rayrec serve` on this machine, and send the model's example rows again and again.",
         ),
     },
 }

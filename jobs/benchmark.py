@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class BenchmarkRequest(TrainingRecipeRequest):
-    """Measure how fast this machine trains or predicts."""
-
     what: Annotated[Literal["train", "inference"], Positional()]
     """Work to measure."""
     data: Folder

@@ -64,11 +64,6 @@ class TimedAnswer:
 
 
 class ServeBenchmarkRequest(Request):
-    """Measure the latency and the throughput of a server.
-
-    Start `rayrec serve` on this machine, and send the model's example rows again and again.
-    """
-
     model: Annotated[Folder, Positional("MODEL")]
     """Model folder or run folder."""
     protocol: tuple[Protocol, ...] = ("json", "oip", "arrow")

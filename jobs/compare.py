@@ -15,11 +15,6 @@ from rayrec.store.paths import Folder, to_path
 
 
 class CompareRequest(Request):
-    """Test whether runs differ by more than chance.
-
-    Runs that differ in their seed alone count as repetitions of one recipe.
-    """
-
     run: Annotated[PathTexts, Positional("RUN"), Field(min_length=2)]
     """Run folder or its URI; all runs need the same held-out rows."""
     output: Folder

@@ -46,8 +46,6 @@ _TRIALS = 4
 
 
 class DemoRequest(PlacedRequest):
-    """Generate data, train, export and serve one request."""
-
     model: Annotated[str, AfterValidator(MODELS.known), Positional("|".join(MODELS.packages))] = "dlrm"
     """Kind of model."""
     output: LocalPath = Path("demo")

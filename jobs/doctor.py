@@ -25,11 +25,7 @@ _PROBE_SECONDS = 180
 _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
-class DoctorRequest(Request):
-    """Check this machine, and print the fix for each problem."""
-
-
-def run(request: DoctorRequest, progress: Progress) -> Result:
+def run(request: Request, progress: Progress) -> Result:
     """Run every check (`details.checks`); the status is `failed` if one fails.
 
     A check has `name`, `status` (ok, warn or fail), `found`, and `fix`, what to do, which is empty if it is ok.
@@ -238,7 +234,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-COMMAND = Command("doctor", DoctorRequest, run, describe)
+COMMAND = Command("doctor", Request, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

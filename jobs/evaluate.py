@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class EvaluateRequest(PlacedRequest):
-    """Compute exact metrics of a model over a split."""
-
     source: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder, model folder, or its URI."""
     data: Annotated[Folder, ByPosition()] | None = None

@@ -23,11 +23,6 @@ _SHOWN_BY_DEFAULT = 6
 
 
 class ExplainRequest(Request):
-    """Measure how much each feature matters to a model.
-
-    Also show how scores change with the values of some features.
-    """
-
     source: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder, model folder, or its URI."""
     data: Folder

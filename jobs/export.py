@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class ExportRequest(Request):
-    """Write the model folder that serve and predict read."""
-
     run: Annotated[Folder, Positional("RUN|DELTA")]
     """Run folder or its URI; or a delta, to make a whole model of it."""
     output: Folder

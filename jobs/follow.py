@@ -26,11 +26,6 @@ _UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload")
 
 
 class FollowRequest(PipelineRequest):
-    """Train on new files as they land, and publish new versions.
-
-    Run until Ctrl-C.
-    """
-
     serve: Folder
     """Folder of versions to publish to, which `rayrec serve` reads."""
     output: Folder = None  # type: ignore[assignment]

@@ -13,8 +13,6 @@ from rayrec.store.paths import Folder
 
 
 class GenerateRequest(Request):
-    """Write synthetic raw files, drawn from a known truth."""
-
     source: Annotated[str, AfterValidator(SOURCES.known), Positional("|".join(SOURCES.packages))]
     """Source whose layout to write; `table` writes the columns of --recipe."""
     rows: PositiveInt

@@ -23,11 +23,6 @@ _EXAMPLE_CHARACTERS = 200
 
 
 class InspectRequest(Request):
-    """Read a sample of raw files, and write a recipe for them.
-
-    With --against, compare new files with a dataset instead.
-    """
-
     path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
     """Raw file, folder, glob or URI; several form one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None

@@ -10,8 +10,6 @@ from rayrec.store.paths import Folder
 
 
 class PlanRequest(RecipeRequest):
-    """Show how the embedding tables would be sharded."""
-
     data: Folder
     """Dataset folder, for the sizes of the tables."""
     workers: PositiveInt = 1

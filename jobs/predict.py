@@ -20,8 +20,6 @@ from rayrec.store.paths import Folder, to_path
 
 
 class PredictRequest(PlacedRequest):
-    """Score rows with a model, or recommend items to all users."""
-
     model: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder, model folder, or its URI."""
     output: Folder

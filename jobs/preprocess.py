@@ -48,8 +48,6 @@ class InputRequest(RecipeRequest):
 
 
 class PreprocessRequest(InputRequest, PlacedRequest):
-    """Turn raw files into a dataset folder."""
-
     extend: Folder | None = None
     """Dataset folder to extend: known values keep their ids, new values get new ones."""
 

@@ -14,11 +14,6 @@ from rayrec.store.paths import LocalPath
 
 
 class RecipesRequest(Request):
-    """List the shipped recipes, or print one in full.
-
-    With --schema, print the JSON Schema of recipes for editors.
-    """
-
     name: RecipeText | None = None
     """Shipped recipe or YAML file to print with every default filled in."""
     output: Annotated[LocalPath, Metavar("FILE")] | None = None

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class ReportRequest(Request):
-    """Write an HTML page about a dataset, run, model or search."""
-
     source: Annotated[Folder, Positional("DATASET|RUN|MODEL|SWEEP")]
     """Folder of a dataset, run, model or search, or its URI; of the output of `rayrec run`, its run/ is meant."""
     output: Folder
@@ -172,7 +170,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.baselines import baselines
     from rayrec.inspection.runs import resources, run_metrics, sharding_plan, training_curves
-    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
+    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -180,6 +178,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     trained = RunFolder.open(request.source)
     recipe, dataset = trained.recipe, Dataset.open(trained.dataset_folder)
     metrics = run_metrics(trained)
+    simpler = baselines(recipe, dataset, metrics)
     split = dataset.split_to_judge(recipe.train.evaluation_split)
     # Before scores are computed: a mistake is answered at once.
     expectations = _checked(request, flat_metrics(metrics, split))
@@ -193,9 +192,9 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "description": recipe.description or recipe.name,
         "split": split,
         "metrics": metrics,
-        "baselines": baselines(recipe, dataset, metrics),
+        "baselines": simpler,
         **drawn_negatives(dataset.schema),
-        "warnings": class_warnings(metrics),
+        "warnings": metric_warnings(metrics, simpler),
         "curves": training_curves(trained),
         "held_out": held_out,
         "resources": resources(trained, _command_seconds(trained.path)),

@@ -20,11 +20,6 @@ _LOCK_FILE = ".lock"
 
 
 class RunRequest(PipelineRequest):
-    """Preprocess, train and export with one command.
-
-    Run it again to continue where it stopped.
-    """
-
     output: Folder = None  # type: ignore[assignment]
     """Folder for all phases: dataset/, run/, model/, perhaps refit/; an unfinished attempt in it is continued."""
     continue_: Folder | None = None

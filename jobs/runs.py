@@ -28,11 +28,6 @@ _METRICS = TypeAdapter(dict[str, dict[str, float | None]])
 
 
 class RunsRequest(Request):
-    """List the runs below a folder, best metrics first.
-
-    The second training of `rayrec run`, on all rows, is left out: it has no metrics of its own.
-    """
-
     folder: Annotated[Folder, Positional("FOLDER|URI")]
     """Folder with run folders anywhere below it, such as a search or several outputs of `rayrec run`."""
 

@@ -31,8 +31,6 @@ _SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class ServeRequest(Request):
-    """Answer HTTP and gRPC requests with trained models."""
-
     model: Annotated[PathTexts, Positional("MODEL"), Field(min_length=1)]
     """Model folder, run folder, folder of models or versions, or URI; NAME=FOLDER sets the model's name; repeatable."""
     port: int = Field(8000, ge=1, le=65_535)

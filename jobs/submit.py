@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 
 class SubmitRequest(Request):
-    """Run a command as a job on a Ray cluster.
-
-    Follow its log, and exit with its code. Paths are on storage that all nodes share; a recipe file is sent along.
-    """
-
     forwards: ClassVar[str | None] = "command"
 
     command: Annotated[tuple[str, ...], Positional("COMMAND"), Field(min_length=1)]

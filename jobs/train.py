@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class TrainRequest(TrainingRecipeRequest, PlacedRequest):
-    """Train a recipe's model on a dataset folder."""
-
     data: Folder
     """Dataset folder, written by `rayrec preprocess`."""
     output: Folder

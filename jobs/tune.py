@@ -30,8 +30,6 @@ _SHOWN_TRIALS = 20
 
 
 class TuneRequest(TrainingRecipeRequest):
-    """Search for better values of a recipe's keys."""
-
     small_files: ClassVar[tuple[str, ...]] = ("recipe", "space")
 
     data: Folder

@@ -30,8 +30,6 @@ _SHOWN = 12
 
 
 class VerifyRequest(Request):
-    """Compare the files of a folder with their checksums."""
-
     folder: Annotated[Folder, Positional()]
     """Folder with a manifest.json, such as a dataset's."""
 

@@ -56,7 +56,7 @@ def _filled(text: str, name: str, content: str) -> str:
 
 def _options(command: str) -> str:
     request = load_command(command).request
-    lines = [f"### rayrec {command}", "", *(inspect.getdoc(request) or "").splitlines(), ""]
+    lines = [f"### rayrec {command}", "", *COMMANDS[command].text.splitlines(), ""]
     lines += [f"Example: `{COMMANDS[command].example}`", ""]
     fields = fields_of(request)
     own = [field for field in fields if not _is_listed_once(field)]

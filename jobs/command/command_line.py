@@ -67,12 +67,11 @@ def typer_command(command: Command[RequestT]) -> Any:
     # Plain help: importing rich's renderers takes longer than all the rest together.
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": forwards is not None}
-    example = f"\b\nExample:\n  {COMMANDS[command.name].example}" if command.name in COMMANDS else None
     app.command(
         command.name,
         cls=_HelpBySections,
-        help=inspect.getdoc(command.request),
-        epilog=example,
+        help=command.listed.text,
+        epilog=f"\b\nExample:\n  {command.listed.example}",
         context_settings=settings,
     )(call)
     return typer.main.get_command(app)

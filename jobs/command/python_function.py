@@ -57,12 +57,12 @@ def _as_file(value: Any, folder: str, name: str) -> Any:
 
 
 def docstring(command: Command[Any]) -> str:
-    """Return the docstring of the command's function: the request's, and what each parameter is."""
+    """Return the docstring of the command's function: what it does, and what each parameter is."""
     texts = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
     texts.append("progress: Show progress on stderr.")
     indented = partial(textwrap.wrap, width=116, initial_indent=" " * 4, subsequent_indent=" " * 8)
     lines = [line for text in texts for line in indented(text)]
-    return "\n".join([inspect.getdoc(command.request) or "", "", "Args:", *lines])
+    return "\n".join([command.listed.text, "", "Args:", *lines])
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:

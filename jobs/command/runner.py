@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from jobs import COMMANDS, Listed
 from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
@@ -56,6 +57,11 @@ class Command(Generic[RequestT]):
     """Raises UserError or ConfigError for what the user can fix."""
     describe: Callable[[Result], str] = describe_result
     """The text that a person sees on stdout instead of the JSON."""
+
+    @property
+    def listed(self) -> Listed:
+        """What the list of commands says of it."""
+        return COMMANDS[self.name]
 
     @property
     def module(self) -> str:

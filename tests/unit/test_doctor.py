@@ -8,7 +8,8 @@ import pytest
 
 from cluster.machine_limits import MachineCheck
 from jobs import doctor
-from jobs.doctor import DoctorRequest, check_compiler, check_gpu, describe, java_major, pinned_versions
+from jobs.command import Request
+from jobs.doctor import check_compiler, check_gpu, describe, java_major, pinned_versions
 from rayrec.common.progress import SilentProgress
 
 GPU = {"name": "H200", "bytes": 141 * 2**30, "capability": [9, 0]}
@@ -137,7 +138,7 @@ def test_a_cuda_build_without_a_driver_is_told_from_builds_that_do_not_match(
 def test_one_failure_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [MachineCheck("torch + fbgemm", "undefined symbol", "fail", "make setup")]
     monkeypatch.setattr(doctor, "check_torch", lambda: broken)
-    result = doctor.run(DoctorRequest(), SilentProgress())
+    result = doctor.run(Request(), SilentProgress())
     text = describe(result)
     assert result.status == "failed"
     assert "torch + fbgemm" in (result.error or "")

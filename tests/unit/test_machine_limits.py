@@ -12,7 +12,8 @@ import pytest
 
 from cluster import machine_limits as limits
 from cluster.machine_limits import MachineCheck, machine_limits, require_room, temporary_folder
-from jobs.doctor import DoctorRequest, run
+from jobs.command import Request
+from jobs.doctor import run
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from tests.cgroup_files import V2, process_folder
@@ -164,7 +165,7 @@ def test_ray_looks_for_its_folder_as_we_do(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_doctor_shows_every_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.doctor.check_torch", list)
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.invalid:3128")
-    checks = {check["name"]: check for check in run(DoctorRequest(), SilentProgress()).details["checks"]}
+    checks = {check["name"]: check for check in run(Request(), SilentProgress()).details["checks"]}
     assert {limit.name for limit in machine_limits()} | {
         "Proxies",
         "IPv6",

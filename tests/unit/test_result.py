@@ -181,7 +181,7 @@ def test_arguments_make_the_request_again(request_: StubRequest) -> None:
         seen.append(request)
         return Result(command="stub")
 
-    assert main(Command("stub", StubRequest, run), as_arguments(request_)) == 0
+    assert main(Command("train", StubRequest, run), as_arguments(request_)) == 0
     assert seen == [request_]
 
 
@@ -200,7 +200,7 @@ def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
         "    with new_folder(request.output) as folder:\n"
         "        print('ready', file=sys.stderr, flush=True)\n"
         "        time.sleep(600)\n"
-        "sys.exit(main(Command('stub', StubRequest, run), ['--output', sys.argv[1]]))\n"
+        "sys.exit(main(Command('train', StubRequest, run), ['--output', sys.argv[1]]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -42,7 +42,7 @@ _TEXT_YEARS, _DIGIT_YEARS = (1900, 2100), (1990, 2040)
 _EPOCHS = ("s", "ms", "us", "ns")
 FAR_AWAY = "years away from all other times are"
 _NO_DATE = r"^0{2,4}[-/.]00[-/.]0{2,4}([ T][0:.]+Z?)?$"
-_LEAST_TIMES, _FEW_ABSURD, _FREQUENT = 10, 5, 20
+_ENOUGH_TIMES, _FEW_ABSURD, _FREQUENT = 10, 5, 20
 _FAR_SPANS, _FAR_SECONDS = 3, 5 * 365 * 86_400
 _EMPTY_TIMES = [datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 1900, 1970, 2000)]
 """What databases write where there is no time, beside 9999."""
@@ -311,7 +311,7 @@ def _are_absurd(seconds: NDArray[np.float64], counts: NDArray[np.int64]) -> NDAr
     first of a century or of 1970 if it is by far the most frequent.
     """
     known = seconds[np.isfinite(seconds)]
-    if len(known) < _LEAST_TIMES:
+    if len(known) < _ENOUGH_TIMES:
         return np.zeros(len(seconds), bool)
     first, median, last = np.quantile(known, [0.02, 0.5, 0.98])
     with np.errstate(invalid="ignore"):

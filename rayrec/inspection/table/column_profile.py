@@ -21,7 +21,7 @@ INEXACT = "floats that have lost their last digits, so that ids that differ may 
 """The note on a column of floats that were long integers."""
 MOST_MISFITS = 0.005
 """Share of rows with values that are not like the others, which do not decide what a column is."""
-_LEAST_TIMES = 20
+_LEAST_ORDERED_TIMES = 20
 _TIME_WORDS = {
     "time", "timestamp", "ts", "date", "datetime", "day", "hour", "created", "updated", "at", "dt", "epoch", "when",
     "month", "yearmonth", "yyyymm", "yyyymmdd",
@@ -154,7 +154,7 @@ class ColumnProfile:
     @property
     def orders_rows(self) -> bool:
         """Tell whether times are so many and so even that the latest rows can be held out."""
-        return self.distinct >= _LEAST_TIMES and bool(self.counts.max() < 0.1 * self.present)
+        return self.distinct >= _LEAST_ORDERED_TIMES and bool(self.counts.max() < 0.1 * self.present)
 
     @property
     def has_clock(self) -> bool:
