@@ -1,5 +1,6 @@
 """`rayrec benchmark`: measures training or inference on this machine."""
 
+import logging
 import statistics
 import tempfile
 import time
@@ -110,6 +111,7 @@ def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, 
     precision = resolve_precision(recipe.train.precision, "cuda" if device.type == "cuda" else "cpu")
     precision.apply_to_process()
     keep_freed_memory()  # as the processes that predict do
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # TorchRec's batches make it warn of a change within torch
     model = build_model(recipe.model, dataset.schema, device=device).eval()
     generator = torch.Generator().manual_seed(0)
     table = []

@@ -79,6 +79,12 @@ def test_an_example_works(rayrec_alone: Rayrec, ran: Path, command: str) -> None
     example(rayrec_alone, ran, command, *OTHERS[command].split())
 
 
+def test_inference_is_measured_without_a_line_of_torch(rayrec_alone: Rayrec, ran: Path) -> None:
+    words = "benchmark inference clicks.yaml --data dataset --steps 2 --warmup-steps 1 --batch-size 16"
+    done = rayrec_alone(*words.split(), folder=ran)
+    assert done.code == 0 and done.err == ""
+
+
 @pytest.mark.minutes
 @pytest.mark.parametrize("command", ON_RAY)
 def test_an_example_works_on_ray(rayrec: Rayrec, ran: Path, command: str) -> None:
