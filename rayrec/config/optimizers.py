@@ -76,17 +76,20 @@ class LearningRatePiece(Config):
 
 
 class ScheduleConfig(Config):
-    """Factor on learning rates: linear warm-up from 0, then pieces times polynomial decay.
+    """Factor on learning rates: linear warm-up, then pieces times polynomial decay.
 
-    At step s of N, with n steps an epoch and w = warmup_steps or warmup_epochs * n: s/w up to w. Then the factor of the
-    last piece that began (1 before the first) times, from decay_start on, max(((decay_start + decay_steps - s) /
-    decay_steps)^decay_power, end_factor). With decay_share d, decay_steps is d * (N - w), and the decay reaches 0 at N.
+    At step s of N, with n steps an epoch, w = warmup_steps or warmup_epochs * n, and b = 1 - 2^-warmup_factor:
+    b + (1 - b) * s/w up to w. Then the factor of the last piece that began (1 before the first) times, from decay_start
+    on, max(((decay_start + decay_steps - s) / decay_steps)^decay_power, end_factor). With decay_share d, decay_steps is
+    d * (N - w), and the decay reaches 0 at N.
     """
 
     warmup_steps: NonNegativeInt = 0
     """Steps until the factor is 1."""
     warmup_epochs: NonNegativeFloat = 0.0
     """Epochs until the factor is 1, instead of `warmup_steps`."""
+    warmup_factor: NonNegativeFloat = 0.0
+    """Start of the warm-up, as in NVIDIA's DLRM: 0 begins at 0, 1 at 1/2, 2 at 3/4."""
     pieces: tuple[LearningRatePiece, ...] = ()
     """Factors by epoch, in order."""
     decay_start: PositiveInt | None = None
@@ -115,7 +118,8 @@ class ScheduleConfig(Config):
         """Return the factor at optimizer step `step`, counted from 1, of a run of `all_steps`."""
         warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
         if step <= warmup:
-            return step / warmup
+            begin = 1 - 2**-self.warmup_factor
+            return begin + (1 - begin) * step / warmup
         begun = [piece.factor for piece in self.pieces if step > piece.from_epoch * steps_per_epoch]
         factor = begun[-1] if begun else 1.0
         start: float | None = self.decay_start

@@ -24,6 +24,10 @@ CASES = [
     (PUBLISHED, 64014, 2.66 / 24),
     (PUBLISHED, 72000, 0.0),
     (PUBLISHED, 80000, 0.0),
+    # NVIDIA's DLRM: 1 - (8000 - step) / (8000 * 2^warmup_factor).
+    (PUBLISHED.model_copy(update={"warmup_factor": 1}), 1, 0.5 + 0.5 / 8000),
+    (PUBLISHED.model_copy(update={"warmup_factor": 2}), 4000, 0.875),
+    (PUBLISHED.model_copy(update={"warmup_factor": 2}), 8000, 1.0),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 15, 0.5),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 20, 0.3),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 30, 0.3),
