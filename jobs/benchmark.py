@@ -66,6 +66,7 @@ def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress)
         "epochs": -(-steps // per_epoch),
         "log_every_steps": request.warmup_steps,
         "evaluations_per_epoch": 0,
+        "evaluate_every_steps": None,
         "early_stop": None,
         "initial_weights": None,
         "checkpoint.every_steps": None,

@@ -38,7 +38,7 @@ _SECTIONS = ("model", "train")
 # These keys decide how many trials run at once, and how trials are compared.
 _FIXED = {
     "train.workers", "train.device", "train.evaluation_split", "train.evaluations_per_epoch",
-    "train.evaluate_after_epochs",
+    "train.evaluate_every_steps", "train.evaluate_after_epochs",
 }  # fmt: skip
 
 

@@ -49,6 +49,11 @@ def searchable_space(space: Space, search: Search, trials: int) -> Space:
 
 def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: TrainConfig) -> None:
     """Raise ConfigError if trials have too few evaluations to compare, or there are too few trials to compare."""
+    if train.evaluate_every_steps is not None:
+        raise ConfigError(
+            "train.evaluate_every_steps: trials are compared after the same parts of an epoch; set it to null, and "
+            "train.evaluations_per_epoch instead"
+        )
     if train.evaluations_per_epoch == 0:
         raise ConfigError(
             "train.evaluations_per_epoch: trials are compared by their evaluations, but this is 0; add "

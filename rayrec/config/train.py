@@ -198,6 +198,8 @@ class TrainConfig(PartConfig):
     evaluations_per_epoch: NonNegativeFloat = 1
     """Evaluations in an epoch, evenly spaced: 0.5 is one every second epoch. Unless 0, the last one is at the end of
     training."""
+    evaluate_every_steps: PositiveInt | None = None
+    """Steps between evaluations, instead of `evaluations_per_epoch`."""
     evaluate_after_epochs: NonNegativeFloat = 0.0
     """Epochs before the first evaluation; may be a fraction."""
     progressive: bool = False
@@ -247,10 +249,18 @@ class TrainConfig(PartConfig):
         samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)
         return epochs * samples + batches * self.global_batch_size
 
+    @property
+    def evaluates(self) -> bool:
+        """Tell whether there are evaluations in mid-training and at its end."""
+        return self.evaluate_every_steps is not None or self.evaluations_per_epoch > 0
+
     def evaluates_after(self, batches: int, batches_per_epoch: int) -> bool:
         """Tell whether an evaluation is due after so many batches of all epochs, the end of training apart."""
-        share = self._evaluations_per_epoch / batches_per_epoch
-        is_due = batches * share // 1 > (batches - 1) * share // 1
+        if self.evaluate_every_steps is not None:
+            is_due = batches % self.evaluate_every_steps == 0
+        else:
+            share = self._evaluations_per_epoch / batches_per_epoch
+            is_due = batches * share // 1 > (batches - 1) * share // 1
         return is_due and batches >= self.evaluate_after_epochs * batches_per_epoch
 
     @property
@@ -315,7 +325,7 @@ class TrainConfig(PartConfig):
             raise ValueError(f"min_workers ({self.min_workers}) must not be more than workers ({self.workers})")
         if 0 < self.evaluations_per_epoch < 0.01:
             raise ValueError("evaluations_per_epoch must be 0, or at least 0.01, which is one every 100 epochs")
-        if self.early_stop is not None and self.evaluations_per_epoch == 0:
+        if self.early_stop is not None and not self.evaluates:
             raise ValueError("early_stop needs evaluations_per_epoch above 0")
         if self.recency is not None and self.negatives is None:
             raise ValueError("recency needs train.negatives, whose samples it weighs; set negatives, or unset recency")

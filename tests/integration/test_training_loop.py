@@ -217,7 +217,9 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
         "ended": _recipe("sgd", max_steps=31, evaluations_per_epoch=2, evaluate_after_epochs=0.51),
         "kept": _recipe("sgd", checkpoint={"every_steps": 10, "keep_last": 2, "keep_best": "log_loss"}, **half),
     }
-    run_cases(1, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
+    by_steps = {**half, "evaluate_every_steps": 40}
+    parts = [Case(tmp_path / "by-steps", _recipe("sgd", **{**by_steps, "max_steps": end})) for end in (70, None)]
+    run_cases(1, dataset, [*(Case(tmp_path / name, case) for name, case in cases.items()), *parts])
 
     initial = weights_of(tmp_path / "initial", 5)
     for name, value in weights_of(tmp_path / "frozen-tables", 5).items():
@@ -244,6 +246,10 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
     assert index["checkpoints"] == [checkpoint_name(step) for step in kept]
     assert (index["latest"], index["best"]) == (checkpoint_name(162), checkpoint_name(best))
     assert sorted(p.name for p in (tmp_path / "kept" / "checkpoints").glob("step-*")) == index["checkpoints"]
+
+    # Evaluations after steps, of a run that ended at step 70 and was resumed; training is what it is with others.
+    assert [r["step"] for r in _evaluations(tmp_path / "by-steps")] == [40, 70, 80, 120, 160, 162]
+    require_same_bits(tmp_path / "by-steps", tmp_path / "kept", 162)
 
 
 def _evaluations(folder: Path) -> list[dict[str, Any]]:

@@ -113,6 +113,14 @@ def test_when_evaluations_are_due(per_epoch: float, after: float, expected: list
         assert train.most_evaluations == len(expected)
 
 
+@pytest.mark.parametrize(("every", "after", "expected"), [(1, 5.5, [39, 40, 41, 42]), (10, 0, [10, 20, 30, 40])])
+def test_evaluations_may_be_counted_in_steps(every: int, after: float, expected: list[int]) -> None:
+    """Six epochs of seven batches, whatever `evaluations_per_epoch` says."""
+    fields = {"epochs": 6, "evaluate_every_steps": every, "evaluate_after_epochs": after, "evaluations_per_epoch": 0}
+    train = TrainConfig.model_validate(fields | {"early_stop": {"target": 0.8}})
+    assert [batches for batches in range(1, 43) if train.evaluates_after(batches, 7)] == expected
+
+
 @pytest.mark.parametrize(
     ("per_epoch", "after", "evaluations"), [(0.4, 0, 3), (0.1, 0, 1), (2, 9, 1), (2, 5.5, 2), (2, 5.6, 1)]
 )

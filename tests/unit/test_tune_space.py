@@ -214,6 +214,7 @@ def _request(**fields: Any) -> TuneRequest:
             "--scheduler asha: a trial has only one evaluation, so it cannot be stopped early; add",
         ),
         ({"set": ("train.evaluations_per_epoch=0",)}, "trials are compared by their evaluations, but this is 0; add"),
+        ({"set": ("train.evaluate_every_steps=9",)}, "set it to null, and train.evaluations_per_epoch instead"),
         ({"space": "dlrm"}, "--space dlrm: a search space is a file whose name ends in .yaml"),
     ],
 )

@@ -229,7 +229,7 @@ class _Training:
 
     def _evaluates_now(self, batches_per_epoch: int) -> bool:
         """Tell whether it is time for an evaluation: those that the recipe spaces, and one at the end of training."""
-        if self._config.evaluations_per_epoch == 0 or self._evaluation_split is None:
+        if not self._config.evaluates or self._evaluation_split is None:
             return False
         batches = self._progress.epoch * batches_per_epoch + self._progress.batch
         return self._is_done() or self._config.evaluates_after(batches, batches_per_epoch)

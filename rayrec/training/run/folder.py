@@ -36,8 +36,8 @@ CHECKPOINT_INDEX_FILE = "index.json"
 RESUMABLE_CHANGES = frozenset({
     "workers", "min_workers", "elastic_interval_seconds", "device", "precision", "epochs", "max_steps",
     "gradient_accumulation", "sharding", "checkpoint", "evaluation_split", "evaluations_per_epoch",
-    "evaluate_after_epochs", "early_stop", "loss_scale", "compile", "threads", "max_failures", "log_every_steps",
-    "tracking",
+    "evaluate_every_steps", "evaluate_after_epochs", "early_stop", "loss_scale", "compile", "threads", "max_failures",
+    "log_every_steps", "tracking",
 })  # fmt: skip
 
 # Fields of train.ingest that a resumed run may change, set alike for a comparison.
