@@ -55,6 +55,14 @@ TRAINING = {
         "train.global_batch_size: 63 rows of split 'train' fill no batch of 64; lower it, or set train.ingest.drop",
     ),
     "ranks without groups": (["evaluate.ranking={k: [3]}"], "evaluate.ranking: the dataset has no group column"),
+    "a sharding that the optimizer forbids": (
+        ["train.sharding.default=column_wise", "train.embedding_optimizer.kind=rowwise_adagrad"],
+        "train.sharding: table 'C1' cannot be column_wise under its optimizer 'rowwise_adagrad'; use one of table_wise",
+    ),
+    "a table that there is not": (
+        ["train.sharding.tables={C99: row_wise}"],
+        "train.sharding.tables.C99: no such table; the model has C1, C2",
+    ),
     "other columns": (
         ["source={kind: table, label: clicked, features: [{columns: price, kind: numeric}]}"],
         "source.kind: is 'table', but {folder} was made with 'criteo'; set it back, or preprocess with this recipe",

@@ -157,6 +157,22 @@ class EmbeddingTables(nn.Module):
         return self.embeddings(sparse)
 
 
+def require_shardings(tables: Sequence[EmbeddingTable], train: TrainConfig) -> None:
+    """Raise ConfigError where the recipe names a table that there is not, or a sharding that its optimizer forbids."""
+    names = [table.name for table in tables]
+    unknown = sorted(set(train.sharding.tables) - set(names))
+    if unknown:
+        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(names)}")
+    for table in tables:
+        rule = table_rule(table, train)
+        wanted = _wanted(table, train.sharding, rule)
+        if wanted != "auto" and wanted not in rule.on_request:
+            raise ConfigError(
+                f"train.sharding: table '{table.name}' cannot be {wanted} under its optimizer '{rule.optimizer}'; "
+                f"use one of {', '.join(rule.on_request)}, or another optimizer"
+            )
+
+
 def plan_sharding(
     tables: Sequence[EmbeddingTable],
     train: TrainConfig,
@@ -174,11 +190,8 @@ def plan_sharding(
     may each call it. Raises UserError where the tables do not fit and ConfigError where the recipe asks for what cannot
     be done.
     """
-    by_name = {table.name: table for table in tables}
+    require_shardings(tables, train)
     rules = {table.name: table_rule(table, train) for table in tables}
-    unknown = sorted(set(train.sharding.tables) - set(by_name))
-    if unknown:
-        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(by_name)}")
 
     # What each table may be: the sharding that the recipe names, or those that its optimizer suits.
     nodes = world_size // local_world_size if local_world_size > 1 and world_size % local_world_size == 0 else 1
@@ -284,26 +297,27 @@ def torchrec_plan(plan: ShardingPlan, device: torch.device, local_world_size: in
     return TorchRecPlan({"embeddings": module_plan})
 
 
+def _wanted(table: EmbeddingTable, config: ShardingConfig, rule: TableRule) -> Literal["auto"] | Sharding:
+    """Return what the recipe says of a table."""
+    wanted = config.tables.get(table.name, config.default)
+    if wanted not in rule.on_request and wanted in _OF_COLUMNS and table.dim == 1 and table.name not in config.tables:
+        # One column cannot be split: the default is meant for the other tables.
+        return "auto"
+    return wanted
+
+
 def _sharding(
     table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int, nodes: int
 ) -> tuple[Sharding, ...]:
     """Return the planner's choices for a table.
 
-    Raises ConfigError where the recipe asks for a sharding it cannot have.
+    Raises ConfigError where the recipe asks for a sharding that these workers cannot have.
     """
-    wanted = config.tables.get(table.name, config.default)
-    if wanted not in rule.on_request and wanted in _OF_COLUMNS and table.dim == 1 and table.name not in config.tables:
-        # One column cannot be split: the default is meant for the other tables.
-        wanted = "auto"
+    wanted = _wanted(table, config, rule)
     if wanted == "auto":
         if world_size == 1:
             return ("table_wise",)
         return tuple(sharding for sharding in rule.automatic if nodes > 1 or sharding not in _OF_NODES)
-    if wanted not in rule.on_request:
-        raise ConfigError(
-            f"train.sharding: table '{table.name}' cannot be {wanted} under its optimizer '{rule.optimizer}'; "
-            f"use one of {', '.join(rule.on_request)}, or another optimizer"
-        )
     if wanted in _OF_NODES and nodes == 1:
         raise ConfigError(
             f"train.sharding: table '{table.name}' cannot be {wanted}, which needs several nodes with equally "

@@ -48,6 +48,12 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName | Non
                 f"{field}.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
                 "or use sgd, adagrad or rowwise_adagrad"
             )
+    # Only these can be wrong; to know the tables takes seconds, in which torch is imported.
+    if train.sharding.tables or train.sharding.default in ("column_wise", "grid_shard"):
+        from rayrec.models.registry import build_model
+        from rayrec.training.parallel.sharding_plan import require_shardings
+
+        require_shardings(build_model(recipe.model, dataset.schema, device="meta").tables, train)
 
 
 def _require_batches(train: TrainConfig, dataset: Dataset) -> None:
