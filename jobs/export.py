@@ -13,8 +13,8 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.store.artifact import Parent, parent_of
 from rayrec.store.folders import owned
-from rayrec.store.node_copy import on_this_node, original
-from rayrec.store.paths import Folder, RemotePath, cache_root
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import Folder, place_on_this_node
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
@@ -106,7 +106,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             # The whole model goes when the block ends; what differs from the base stays.
             from rayrec.inference.folder.delta import write_delta
 
-            progress.stage(f"compare with {original(base.folder)}")
+            progress.stage(f"compare with {base.folder}")
             written = write_delta(model, base, request.output)
             details["delta"] = {
                 "base": base.folder.name,
@@ -139,7 +139,7 @@ def _base(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
     require_place(request.output.absolute(), base.folder)
     if request.tables not in (None, base.precision):
         raise ConfigError(
-            f"--tables {request.tables}: the tables of {original(base.folder)} are {base.precision}, and its "
+            f"--tables {request.tables}: the tables of {base.folder} are {base.precision}, and its "
             "deltas must be, too; leave out --tables or --delta-of"
         )
     require_continues(base, trained.recipe, trained.schema)
@@ -154,13 +154,8 @@ def _whole_folder(request: ExportRequest) -> Iterator[Path]:
     if request.delta_of is None:
         yield request.output
         return
-    if isinstance(request.output, RemotePath):
-        cache_root().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_root()) as temporary:
-            yield Path(temporary) / request.output.name
-        return
     # Under a name that the next export to the same output removes, if this one is killed (`new_folder`).
-    folder = request.output.with_name(f".{request.output.name}.unfinished-whole")
+    folder = place_on_this_node(request.output).with_name(f".{request.output.name}.unfinished-whole")
     with owned(request.output):
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -197,7 +192,7 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     model = ModelFolder.open(request.run)
     if model.base is None:
         raise UserError(f"{request.run}: already a whole model folder; copy it")
-    progress.stage(f"delta of {original(model.base.folder)}")
+    progress.stage(f"delta of {model.base.folder}")
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}
     return Result(command="export", output=request.output, metrics=model.metrics, details=details)

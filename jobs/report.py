@@ -240,7 +240,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
             {"table": t.name, "features": ", ".join(t.features), "rows": t.rows, "columns": t.dim} for t in model.tables
         ],
         "table_bytes": model.table_bytes(),
-        "card": (model.folder / CARD_FILE).read_text(),
+        "card": model.path(CARD_FILE).read_text(),
         "expectations": _checked(request, flat_metrics(metrics, split)),
     }
     return _Report(figures, metrics, model_page)

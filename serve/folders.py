@@ -24,7 +24,7 @@ from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.inference.folder.versions import folders_of, versions_in
 from rayrec.store.files import write_atomically
 from rayrec.store.node_copy import on_this_node, original
-from rayrec.store.paths import RemotePath, copy_of
+from rayrec.store.paths import place_on_this_node
 
 TRAFFIC_FILE = "serving.json"
 _COPY_SECONDS = 30.0
@@ -86,16 +86,17 @@ class LocalModels:
     """Folders of models on this node: copies of those that are at URIs."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
-        self.folders = {n: copy_of(f) if isinstance(f, RemotePath) else f for n, f in folders.items()}
-        self._remote = [folder for folder in folders.values() if isinstance(folder, RemotePath)]
+        self.folders = {name: place_on_this_node(folder) for name, folder in folders.items()}
+        self._given = list(folders.values())
         self._next = 0.0
 
     def refresh(self, now: bool = False) -> None:
         """Copy what is new, at most every 30 seconds unless it is to be done `now`. Raises UserError."""
-        if self._remote and (now or time.monotonic() >= self._next):
+        if now or time.monotonic() >= self._next:
             self._next = time.monotonic() + _COPY_SECONDS
-            for folder in self._remote:
-                on_this_node(folder)
+            for folder in self._given:
+                for needed in folders_of(folder):
+                    on_this_node(needed)
 
 
 def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:

@@ -28,7 +28,7 @@ from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 from rayrec.store.files import remove, write_atomically
-from rayrec.store.paths import RemotePath, confined, copy_of
+from rayrec.store.paths import confined, place_on_this_node
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.space_checks import check_space, searchable_space
@@ -233,7 +233,7 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
 
 def state_folder(sweep: Path) -> Path:
     """Return the folder of this node in which Tune keeps its state of a sweep."""
-    return (copy_of(sweep) if isinstance(sweep, RemotePath) else sweep) / STATE_FOLDER
+    return place_on_this_node(sweep) / STATE_FOLDER
 
 
 def can_be_restored(sweep: Path) -> bool:

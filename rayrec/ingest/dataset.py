@@ -18,8 +18,7 @@ from rayrec.config import Config
 from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe, differences
-from rayrec.store.artifact import Manifest, Parent, StoredFile, wrong_size
-from rayrec.store.files import sizes_in
+from rayrec.store.artifact import Manifest, Parent, StoredFile
 from rayrec.store.parquet import open_parquet
 from rayrec.store.paths import to_path
 
@@ -186,11 +185,8 @@ class Dataset:
         if not folder.is_dir():
             what = "not a folder" if folder.exists() else "no such folder"
             raise UserError(f"{folder}: {what}; give the output of `rayrec preprocess`")
-        manifest = DatasetManifest.load(folder)
-        sizes = sizes_in(folder)
-        for file in manifest.every_file:
-            if wrong := wrong_size(folder, file, sizes):
-                raise UserError(f"{wrong}; `rayrec verify {shell_line([str(folder)])}` looks at every file")
+        verify = f"`rayrec verify {shell_line([str(folder)])}` looks at every file"
+        manifest = DatasetManifest.load_whole(folder, verify)
         return cls(folder, Schema.load(folder), manifest, manifest.id)
 
     def split(self, name: str) -> SplitInfo:

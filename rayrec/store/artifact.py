@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.store.claims import FINISHED, MANIFEST_FILE, UNFINISHED
-from rayrec.store.files import as_json, sha256_in
+from rayrec.store.files import as_json, sha256_in, sizes_in
 from rayrec.store.folders import write_manifest
 from rayrec.store.paths import Folder, confined
 
@@ -106,6 +106,18 @@ class Manifest(BaseModel):
             raise UserError(f"{path}: damaged; make it again with `rayrec {cls.command}`, or copy it again")
         for file in manifest.every_file:
             confined(file.path, path)
+        return manifest
+
+    @classmethod
+    def load_whole(cls, folder: Path, fix: str) -> Self:
+        """Read the manifest of an artifact, and compare the sizes of its files with it.
+
+        Raises UserError as `load`, and one that ends with `fix` if a file is missing or has another size.
+        """
+        manifest, sizes = cls.load(folder), sizes_in(folder)
+        for file in manifest.every_file:
+            if wrong := wrong_size(folder, file, sizes):
+                raise UserError(f"{wrong}; {fix}")
         return manifest
 
 

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from rayrec.common.disk_errors import naming
 from rayrec.store import objects
-from rayrec.store.paths import RemotePath, cache_root, copy_of, shortened
+from rayrec.store.paths import RemotePath, cache_root, place_on_this_node, shortened
 
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
@@ -149,7 +149,7 @@ def remove(path: Path) -> None:
             objects.delete(path)
         for of_json in (True, False):
             objects.for_each(objects.delete, [path / name for name in names if name.endswith(".json") is of_json])
-        path = copy_of(path)
+        path = place_on_this_node(path)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

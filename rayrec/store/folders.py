@@ -22,7 +22,7 @@ from rayrec.common.errors import PassingError, UserError
 from rayrec.store import objects
 from rayrec.store.claims import MANIFEST_FILE, Claim, is_claimed, unfinished_work
 from rayrec.store.files import files_below, is_output, remove, sync, write_atomically
-from rayrec.store.paths import RemotePath, cache_root, copy_of, file_name, path_of
+from rayrec.store.paths import RemotePath, cache_root, file_name, path_of, place_on_this_node
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +117,10 @@ def _put_folder(path: RemotePath, fingerprint: str | None) -> Iterator[Path]:
             _give_up(claim)
         raise
     # What was written is its copy on this node (`rayrec.store.node_copy`).
-    shutil.rmtree(copy_of(path), ignore_errors=True)
-    copy_of(path).parent.mkdir(parents=True, exist_ok=True)
-    os.rename(here, copy_of(path))
+    place = place_on_this_node(path)
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(here, place)
 
 
 def _put(here: Path, claim: Claim) -> None:

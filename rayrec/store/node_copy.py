@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
 from rayrec.store.files import is_output, new_file, remove
-from rayrec.store.paths import RemotePath, copies_folder, copy_of
+from rayrec.store.paths import RemotePath, copies_folder, place_on_this_node
 
 if TYPE_CHECKING:
     from rayrec.store.objects import RemoteFile
@@ -29,7 +29,7 @@ def on_this_node(path: Path) -> Path:
 
     from rayrec.store.objects import files_below, for_each, status
 
-    copy, found = copy_of(path), status(path)
+    copy, found = place_on_this_node(path), status(path)
     wanted: dict[Path, RemoteFile] = {}
     if found is not None and not found.is_folder:
         wanted[Path()] = found

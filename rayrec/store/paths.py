@@ -250,9 +250,9 @@ def copies_folder() -> Path:
     return cache_root() / "copies"
 
 
-def copy_of(path: RemotePath) -> Path:
-    """Return where the copy of a remote file or folder lies on this node, if there is one."""
-    return Path(copies_folder(), *path.parts[1:])
+def place_on_this_node(path: Path) -> Path:
+    """Return the place of a file or folder on this node: the path itself, or where the copy of a remote one lies."""
+    return Path(copies_folder(), *path.parts[1:]) if isinstance(path, RemotePath) else path
 
 
 def is_uri(path: str) -> bool:

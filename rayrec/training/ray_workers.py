@@ -18,7 +18,7 @@ from rayrec.internals.ray_core import note, read_note, remove_note
 from rayrec.internals.ray_train import START_TIMEOUT, lean_trainer
 from rayrec.recipes import Recipe
 from rayrec.store.node_copy import shown
-from rayrec.store.paths import RemotePath, cache_root
+from rayrec.store.paths import place_on_this_node
 
 if TYPE_CHECKING:
     from rayrec.training.parallel.ranks import RankContext
@@ -65,7 +65,7 @@ def run_workers(work: Work, recipe: Recipe, dataset: Dataset, folder: Path, exec
                 # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that. The name is a tag
                 # of Ray's metrics and names a folder.
                 name=f"{ascii_name(folder.name)[-_NAME_LENGTH:]}-{uuid.uuid4().hex[:8]}",
-                storage_path=str((cache_root() if isinstance(folder, RemotePath) else folder) / ".ray_train"),
+                storage_path=str(place_on_this_node(folder) / ".ray_train"),
                 failure_config=FailureConfig(max_failures=train.max_failures),
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),

@@ -42,7 +42,7 @@ from rayrec.store.folders import (
     write_manifest,
 )
 from rayrec.store.node_copy import on_this_node, original, shown
-from rayrec.store.paths import RemotePath, copy_of, to_path
+from rayrec.store.paths import RemotePath, place_on_this_node, to_path
 from serve.folders import LocalModels, TrafficSplit
 from tests.model_days import ModelDays, raw_rows
 
@@ -422,7 +422,7 @@ def test_a_failure_leaves_nothing_that_says_it_is_whole(bucket: Path, store: Sto
 
 def test_what_this_node_wrote_is_its_copy(bucket: Path, store: Store) -> None:
     attempt(".", False, "a")
-    before = {path: path.stat().st_ino for path in copy_of(RemotePath.of(URI)).rglob("*") if path.is_file()}
+    before = {path: path.stat().st_ino for path in place_on_this_node(RemotePath.of(URI)).rglob("*") if path.is_file()}
     assert before
     on_this_node(to_path(URI))
     assert {path: path.stat().st_ino for path in on_this_node(to_path(URI)).rglob("*") if path.is_file()} == before
@@ -585,10 +585,10 @@ def test_a_delta_is_copied_with_the_version_that_it_needs(
     expected = load_model(days.folder / "3").predict(rows)
     use_machine(tmp_path / "two", monkeypatch)
     opened = ModelFolder.open(to_path("s3://bucket/m/3"))
-    assert str(original(opened.folder)) == "s3://bucket/m/3"
+    assert str(opened.folder) == "s3://bucket/m/3"
     np.testing.assert_array_equal(load_model(opened.folder).predict(rows), expected)
-    assert not list((opened.folder.parent / "4/weights").rglob("*.safetensors"))
-    assert not list((opened.folder.parent / "2/weights").rglob("*.safetensors"))
+    assert not list((opened.here.parent / "4/weights").rglob("*.safetensors"))
+    assert not list((opened.here.parent / "2/weights").rglob("*.safetensors"))
     (bucket / "m/1").rename(bucket / "m/lost")
     use_machine(tmp_path / "three", monkeypatch)
     with pytest.raises(UserError, match="m/3: needs version 1, a whole model, which is missing"):

@@ -26,9 +26,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.store.artifact import Manifest, Parent, parent_of, stored_files
 from rayrec.store.files import files_below, is_output
-from rayrec.store.node_copy import original
 from rayrec.store.parquet import new_parquet, open_parquet
-from rayrec.store.paths import RemotePath, path_of
+from rayrec.store.paths import path_of
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
@@ -48,7 +47,7 @@ class PredictionManifest(Manifest):
 def finish_prediction(folder: Path, model: StoredModel, dataset: Dataset | None = None) -> None:
     """Write the manifest of a prediction, whose other files are all there."""
     role = "model" if isinstance(model, ModelFolder) else "checkpoint"
-    made_of = {role: parent_of(original(model.folder))}
+    made_of = {role: parent_of(model.folder)}
     if dataset is not None:
         made_of["dataset"] = Parent(id=dataset.id, folder=dataset.folder)
     names = [name for name in files_below(folder) if is_output(name)]
@@ -117,7 +116,7 @@ class ScoringPool:
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         # Other nodes open a model folder for themselves.
-        arguments = {n: original(a.folder) if isinstance(a, ModelFolder) else a for n, a in arguments.items()}
+        arguments = {n: a.folder if isinstance(a, ModelFolder) else a for n, a in arguments.items()}
         # A block for each task goes in, and a block of what its worker returned comes out, in the same order.
         blocks = [pa.table({"task": [pickle.dumps(task)]}) for task in tasks]
         with DataContext.current(context):
@@ -186,7 +185,7 @@ def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], Non
 
 def require_output(folder: Path) -> None:
     """Raise UserError if the node of this actor does not see the driver's unfinished output folder."""
-    if not isinstance(folder, RemotePath) and not folder.is_dir():
+    if not folder.is_dir():
         raise UserError(
             f"{folder.parent}: not the same folder on all nodes of the cluster; give an --output that all nodes share"
         )

@@ -38,7 +38,6 @@ from rayrec.models.common.precision import AmpError
 from rayrec.raw.input_files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.raw.rows import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_reasons, describe_rejected
 from rayrec.store.folders import new_folder
-from rayrec.store.node_copy import original
 from rayrec.store.parquet import WrittenFile, new_parquet_files
 
 SCORES_FOLDER = "scores"
@@ -338,7 +337,7 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, pool: Scori
     tasks = [(part, start, end) for part, (start, end) in enumerate(zip(starts, ends, strict=True))]
     progress.stage("recommend", users)
     with new_folder(output.absolute(), shared=True) as temporary:
-        arguments = {"folder": original(recommender.predictor.folder), "k": k, "output": temporary}
+        arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
         for ranked in pool.run(tasks, _RecommendBlocks, arguments):
             progress.advance(ranked)
         finish_prediction(temporary, recommender.predictor.model)

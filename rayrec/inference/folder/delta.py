@@ -44,7 +44,6 @@ from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe
 from rayrec.store.artifact import Parent
 from rayrec.store.folders import new_folder
-from rayrec.store.node_copy import original
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""
@@ -79,13 +78,13 @@ def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaM
         # Vocabularies whose content hash is another one, or not known.
         listed, listed_before = _vocabularies(model.schema), _vocabularies(base.schema)
         grown = {
-            name: (model.folder / vocabulary.file, base.vocabulary(listed_before[name][0]))
+            name: (model.path(vocabulary.file), base.vocabulary(listed_before[name][0]))
             for name, (_, vocabulary) in listed.items()
             if vocabulary.content_hash is None or vocabulary != listed_before[name][1]
         }
         vocabularies = write_changes(folder / VALUES_FILE, grown)
         tables = _write_rows(model, base, folder / ROWS_FILE)
-        base_folder = Parent(id=base.manifest.id, folder=original(base.folder))
+        base_folder = Parent(id=base.manifest.id, folder=base.folder)
         manifest = DeltaManifest(
             made_of={**model.manifest.made_of, "base": base_folder},
             data_time=model.manifest.data_time,
@@ -161,7 +160,7 @@ def write_whole(model: ModelFolder, output: Path) -> None:
             if model.path(name).exists():
                 copy(model.path(name), folder / name)
         for name, (_, vocabulary) in _vocabularies(model.schema).items():
-            target, before = folder / vocabulary.file, model.base.folder / earlier[name][1].file
+            target, before = folder / vocabulary.file, model.base.path(earlier[name][1].file)
             if name in model.delta.manifest.vocabularies:
                 rows = model.delta.values.apply(name, before, earlier[name][1].size)
                 write_whole_vocabulary(rows, target)
@@ -184,7 +183,6 @@ def write_whole(model: ModelFolder, output: Path) -> None:
 
 def require_place(output: Path, base: Path) -> None:
     """Raise ConfigError unless `output` is to lie beside the model folder `base`, where a delta looks for it."""
-    base = original(base)
     if output.parent != base.parent:
         right = f"{base.parent}/NUMBER"
         raise ConfigError(

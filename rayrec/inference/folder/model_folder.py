@@ -46,17 +46,17 @@ from rayrec.inference.folder.table_files import (
     table_file,
 )
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
-from rayrec.inference.folder.versions import ROWS_FILE, Delta, ModelManifest, folders_of
+from rayrec.inference.folder.versions import ROWS_FILE, Delta, ModelManifest
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.store import files
-from rayrec.store.artifact import MANIFEST_FILE, Parent, stored_files, wrong_size
-from rayrec.store.files import files_below, is_output, sizes_in, write_atomically, write_json
+from rayrec.store.artifact import MANIFEST_FILE, Parent, stored_files
+from rayrec.store.files import files_below, is_output, write_atomically, write_json
 from rayrec.store.folders import new_folder
-from rayrec.store.node_copy import on_this_node, original
-from rayrec.store.paths import RemotePath, to_path
+from rayrec.store.node_copy import on_this_node
+from rayrec.store.paths import to_path
 
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
@@ -128,6 +128,9 @@ class ModelFolder:
     """A model folder whose parts were found to be there and to fit together; weights are read on demand."""
 
     folder: Path
+    """Its path or URI."""
+    here: Path
+    """Its files on this node."""
     schema: Schema
     recipe: Recipe
     metrics: Metrics
@@ -144,17 +147,15 @@ class ModelFolder:
 
         Raises UserError naming the file that is missing or does not fit, or the version that a delta lacks.
         """
-        folder = model_on_this_node(to_path(folder).absolute())
-        if is_delta(folder):
-            # A link to a version is that version.
-            return cls._open_delta(folder.resolve() if folder.is_symlink() else folder)
-        if not is_model_folder(folder):
+        folder = to_path(folder).absolute()
+        if folder.is_symlink() and is_delta(folder):
+            folder = folder.resolve()  # the version that it leads to now
+        here = on_this_node(folder)
+        if is_delta(here):
+            return cls._open_delta(folder, here)
+        if not is_model_folder(here):
             raise UserError(f"{folder}: not a model folder (no {MANIFEST_FILE}); give the output of `rayrec export`")
-        manifest, sizes = ModelManifest.load(folder), sizes_in(folder)
-        for file in manifest.files:
-            if wrong := wrong_size(folder, file, sizes):
-                raise UserError(f"{wrong}; copy or export the model again")
-        opened = cls._read(folder, manifest)
+        opened = cls._read(folder, here, ModelManifest.load_whole(here, "copy or export the model again"))
         for table in opened.tables:
             opened._check_table(table)
         return opened
@@ -162,11 +163,11 @@ class ModelFolder:
     @classmethod
     def open_unfinished(cls, folder: Path) -> "ModelFolder":
         """Open a whole model that is being written, which has no manifest yet."""
-        return cls._read(folder, ModelManifest())
+        return cls._read(folder, folder, ModelManifest())
 
     @classmethod
-    def _open_delta(cls, folder: Path) -> "ModelFolder":
-        delta = Delta.open(folder)
+    def _open_delta(cls, folder: Path, here: Path) -> "ModelFolder":
+        delta = Delta.open(here)
         wanted = delta.manifest.base
         place = folder.with_name(wanted.folder.name)
         if not is_model_folder(place) or is_delta(place):
@@ -180,7 +181,7 @@ class ModelFolder:
                 f"{folder}: is a delta of another model than is now in version {place.name}; copy the right one here, "
                 "or export in full"
             )
-        opened = replace(cls._read(folder, delta.manifest), base=base, delta=delta)
+        opened = replace(cls._read(folder, here, delta.manifest), base=base, delta=delta)
         rows = {table.name: table.rows for table in base.tables}
         for table in opened.tables:
             growth = delta.manifest.tables.get(table.name)
@@ -189,19 +190,19 @@ class ModelFolder:
         return opened
 
     @classmethod
-    def _read(cls, folder: Path, manifest: ModelManifest) -> "ModelFolder":
+    def _read(cls, folder: Path, here: Path, manifest: ModelManifest) -> "ModelFolder":
         """Return what small files say."""
-        schema = Schema.load(folder)
-        recipe = load_recipe(folder / CONFIG_FILE)
+        schema = Schema.load(here)
+        recipe = load_recipe(here / CONFIG_FILE)
         model = build_model(recipe.model, schema, device="meta")
         if model.schema != schema:
             raise UserError(f"{folder}: config.yaml and schema.json disagree on embedding dimensions; export again")
-        return cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled, manifest)
+        return cls(folder, here, schema, recipe, _read_metrics(here / METRICS_FILE), model.pooled, manifest)
 
     def path(self, name: str) -> Path:
-        """Return where a file or folder of the model is, which a delta may have from its base; it may be absent."""
+        """Return a file or folder of the model on this node, which a delta may have from its base; it may be absent."""
         is_inherited = self.delta is not None and name in self.delta.manifest.inherited
-        return ((self.base or self) if is_inherited else self).folder / name
+        return ((self.base or self) if is_inherited else self).here / name
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
@@ -211,8 +212,8 @@ class ModelFolder:
     @property
     def precision(self) -> TablePrecision:
         """Return what the tables are stored in."""
-        (first, *_), folder = self.tables, (self.base or self).folder
-        with open_tensors(folder / table_file(first.name)) as tensors:
+        first, *_ = self.tables
+        with open_tensors((self.base or self).here / table_file(first.name)) as tensors:
             dtype = tensors.get_slice(TABLE_TENSOR).get_dtype()
         return next(precision for precision, name in DTYPES.items() if name == dtype)
 
@@ -221,7 +222,7 @@ class ModelFolder:
         not all.
         """
         if self.base is None and self.precision == "fp32":
-            with open_tensors(self.folder / table_file(table.name)) as tensors:
+            with open_tensors(self.here / table_file(table.name)) as tensors:
                 return tensors.get_tensor(TABLE_TENSOR)
         weights = np.empty(table.shape, np.float32)
         stored = self.mapped_table(table, table.columns)
@@ -237,7 +238,7 @@ class ModelFolder:
         reads.
         """
         dim = columns or table.dim
-        whole = MappedTable.open((self.base or self).folder / table_file(table.name), dim)
+        whole = MappedTable.open((self.base or self).here / table_file(table.name), dim)
         if self.delta is None or table.name not in self.delta.manifest.tables:
             return whole
         return ChangedTable(whole, self.delta.rows, table.name)
@@ -247,25 +248,25 @@ class ModelFolder:
         name = feature.table or feature.name
         if self.base is None or self.delta is None:
             assert feature.vocabulary is not None
-            return VocabularyLookup.load(self.folder / feature.vocabulary.file)
+            return VocabularyLookup.load(self.here / feature.vocabulary.file)
         (before,) = (f for f in self.base.schema.categorical if f.name == name)
         lookup = self.base.vocabulary(before)
         return lookup.changed(self.delta.values, name) if name in self.delta.manifest.vocabularies else lookup
 
     def table_bytes(self) -> int:
         """Return the size of all files that the tables are read from."""
-        whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
-        changed = [self.folder / ROWS_FILE] if self.delta is not None and self.delta.manifest.tables else []
+        whole = [(self.base or self).here / table_file(table.name) for table in self.tables]
+        changed = [self.here / ROWS_FILE] if self.delta is not None and self.delta.manifest.tables else []
         return sum(path.stat().st_size for path in (*whole, *changed))
 
     def dense(self) -> dict[str, Tensor]:
         """Return the state dict of the model's `dense_network`."""
-        with open_tensors(self.folder / DENSE_FILE) as tensors:
+        with open_tensors(self.here / DENSE_FILE) as tensors:
             names = tensors.keys()
             return {name: tensors.get_tensor(name) for name in names}
 
     def _check_table(self, table: EmbeddingTable) -> None:
-        path = self.folder / table_file(table.name)
+        path = self.here / table_file(table.name)
         with open_tensors(path) as tensors:
             names = tensors.keys()
             if TABLE_TENSOR not in names:
@@ -287,16 +288,6 @@ def finish_model(folder: Path, manifest: ManifestT) -> ManifestT:
     manifest = manifest.model_copy(update={"files": stored_files(folder, names)})
     manifest.save(folder)
     return manifest
-
-
-def model_on_this_node(folder: Path) -> Path:
-    """Return a model folder of this node, with its base beside a delta, if that is there. Raises UserError."""
-    folder = original(folder)
-    copied = on_this_node(folder)
-    if isinstance(folder, RemotePath):
-        for needed in folders_of(copied)[:-1]:
-            on_this_node(folder.with_name(needed.name))
-    return copied
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:

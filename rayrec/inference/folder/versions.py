@@ -18,7 +18,7 @@ from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
 from rayrec.inference.folder.table_files import is_delta, is_model_folder
 from rayrec.inference.folder.tensor_files import MappedTensors
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.store.artifact import Manifest, Parent, wrong_size
+from rayrec.store.artifact import Manifest, Parent
 from rayrec.store.files import sha256_of
 from rayrec.store.paths import confined
 
@@ -78,15 +78,12 @@ class Delta:
     @classmethod
     def open(cls, folder: Path) -> "Delta":
         """Read the manifest and check all files. Raises UserError that names what is missing or damaged."""
-        manifest = DeltaManifest.load(folder)
+        fix = f"copy version {folder.name} again"
+        manifest = DeltaManifest.load_whole(folder, fix)
         confined(manifest.base.folder.name, folder)
         for file in manifest.files:
-            path = folder / file.path
-            wrong = wrong_size(folder, file, lambda name: (folder / name).stat().st_size)
-            if wrong is None and sha256_once(path) != file.sha256:
-                wrong = f"{path}: content changed since it was written"
-            if wrong is not None:
-                raise UserError(f"{wrong}; copy version {folder.name} again")
+            if sha256_once(folder / file.path) != file.sha256:
+                raise UserError(f"{folder / file.path}: content changed since it was written; {fix}")
         return cls(folder, manifest)
 
     @cached_property
