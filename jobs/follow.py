@@ -16,7 +16,7 @@ from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import versions_in
 from rayrec.store.folders import OutputKind
-from rayrec.store.paths import Folder, RemotePath
+from rayrec.store.paths import LocalPath
 
 REFUSED_FILE = "refused.jsonl"
 _POLL_SECONDS = 0.5
@@ -26,9 +26,9 @@ _UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload")
 
 
 class FollowRequest(PipelineRequest):
-    serve: Folder
+    serve: LocalPath
     """Folder of versions to publish to, which `rayrec serve` reads."""
-    output: Folder = None  # type: ignore[assignment]
+    output: LocalPath = None  # type: ignore[assignment]
     """Folder of the pipeline (docs/daily.md); by default that of --serve with `.days` added."""
 
     outputs: ClassVar[Mapping[str, OutputKind]] = {"output": "place", "serve": "place"}
@@ -53,8 +53,6 @@ class FollowRequest(PipelineRequest):
 
 def run(request: FollowRequest, progress: Progress) -> Result:
     """Take in files for ever; every file once, whatever is killed."""
-    if isinstance(request.output, RemotePath) or isinstance(request.serve, RemotePath):
-        raise ConfigError("--serve, --output: give local folders, not URIs")
     landing = request.landing
     with owned_pipeline(request):
         adopt_run(request, request.output, request.serve)

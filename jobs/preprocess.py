@@ -16,8 +16,8 @@ from rayrec.config.execution import SPARK, Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
 from rayrec.store.files import remove
-from rayrec.store.folders import has_unfinished_work, owned
-from rayrec.store.paths import Folder, RemotePath, cache_root
+from rayrec.store.folders import owned, unfinished_work
+from rayrec.store.paths import Folder, place_on_this_node
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import DatasetManifest
@@ -53,7 +53,7 @@ class PreprocessRequest(InputRequest, PlacedRequest):
 
     def kept(self) -> str:
         with suppress(UserError):
-            if has_unfinished_work(self.output):
+            if unfinished_work(self.output):
                 return "finished parts are kept; run the same command again to continue"
         return super().kept()
 
@@ -114,14 +114,13 @@ def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progr
     from rayrec.preprocessing.engines.spark import SparkEngine
 
     # Where tasks write: beside the output, or for one at a URI to a folder of this node, unless others do not see it.
-    is_remote = isinstance(output, RemotePath)
-    place = cache_root() if is_remote else output.parent
+    place = place_on_this_node(output).parent
     place.mkdir(parents=True, exist_ok=True)
     with ray_session(progress=progress):
         progress.stage("start Spark on Ray")
         # Executors on other nodes need to see what this process sees; a bucket is seen by all.
         is_seen = all_nodes_see(place)
-        shared = is_remote and job.reads_uris and not is_seen
+        shared = job.needs_no_disk and not is_seen
         if shared:
             progress.message(f"Spark writes to {output}, not to a disk of this node")
         elif not is_seen:

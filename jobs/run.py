@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.common.text import shell_line
 from rayrec.store.files import write_json
-from rayrec.store.folders import OutputKind, locked
+from rayrec.store.folders import OutputKind, owned
 from rayrec.store.paths import Folder
 
 _LOCK_FILE = ".lock"
@@ -133,7 +133,7 @@ def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
     marker = request.output / PIPELINE_FILE
     if not marker.exists():
         write_json(marker, {"recipe": request.recipe, "set": request.set, "input": request.input})
-    with locked(request.output / _LOCK_FILE, request.output):
+    with owned(request.output, request.output / _LOCK_FILE):
         _remove_leftovers(request.output)
         yield
         _remove_leftovers(request.output)
@@ -141,7 +141,7 @@ def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
 
 def _remove_leftovers(folder: Path) -> None:
     for lock in folder.glob(".*.lock"):
-        with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
+        with suppress(UserError), owned(folder, lock):  # which removes it, unless another process holds it
             pass
 
 

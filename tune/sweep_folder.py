@@ -17,7 +17,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from rayrec.store.artifact import id_of
 from rayrec.store.files import remove, write_json
-from rayrec.store.folders import is_vacant, locked
+from rayrec.store.folders import is_vacant, owned
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
@@ -120,7 +120,7 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
             )
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder / ".lock", folder):
+        with owned(folder, folder / ".lock"):
             write_json(file, now)
             yield
     finally:

@@ -5,8 +5,6 @@ the files, which never change, get a second name.
 """
 
 import json
-import os
-import shutil
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +19,8 @@ from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import copy, remove, write_json
 from rayrec.store.folders import new_folder
-from rayrec.store.paths import RemotePath, to_path
+from rayrec.store.growing_files import pause_between_looks
+from rayrec.store.paths import to_path
 from rayrec.training.run.folder import (
     CHECKPOINTS_FOLDER,
     HISTORY_FILE,
@@ -42,8 +41,6 @@ EVALUATION = "evaluation"
 """The number of evaluations so far, which Tune uses as its time."""
 _ACTOR_BYTES = 2**29
 """Memory that the process of a trial reserves."""
-_POLL_SECONDS, _REMOTE_SECONDS = 0.3, 3.0
-"""Pause between two looks at a run on a disk and in a bucket."""
 # A stopped trial may be asked to continue, so it is not one of them.
 _FINAL_STATES = ("finished", "refused")
 _POINTER_FILE = "pointer.json"
@@ -109,7 +106,7 @@ class Trial(Trainable):
                     return {EVALUATION: len(self._reported), OBJECTIVE: self._objective, "step": record["step"]}
             elif is_over:
                 break
-            time.sleep(_REMOTE_SECONDS if isinstance(self._run, RemotePath) else _POLL_SECONDS)
+            time.sleep(pause_between_looks(self._run))
         # All evaluations are reported, and the training has ended: by itself, or by an error.
         if self._training is not None:
             self._record_end(self._error)
@@ -218,14 +215,4 @@ def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) ->
 def _link_checkpoint(source: Path, target: Path) -> None:
     """Give the files of a checkpoint, which never change, a second name."""
     with new_folder(target) as unfinished:
-        if isinstance(source, RemotePath):
-            copy(source, unfinished)
-        else:
-            shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
-
-
-def _link_file(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # the file system has no hard links
-        shutil.copyfile(source, target)
+        copy(source, unfinished, link=True)

@@ -22,8 +22,8 @@ from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file
 from rayrec.store.files import files_below, is_output, remove_unfinished_files
-from rayrec.store.folders import is_begun, new_folder
-from rayrec.store.paths import is_uri
+from rayrec.store.folders import new_folder, unfinished_work
+from rayrec.store.paths import is_uri, place_on_this_node
 
 _SCRATCH = ".scratch"
 _MOST_CPUS, _MOST_TEXT = 8, 2**32
@@ -64,9 +64,9 @@ class Preprocessing:
         self._job = job
 
     @property
-    def reads_uris(self) -> bool:
-        """Return whether every raw file is read from a URI, so that it is the same on each node."""
-        return all(is_uri(file.name) for file in self._job.files)
+    def needs_no_disk(self) -> bool:
+        """Return whether the output and all raw files are at URIs, which are the same on each node."""
+        return all(map(is_uri, (str(self._output), *(file.name for file in self._job.files))))
 
     @property
     def bytes(self) -> int:
@@ -96,7 +96,7 @@ class Preprocessing:
         progress = progress or SilentProgress()
         settings = self._settings()
         # Work that was begun at a URI is ended there, by this process or another.
-        shared = shared or is_begun(self._output, settings)
+        shared = shared or settings in unfinished_work(self._output)
         with (
             user_errors(),
             new_folder(self._output, settings, shared=shared) as folder,
@@ -108,7 +108,7 @@ class Preprocessing:
                 progress.message(f"{folder}: continuing unfinished work of an earlier run")
             # Where the manifest is there, all work was done before a kill.
             if read_manifest(folder) is None:
-                scratch.mkdir(parents=True, exist_ok=True)
+                place_on_this_node(scratch).mkdir(parents=True, exist_ok=True)
                 self._write(Workspace(engine.within(scratch), folder, scratch, progress), execution)
         return DatasetManifest.load(self._output)
 

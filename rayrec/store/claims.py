@@ -9,16 +9,18 @@ new writer. The manifest stays that of the new one, whose checksums show it (`ra
 """
 
 import json
+from contextlib import suppress
 from uuid import uuid4
 
 from rayrec.common.errors import UserError
 from rayrec.store import objects
+from rayrec.store.files import remove_hidden
 from rayrec.store.paths import RemotePath
 
 MANIFEST_FILE = "manifest.json"
 """The file that is written last, and says that a folder is whole."""
 UNFINISHED = "unfinished"
-"""The key of a claim: the fingerprint of the work."""
+"""The key of a claim: the fingerprint of the work, "" if it has none; None where the work was given up."""
 FINISHED = "finished"
 """The only key of a manifest of a folder that has none of its own: pages, raw files, runs."""
 _MOST_BYTES = 1_000
@@ -75,6 +77,11 @@ class Claim:
         self._remove_files()
         self._say(None)
 
+    def tidy(self) -> None:
+        """Remove hidden files from the folder, which is whole, also with them."""
+        with suppress(UserError):
+            remove_hidden(self.folder)
+
     def _say(self, fingerprint: str | None) -> None:
         self._put(json.dumps({UNFINISHED: fingerprint, "writer": self._writer}).encode())
 
@@ -102,15 +109,12 @@ class Claim:
             objects.for_each(remove, [name for name in names if name.endswith(".json") is of_json])
 
 
-def unfinished_work(folder: RemotePath) -> str | None:
-    """Return the fingerprint with which a folder was begun that is not whole, "" if it had none; None for any other."""
-    claim = _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES))
-    return None if claim is None else claim[UNFINISHED]
+def claim_on(folder: RemotePath) -> dict[str, str | None] | None:
+    """Return the claim on a folder that somebody began to write and that is not whole; None without one.
 
-
-def is_claimed(folder: RemotePath) -> bool:
-    """Return whether somebody began to write a folder that is not whole; maybe nobody does any more."""
-    return _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES)) is not None
+    Maybe nobody writes it any more. Raises UserError.
+    """
+    return _claim(objects.versioned(folder / MANIFEST_FILE, _MOST_BYTES))
 
 
 def _claim(found: tuple[bytes | None, objects.Version] | None) -> dict[str, str | None] | None:

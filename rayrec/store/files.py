@@ -98,16 +98,24 @@ def remove_unfinished_files(folder: Path) -> None:
                 path.unlink()
 
 
-def files_below(folder: Path) -> list[str]:
-    """Return all files in a folder and those in it, sorted, by their paths in `folder`."""
-    return sorted(_files_at(folder))
+def files_below(folder: Path) -> dict[str, int]:
+    """Return the bytes of all files in a folder and those in it, by their paths in `folder`, sorted."""
+    found = {}
+    if isinstance(folder, RemotePath):
+        found = {name: file.bytes for name, file in objects.files_below(folder).items()}
+    else:
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # others may remove it meanwhile
+                if path.is_file():
+                    found[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return dict(sorted(found.items()))
 
 
 def sizes_in(folder: Path) -> Callable[[str], int]:
     """Return a function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
     if not isinstance(folder, RemotePath):
         return lambda name: (folder / name).stat().st_size
-    found = _files_at(folder)
+    found = files_below(folder)
 
     def size(name: str) -> int:
         if name not in found:
@@ -117,18 +125,6 @@ def sizes_in(folder: Path) -> Callable[[str], int]:
     return size
 
 
-def _files_at(folder: Path) -> dict[str, int]:
-    """Return the bytes of all files below a folder by their paths in it."""
-    if isinstance(folder, RemotePath):
-        return {name: file.bytes for name, file in objects.files_below(folder).items()}
-    found = {}
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # others may remove it meanwhile
-            if path.is_file():
-                found[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return found
-
-
 def is_output(name: str) -> bool:
     """Return whether a file, given by its path in a folder, is a finished part of the folder's content.
 
@@ -136,6 +132,13 @@ def is_output(name: str) -> bool:
     """
     *folders, file = name.split("/")
     return (not file.startswith(".") or file == ".metadata") and not any(f.startswith(".") for f in folders)
+
+
+def remove_hidden(folder: Path) -> None:
+    """Remove what is in a folder but no part of its content. Raises UserError if a store cannot be changed."""
+    for path in folder.iterdir():
+        if not is_output(path.name):
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -156,18 +159,25 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file, or a folder with all that is in it, from and to wherever they lie. Raises OSError, and UserError."""
+def copy(source: Path, target: Path, *, link: bool = False) -> None:
+    """Copy a file, or a folder with all that is in it, from and to wherever they lie. Raises OSError, and UserError.
+
+    `link`: files that never change get a second name instead, where the disk can do so.
+    """
     if source.is_dir():
         for name in files_below(source):
-            copy(source / name, target / name)
+            copy(source / name, target / name, link=link)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, RemotePath) or isinstance(target, RemotePath):
         with source.open("rb") as file, new_file(target) as temporary, temporary.open("wb") as sink:
             shutil.copyfileobj(file, sink, 2**22)
-    else:
-        shutil.copyfile(source, target)
+        return
+    if link:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def sync(path: Path) -> None:

@@ -20,8 +20,8 @@ from uuid import uuid4
 from rayrec.common.disk_errors import disk_error, naming, temporary_folders
 from rayrec.common.errors import PassingError, UserError
 from rayrec.store import objects
-from rayrec.store.claims import MANIFEST_FILE, Claim, is_claimed, unfinished_work
-from rayrec.store.files import files_below, is_output, remove, sync, write_atomically
+from rayrec.store.claims import MANIFEST_FILE, UNFINISHED, Claim, claim_on
+from rayrec.store.files import files_below, is_output, remove_hidden, sync, write_atomically
 from rayrec.store.paths import RemotePath, cache_root, file_name, path_of, place_on_this_node
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,86 @@ OutputKind = Literal["file", "folder", "place"]
 """What a command makes: a new file; a new folder, renamed to its name when it is whole; files in a folder that may be
 there."""
 
-_shared: ContextVar[Claim | None] = ContextVar("shared", default=None)
-"""The claim on the `shared` folder in whose block we are."""
+
+class _Beside:
+    """A folder of a disk that is written under another name beside its own, which it takes when it is whole."""
+
+    def __init__(self, path: Path, fingerprint: str | None) -> None:
+        # Absolute, as workers have other working folders.
+        self._path, self.folder = path, path.absolute().with_name(f"{_unfinished_prefix(path)}{fingerprint or 'new'}")
+        if fingerprint is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(exist_ok=True)
+
+    def finish(self) -> None:
+        remove_hidden(self.folder)
+        # All of it is on the disk before it has its name.
+        for written in (*self.folder.rglob("*"), self.folder):
+            sync(written)
+        if self._path.exists():
+            self._path.rmdir()
+        os.rename(self.folder, self._path)
+        sync(self._path.parent)
+
+    def give_up(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove what attempts with other fingerprints left."""
+        for left in self._path.parent.glob(f"{glob.escape(_unfinished_prefix(self._path))}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+class _Staged:
+    """A folder of this node, whose files are put to a URI when all of them are there."""
+
+    def __init__(self, path: RemotePath, fingerprint: str | None) -> None:
+        self.folder = cache_root() / "unfinished" / f"{file_name(str(path))}-{fingerprint or 'new'}"
+        if fingerprint is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Its parts are on this node alone, so others begin anew: the claim has no fingerprint.
+        self._claim = Claim.take(path, "")
+
+    def finish(self) -> None:
+        """Put the files: those that say that others are whole (*.json) last, as they were written.
+
+        Each only while the folder is ours, and the manifest by the claim, which decides.
+        """
+        here, claim = self.folder, self._claim
+
+        def put(name: str) -> None:
+            claim.require()
+            with (here / name).open("rb") as file:
+                modified = objects.write(claim.folder / name, file, os.fstat(file.fileno()).st_size).modified
+            os.utime(here / name, (modified, modified))
+
+        names = [name for name in files_below(here) if is_output(name) and name != MANIFEST_FILE]
+        objects.for_each(put, [name for name in names if not name.endswith(".json")])
+        marks = [name for name in names if name.endswith(".json")]
+        for name in sorted(marks, key=lambda name: (here / name).stat().st_mtime_ns):
+            put(name)
+        if (here / MANIFEST_FILE).exists():
+            claim.manifest = (here / MANIFEST_FILE).read_bytes()
+        claim.finish()
+        if claim.manifest is not None:
+            modified = (claim.folder / MANIFEST_FILE).stat().st_mtime
+            os.utime(here / MANIFEST_FILE, (modified, modified))
+
+    def give_up(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._claim.give_up()
+
+    def tidy(self) -> None:
+        """Make what was written its copy on this node (`rayrec.store.node_copy`)."""
+        place = place_on_this_node(self._claim.folder)
+        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(self.folder, place)
+
+
+_being_written: ContextVar[_Beside | _Staged | Claim | None] = ContextVar("being_written", default=None)
+"""The new folder in whose block we are."""
 
 
 @contextmanager
@@ -50,149 +128,56 @@ def new_folder(path: Path, fingerprint: str | None = None, *, shared: bool = Fal
     at the end if another machine has taken it over at the URI (`rayrec.store.claims`).
     """
     require_output(path)
-    with owned(path):
+    with owned(path), naming(place_on_this_node(path), *temporary_folders()):
         require_output(path)
-        if isinstance(path, RemotePath):
-            new = _shared_folder(path, fingerprint) if shared else _put_folder(path, fingerprint)
-            with new as folder:
-                yield folder
-            return
-        unfinished = path.with_name(f".{path.name}.unfinished-{fingerprint or 'new'}")
-        if fingerprint is None:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        new: _Beside | _Staged | Claim
+        if not isinstance(path, RemotePath):
+            new = _Beside(path, fingerprint)
+        else:
+            new = Claim.take(path, fingerprint or "") if shared else _Staged(path, fingerprint)
+        before = _being_written.set(new)
         try:
-            with naming(path, *temporary_folders()):
-                unfinished.mkdir(exist_ok=True)
-                yield unfinished
-                _remove_hidden(unfinished)
-                # All of it is on the disk before it has its name.
-                for written in (*unfinished.rglob("*"), unfinished):
-                    sync(written)
-                if path.exists():
-                    path.rmdir()
-                os.rename(unfinished, path)
-                sync(path.parent)
-            for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            yield new.folder
+            new.finish()
         except BaseException as error:
-            if not _goes_on(unfinished, fingerprint, error):
-                shutil.rmtree(unfinished, ignore_errors=True)
+            if fingerprint is not None and (isinstance(error, PassingError) or not isinstance(error, UserError)):
+                logger.warning("%s: finished parts are kept; run the same command again to continue", new.folder)
+            else:
+                with suppress(UserError):  # it would hide the error
+                    new.give_up()
             raise
-
-
-@contextmanager
-def _shared_folder(path: RemotePath, fingerprint: str | None) -> Iterator[Path]:
-    """Do the part of `new_folder` at a URI that many nodes write: claim it, and in the end say that it is whole."""
-    claim = Claim.take(path, fingerprint or "")
-    before = _shared.set(claim)
-    try:
-        yield path
-        claim.finish()
-    except BaseException as error:
-        if not _goes_on(path, fingerprint, error):
-            _give_up(claim)
-        raise
-    finally:
-        _shared.reset(before)
-    with suppress(UserError):  # the folder is whole also with them
-        _remove_hidden(path)
-
-
-@contextmanager
-def _put_folder(path: RemotePath, fingerprint: str | None) -> Iterator[Path]:
-    """Do the part of `new_folder` at a URI that this node alone writes: claim it, and put at the end what it wrote."""
-    # Its parts are on this node alone, so others begin anew: the claim has no fingerprint.
-    claim = Claim.take(path, "")
-    here = cache_root() / "unfinished" / f"{file_name(str(path))}-{fingerprint or 'new'}"
-    if fingerprint is None:
-        shutil.rmtree(here, ignore_errors=True)
-    try:
-        with naming(here, *temporary_folders()):
-            here.mkdir(parents=True, exist_ok=True)
-            yield here
-        _put(here, claim)
-    except BaseException as error:
-        if not _goes_on(here, fingerprint, error):
-            shutil.rmtree(here, ignore_errors=True)
-            _give_up(claim)
-        raise
-    # What was written is its copy on this node (`rayrec.store.node_copy`).
-    place = place_on_this_node(path)
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(here, place)
-
-
-def _put(here: Path, claim: Claim) -> None:
-    """Put the files of a folder to its URI: those that say that others are whole (*.json) last, as they were written.
-
-    Each only while the folder is ours, and the manifest by the claim, which decides.
-    """
-
-    def put(name: str) -> None:
-        claim.require()
-        with (here / name).open("rb") as file:
-            modified = objects.write(claim.folder / name, file, os.fstat(file.fileno()).st_size).modified
-        os.utime(here / name, (modified, modified))
-
-    names = [name for name in files_below(here) if is_output(name) and name != MANIFEST_FILE]
-    objects.for_each(put, [name for name in names if not name.endswith(".json")])
-    marks = [name for name in names if name.endswith(".json")]
-    for name in sorted(marks, key=lambda name: (here / name).stat().st_mtime_ns):
-        put(name)
-    if (here / MANIFEST_FILE).exists():
-        claim.manifest = (here / MANIFEST_FILE).read_bytes()
-    claim.finish()
-    if claim.manifest is not None:
-        modified = (claim.folder / MANIFEST_FILE).stat().st_mtime
-        os.utime(here / MANIFEST_FILE, (modified, modified))
-
-
-def _give_up(claim: Claim) -> None:
-    with suppress(UserError):  # it would hide the error
-        claim.give_up()
+        finally:
+            _being_written.reset(before)
+        new.tidy()
 
 
 def write_manifest(folder: Path, content: str) -> None:
     """Write what says that a folder is whole, its last file; that of a `shared` folder appears when its block ends."""
-    claim = _shared.get()
-    if claim is not None and claim.folder == folder:
-        claim.manifest = content.encode()
+    new = _being_written.get()
+    if isinstance(new, Claim) and new.folder == folder:
+        new.manifest = content.encode()
     else:
         write_atomically(folder / MANIFEST_FILE, content)
 
 
-def _remove_hidden(folder: Path) -> None:
-    """Remove what is in a folder but no part of its content."""
-    for path in folder.iterdir():
-        if not is_output(path.name):
-            remove(path)
+def _unfinished_prefix(path: Path) -> str:
+    """Return how the names begin under which a folder of a disk is written; fingerprints follow."""
+    return f".{path.name}.unfinished-"
 
 
-def _goes_on(unfinished: Path, fingerprint: str | None, error: BaseException) -> bool:
-    """Return whether the same work may go on after an error from what is there, and say so."""
-    goes_on = fingerprint is not None and (isinstance(error, PassingError) or not isinstance(error, UserError))
-    if goes_on:
-        logger.warning("%s: finished parts are kept; run the same command again to continue", unfinished)
-    return goes_on
-
-
-def is_begun(path: Path, fingerprint: str) -> bool:
-    """Return whether a `shared` new folder at a URI was begun with a fingerprint and is not whole. Raises UserError."""
-    return isinstance(path, RemotePath) and unfinished_work(path) == fingerprint
-
-
-def has_unfinished_work(path: Path) -> bool:
-    """Return whether something was begun to be written as `path` that is not whole. Raises UserError."""
+def unfinished_work(path: Path) -> set[str]:
+    """Return the fingerprints of what was begun to be written as `path` and is not whole. Raises UserError."""
     if isinstance(path, RemotePath):
-        return unfinished_work(path) is not None
-    return any(path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"))
+        fingerprint = (claim_on(path) or {}).get(UNFINISHED)
+        return set() if fingerprint is None else {fingerprint}
+    prefix = _unfinished_prefix(path)
+    return {left.name.removeprefix(prefix) for left in path.parent.glob(f"{glob.escape(prefix)}*")}
 
 
 def is_vacant(path: Path) -> bool:
     """Return whether `path` is absent or an empty folder, or at a URI a folder that is not whole."""
     if isinstance(path, RemotePath):
-        return not any(map(is_output, files_below(path))) or is_claimed(path)
+        return not any(map(is_output, files_below(path))) or claim_on(path) is not None
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
@@ -258,32 +243,22 @@ def _try_to_write(path: Path, in_it: bool) -> None:
 
 
 @contextmanager
-def owned(output: Path) -> Iterator[None]:
+def owned(output: Path, lock: Path | None = None) -> Iterator[None]:
     """Hold `output`, which need not exist, for this thread alone to write; the thread may hold it more than once.
 
-    Raises UserError if another process of this machine, or another thread of this one, writes it.
-    """
-    with naming(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-    with locked(output.with_name(f".{output.name}.lock"), output, again=True):
-        yield
-
-
-@contextmanager
-def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is released when the process dies. Raises UserError if it is held already.
-
-    That of a URI is on this machine, and keeps no other one out. `again`: the thread that holds it may hold it once
-    more.
+    `lock`: the file that is locked, which the end of the process releases, by default one beside the output. That of a
+    URI is on this machine, and keeps no other one out. Raises UserError if another process of this machine, or another
+    thread of this one, writes it.
     """
     from filelock import FileLock, Timeout
 
+    lock = lock or output.with_name(f".{output.name}.lock")
     if isinstance(lock, RemotePath):
         lock = cache_root() / "locks" / hashlib.sha256(str(lock).encode()).hexdigest()
-        lock.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock, is_singleton=again)
+    held = FileLock(lock, is_singleton=True)
     try:
         with naming(lock):
+            lock.parent.mkdir(parents=True, exist_ok=True)
             held.acquire(blocking=False)
     except Timeout:
         raise UserError(f"{output}: another command is writing to it; wait until it ends") from None

@@ -21,8 +21,13 @@ from rayrec.store.paths import RemotePath, cache_root
 
 logger = logging.getLogger(__name__)
 
-_PUT_SECONDS = 5.0
-"""Pause between two looks for files that have grown."""
+_LOOK_SECONDS, _PUT_SECONDS = 0.5, 5.0
+"""Pause between two looks for what has grown, in a folder of a disk and in one at a URI."""
+
+
+def pause_between_looks(folder: Path) -> float:
+    """Return the seconds after which to look again at files of a folder that grow."""
+    return _PUT_SECONDS if isinstance(folder, RemotePath) else _LOOK_SECONDS
 
 
 class GrowingFiles:

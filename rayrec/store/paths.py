@@ -99,16 +99,10 @@ class RemotePath(PosixPath):
     def relative_to(self, *others: Any, **options: Any) -> Path:  # type: ignore[override]
         return Path(*super().relative_to(*others, **options).parts)
 
-    def match(self, path_pattern: str, **options: Any) -> bool:
-        return PurePath(*self.parts).match(path_pattern, **options)
-
     def absolute(self) -> Self:
         return self
 
     def expanduser(self) -> Self:
-        return self
-
-    def resolve(self, strict: bool = False) -> Self:
         return self
 
     def _status(self) -> "RemoteFile | None":
@@ -151,22 +145,12 @@ class RemotePath(PosixPath):
 
     def glob(self, pattern: str, **_: Any) -> Iterator[Self]:  # type: ignore[override]
         """Yield the files and folders whose names below this folder match, sorted."""
-        yield from self._matching(pattern.split("/"))
-
-    def rglob(self, pattern: str, **_: Any) -> Iterator[Self]:  # type: ignore[override]
-        """Yield the files and folders at any depth whose names match, sorted."""
-        yield from (self / path for path in self._all_below() if fnmatch.fnmatchcase(path.name, pattern))
-
-    def _matching(self, patterns: list[str]) -> Iterator[Self]:
-        for path in self._all_below():
-            if len(path.parts) == len(patterns) and all(map(fnmatch.fnmatchcase, path.parts, patterns)):
-                yield self / path
-
-    def _all_below(self) -> list[PurePath]:
         from rayrec.store.objects import files_below
 
-        files = [PurePath(name) for name in files_below(self)]
-        return sorted({*files, *(folder for file in files for folder in file.parents if folder.name)})
+        files, patterns = [PurePath(name) for name in files_below(self)], pattern.split("/")
+        for path in sorted({*files, *(folder for file in files for folder in file.parents if folder.name)}):
+            if len(path.parts) == len(patterns) and all(map(fnmatch.fnmatchcase, path.parts, patterns)):
+                yield self / path
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
         """Open the file to read, any part of it if the mode is `rb`; a new one is written by `rayrec.store.files`."""
@@ -190,14 +174,8 @@ class RemotePath(PosixPath):
         write(self, io.BytesIO(data), len(data))
         return len(data)
 
-    def write_text(self, data: str, *_: Any, **__: Any) -> int:
-        return self.write_bytes(data.encode())
-
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Do nothing: the files of a folder make it."""
-
-    def rmdir(self) -> None:
-        """Do nothing: a folder goes with its last file."""
 
     def unlink(self, missing_ok: bool = False) -> None:
         from rayrec.store.objects import delete

@@ -85,7 +85,7 @@ def test_a_folder_is_deleted_with_all_that_is_in_it(endpoint: Endpoint) -> None:
     for name in ("a", "below/b", "below/c", "beside/d"):
         (folder / name).write_bytes(b"1")
     remove(folder / "below")
-    assert files_below(folder) == ["a", "beside/d"]
+    assert list(files_below(folder)) == ["a", "beside/d"]
     remove(folder)
     assert not folder.exists()
 

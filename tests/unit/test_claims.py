@@ -127,7 +127,7 @@ def write(name: str, fingerprint: str | None, shared: bool) -> None:
         for file, text in work_of(name).items():
             if not shared:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
+            (folder / file).write_bytes(text.encode())
         write_manifest(folder, as_json({"made by": name}))
 
 
@@ -194,8 +194,8 @@ def test_a_manifest_does_not_list_itself(bucket: Path, monkeypatch: pytest.Monke
     """Though at a URI it is there before the others, as the claim."""
     monkeypatch.setattr(objects, "replace", replace)
     with new_folder(to_path(URI), shared=True) as folder:
-        (folder / "part").write_text("1")
-        assert files_below(folder) == [MANIFEST_FILE, "part"]
+        (folder / "part").write_bytes(b"1")
+        assert list(files_below(folder)) == [MANIFEST_FILE, "part"]
         assert [file.path for file in stored_files(folder, files_below(folder))] == ["part"]
 
 
@@ -211,7 +211,7 @@ def test_a_conditional_put_whose_answer_was_lost_has_succeeded(tmp_path: Path, m
             folder = to_path(f"s3://bucket/out-{seed}")
             assert isinstance(folder, RemotePath)
             first = Claim.take(folder, "")
-            (folder / "part").write_text("of the first")
+            (folder / "part").write_bytes(b"of the first")
             second = Claim.take(folder, "")
             with pytest.raises(UserError, match="another command has begun to write it"):
                 first.finish()

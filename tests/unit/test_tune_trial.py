@@ -59,7 +59,7 @@ def _never(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training ends at once here."""
-    monkeypatch.setattr("tune.trial._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("tune.trial.pause_between_looks", lambda _: 0.01)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def predict_dataset(
     ids = (schema.group, schema.candidate) if schema.group and schema.candidate else ()
     errors = [AmpError()]
     progress.stage(f"predict {split}", rows)
-    with new_folder(output.absolute(), shared=True) as folder:
+    with new_folder(output, shared=True) as folder:
         write = WriteScores(folder, ids, schema.label)
         for task in score_split(model, dataset, split, write, pool, write.columns):
             progress.advance(task.rows)
@@ -162,7 +162,7 @@ def predict_raw(
     reports: list[_ChunkReport] = []
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
-    with new_folder(output.absolute(), shared=True) as folder:
+    with new_folder(output, shared=True) as folder:
         arguments = {"model": model, "output": folder, "reader": reader, "pool": pool, "rows": rows}
         for done in pool.run(tasks, _ScoreChunks, arguments):
             for report in done:
@@ -336,7 +336,7 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, pool: Scori
     ends = [min(start + users_per_part, users) for start in starts]
     tasks = [(part, start, end) for part, (start, end) in enumerate(zip(starts, ends, strict=True))]
     progress.stage("recommend", users)
-    with new_folder(output.absolute(), shared=True) as temporary:
+    with new_folder(output, shared=True) as temporary:
         arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
         for ranked in pool.run(tasks, _RecommendBlocks, arguments):
             progress.advance(ranked)

@@ -19,7 +19,7 @@ from rayrec.common.disk_errors import naming
 from rayrec.common.machine import available_cpus, available_memory
 from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, ShuffleInput, messages_by_partition
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
-from rayrec.store.paths import RemotePath, cache_root
+from rayrec.store.paths import cache_root, place_on_this_node
 
 _ALIGNMENT = 64
 """Bytes; Arrow computes with mapped columns where they lie."""
@@ -98,8 +98,8 @@ class EmbeddedEngine:
         return cls(available_cpus())
 
     def within(self, scratch: Path) -> Self:
-        """Return the same engine with its files in the folder of a job; in that of the node if it is at a URI."""
-        return self if isinstance(scratch, RemotePath) else replace(self, scratch=scratch)
+        """Return the same engine with its files in the folder of a job, at its place on this node, which is there."""
+        return replace(self, scratch=place_on_this_node(scratch))
 
     def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
         """See the protocol. An error leaves out the items that have not begun; it is raised when the others ended."""

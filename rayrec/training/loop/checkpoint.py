@@ -19,7 +19,7 @@ from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
 from rayrec.internals.torch_checkpoint import load, save
 from rayrec.store.artifact import MANIFEST_FILE, Parent, StoredFile
-from rayrec.store.files import files_below, remove, sizes_in, write_json
+from rayrec.store.files import files_below, remove, write_json
 from rayrec.store.tensors import streams_of
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
@@ -73,8 +73,7 @@ class Checkpoints:
         if is_rank_zero:
             # Only now it is a checkpoint. Of its files the sizes alone are listed: to read all of them again would take
             # as long as to write them.
-            sizes = sizes_in(target)
-            files = (StoredFile(path=name, bytes=sizes(name), sha256=None) for name in files_below(target))
+            files = (StoredFile(path=name, bytes=size, sha256=None) for name, size in files_below(target).items())
             CheckpointManifest(made_of=self._made_of, files=tuple(files), progress=progress).save(target)
             self.prune()
         dist.barrier()

@@ -13,14 +13,12 @@ from rayrec.common.ray import session_size
 from rayrec.common.text import ascii_name, format_number
 from rayrec.config.evaluate import shown_metrics
 from rayrec.recipes import Recipe
-from rayrec.store.paths import RemotePath
+from rayrec.store.growing_files import pause_between_looks
 from rayrec.training.run.folder import RunFolder
 from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics, read_history
 
 Record = dict[str, Any]
 
-_LOOK_SECONDS, _REMOTE_SECONDS = 0.5, 5.0
-"""Pause between two looks at the history, and at one whose rank 0 may be on another node."""
 _OF_STEPS = {
     "step": "Optimizer steps done.",
     "loss": "Mean loss of the steps since the last record.",
@@ -35,7 +33,7 @@ def show_history(run: RunFolder, recipe: str, display: "HistoryDisplay", ended: 
     gauges = RunGauges(recipe, run.path) if session_size()[0] else None
     seen, is_over = list(read_history(run.history)), False
     while not is_over:
-        is_over = ended.wait(_REMOTE_SECONDS if isinstance(run.path, RemotePath) else _LOOK_SECONDS)
+        is_over = ended.wait(pause_between_looks(run.path))
         records = seen
         with suppress(UserError):  # that the bucket fails for a while matters to the workers
             records = list(read_history(run.history))
