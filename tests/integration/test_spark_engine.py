@@ -1,6 +1,9 @@
 """Spark brings rows together as the embedded engine does, and sends each to the partition that it is for."""
 
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from rayrec.features.hashes import hash_key
-from rayrec.internals.spark import moved_to_partitions
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import ShuffleInput
 from rayrec.preprocessing.engines.spark import SparkEngine
@@ -64,9 +66,37 @@ def test_partitions_without_rows_are_consumed(items: tuple[int, ...], spark: Any
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 31, 300])
-def test_bytes_go_to_their_partitions(partitions: int, spark: Any) -> None:
+def test_rows_go_to_their_partitions(partitions: int, spark: Any) -> None:
     """Spark writes up to 200 partitions in another way than more."""
-    numbered = spark.sparkContext.parallelize(range(1_000), 3).map(lambda n: (n % partitions, str(n).encode()))
-    found = moved_to_partitions(numbered, partitions).glom().collect()
-    expected = [sorted(str(n).encode() for n in range(1_000) if n % partitions == p) for p in range(partitions)]
-    assert [sorted(of_partition) for of_partition in found] == expected
+    schema = pa.schema([("number", pa.int64())])
+
+    def numbers(item: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
+        of_item = np.arange(item, 1_000, 3)
+        yield of_item % partitions, pa.RecordBatch.from_arrays([pa.array(of_item)], schema=schema)
+
+    def ordered(_: int, rows: Mapping[str, pa.Table]) -> list[int]:
+        return sorted(rows["numbers"]["number"].to_pylist())
+
+    found = SparkEngine(spark).shuffle({"numbers": ShuffleInput(range(3), schema, numbers)}, partitions, ordered)
+    assert found == [list(range(p, 1_000, partitions)) for p in range(partitions)]
+
+
+def test_cancelled_tasks_have_ended(spark: Any, tmp_path: Path) -> None:
+    engine = SparkEngine(spark)
+
+    def work(item: int) -> None:
+        while True:
+            (tmp_path / f"{item} {time.monotonic()}").touch()
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(engine.run, range(engine.parallelism + 1), work)
+        while len({path.name.split()[0] for path in tmp_path.iterdir()}) < engine.parallelism:
+            time.sleep(0.1)
+        engine.cancel()
+        written = len(list(tmp_path.iterdir()))
+        with pytest.raises(Exception, match="cancelled"):
+            running.result()
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) == written
+    assert engine.run([2, 3], str) == ["2", "3"]

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from rayrec.internals.ray_train import (
     START_TIMEOUT,
     preempted_nodes,
 )
-from rayrec.internals.spark import has_running_tasks, java
 from rayrec.internals.torchrec import (
     call_tables_directly,
     drop_cached_rows,
@@ -186,40 +184,6 @@ def test_a_callback_can_forget_the_work_that_has_not_begun() -> None:
     with execution.abandoned():
         callback.on_execution_step(Executor())
     assert State.input_queues == [[], []]
-
-
-def test_a_spark_session_stands_for_java_objects() -> None:
-    """Of a session in place of Spark, which this test does not start."""
-    from pyspark import SparkContext
-
-    message = GONE.format("PySpark", "spark")
-    assert "self._jsc" in inspect.getsource(SparkContext) and hasattr(SparkContext, "_jvm"), message
-
-    def session(*running: int) -> Any:
-        executors = [SimpleNamespace(numRunningTasks=lambda number=number: number) for number in running]
-        tracker = SimpleNamespace(getExecutorInfos=lambda: executors)
-        java_context = SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker))
-        return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context, _jvm="classes"))
-
-    assert java(session()) == "classes"
-    assert (
-        has_running_tasks(session(0, 2)) and not has_running_tasks(session(0, 0)) and not has_running_tasks(session())
-    )
-
-
-def test_spark_partitions_pairs_as_ours_are() -> None:
-    """What `moved_to_partitions` does is the end of PySpark's own method."""
-    from pyspark import RDD
-
-    source, message = inspect.getsource(RDD.partitionBy), GONE.format("PySpark", "spark")
-    for part in (
-        "yield pack_long(split)",
-        "keyed._bypass_serializer = True",
-        "PairwiseRDD(keyed._jrdd.rdd()).asJavaPairRDD()",
-        "PythonPartitioner(numPartitions, id(partitionFunc))",
-        "PythonRDD.valueOfPair(pairRDD.partitionBy(jpartitioner))",
-    ):
-        assert part in source, message
 
 
 def test_torch_has_onednns_linear_layer() -> None:

@@ -1,7 +1,6 @@
 """Runs tasks in the executors of a Spark session, which also moves rows between them."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from rayrec.internals.spark import has_running_tasks, moved_to_partitions
 from rayrec.preprocessing.engines.embedded import RowFile
 from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, ShuffleInput, messages_by_partition
 from rayrec.preprocessing.engines.sql import SqlShare, set_share
@@ -68,8 +66,9 @@ class SparkEngine:
             for partition, message in messages_by_partition(function(item), schema, partitions):
                 yield partition, sent_message(message, number)
 
-        def finish(partition: int, messages: Iterable[bytes]) -> Iterator[Result]:
+        def finish(partition: int, pairs: Iterable[tuple[int, bytes]]) -> Iterator[Result]:
             _allow_queries()
+            messages = (message for _, message in pairs)
             # Messages of all sources come mixed, and a query may read one source before another, or twice.
             with ExitStack() as stack:
                 files = [stack.enter_context(RowFile(schema, cache_root())) for schema in schemas.values()]
@@ -79,7 +78,7 @@ class SparkEngine:
                 yield consume(partition, rows)
 
         tasks = [(number, item) for number, source in enumerate(sources.values()) for item in source.items]
-        moved = moved_to_partitions(self._tasks(tasks).flatMap(produce), partitions)
+        moved = self._tasks(tasks).flatMap(produce).partitionBy(partitions, int)
         return moved.mapPartitionsWithIndex(finish).collect()
 
     def _tasks(self, items: Sequence[Item]) -> "RDD[Item]":
@@ -92,16 +91,17 @@ class SparkEngine:
 
     def cancel(self) -> None:
         # A thread of its own has its own connection to Spark; that of an interrupted call still waits for an answer.
-        canceller = threading.Thread(target=self._cancel, name="cancel-tasks")
+        canceller = threading.Thread(target=self._cancel, name="cancel-tasks", daemon=True)
         canceller.start()
-        canceller.join()
+        canceller.join(_CANCEL_SECONDS)
 
     def _cancel(self) -> None:
         with suppress(Exception):  # Spark itself may be what failed
             self.session.sparkContext.cancelAllJobs()
-            deadline = time.monotonic() + _CANCEL_SECONDS
-            while time.monotonic() < deadline and has_running_tasks(self.session):
-                time.sleep(0.1)
+            # Spark tells of a job's end, not of its tasks'. In barrier mode tasks start together, once a core is free
+            # for each.
+            cores = self._tasks(range(self.parallelism))
+            cores.barrier().mapPartitions(lambda _: ()).collect()
 
 
 def sent_message(message: pa.Buffer, source: int) -> bytes:
