@@ -5,9 +5,9 @@ This package is named as Ray's own library, so that `serve run serve.app:build` 
 
 A request, in the order in which it passes the modules:
 
-- `http` receives its body, with what `requests` has for all protocols, admits it and finds its route (`http_app` has
-  the table of routes); `grpc_server` does the same for gRPC.
-- `admission` asks for its token and limits size and time; `memory` lets it wait until its bytes have room.
+- `http.Front` admits it before Ray Serve takes it up, and reads its body; `grpc_server` does the same for gRPC. Both
+  ask `admission`, which has the rule: token, size, memory and time. It records the answer, too.
+- `http.Router` finds its route (`app` has their table).
 - `v1`, `v2` and `grpc_app`, with `arrow` and `request_tensors`, read it into checked columns, `RequestRows`.
 - `served_models` chooses the version that answers, `batching` joins it with others that wait, and `served_version`
   encodes and scores all of them in one pass. `metrics` counts, for Prometheus and for the `dashboard`.

@@ -4,17 +4,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from types import TracebackType
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from rayrec.common.machine import give_back_freed_memory
 from rayrec.common.text import printable
 from rayrec.config import ServeConfig
 from serve.json_log import JsonLog
-from serve.memory import Memory
 from serve.requests import CLIENT_LEFT, RequestError
 from serve.tokens import is_admin, is_allowed
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 AT_ONCE_BYTES = 16 * 2**10
 """JSON of a smaller body is parsed in the event loop: to hand it to a thread takes as long."""
+SMALL_BYTES = 64 * 2**10
+"""A request of so many bytes never waits for memory: the server has read as much of every connection anyway."""
+_LARGE_BYTES = 2**20
+"""A request of so many bytes leaves much behind in the allocator."""
 
 ResultT = TypeVar("ResultT")
 
@@ -42,15 +45,53 @@ class Call:
     size: int
     """Bytes of the body, as far as they are known before it is read."""
     needs_token: bool
+    body: bytes = b""
+    """The body of a request over HTTP, inflated."""
+    memory: int = 0
+    """Bytes that the request holds of the memory for bodies."""
     model: str = ""
     version: str = ""
     method: str = ""
     status: int = 0
     """HTTP status, over gRPC too; 0 until the answer begins."""
+    began: float = field(default_factory=time.monotonic)
 
     def answered_by(self, model: str, version: str, method: str) -> None:
         """Note which version of which model is asked to do what, for metrics and log."""
         self.model, self.version, self.method = model, version, method
+
+
+class Memory:
+    """Bytes that requests may hold together; belongs to one event loop.
+
+    Who waits is served as soon as its bytes fit, not in turn: behind large requests, smaller ones find room.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.held = 0
+        self._most = most
+        self._freed = asyncio.Event()
+        self._gives_back = False
+
+    async def take(self, count: int) -> None:
+        """Hold `count` more bytes as soon as they are free; small requests, and one alone, may exceed the limit."""
+        while count > SMALL_BYTES and self.held and self.held + count > self._most:
+            self._freed.clear()
+            await self._freed.wait()
+        self.held += count
+
+    def give(self, count: int) -> None:
+        """Free `count` bytes. What large requests leave in the allocator, where it would add up, goes to the system."""
+        self.held -= count
+        self._freed.set()
+        if count >= _LARGE_BYTES and not self._gives_back:
+            self._gives_back = True
+            # Some of them still hold their bodies while their answers are sent.
+            asyncio.get_running_loop().call_later(1.0, self._give_back)
+
+    def _give_back(self) -> None:
+        self._gives_back = False
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
 
 class Admission:
@@ -78,23 +119,53 @@ class Admission:
         # Half of the memory is for bodies, from their first byte to the answer, and half for what they are parsed into.
         # One thread parses: meanwhile a body is many times its size, and no two of them are there at once.
         half = int(settings.request_memory_mib * 2**20) // 2
-        self.bodies, self._parsed = Memory(half), Memory(half)
+        self._bodies, self._parsed = Memory(half), Memory(half)
         self._parser = ThreadPoolExecutor(1, "parsing")
 
-    def receive(self, call: Call) -> "_Limits":
-        """Read the body of a request within the block; if it is not refused, `admit` records it later.
+    @contextmanager
+    def admit(self, call: Call) -> Iterator[None]:
+        """Receive and answer a request within the block, after which its memory is free, and it is recorded.
 
-        Raises RequestError as `admit`.
+        Raises RequestError: 401 no valid token, 413 too large, and what the block raises.
         """
-        return _Limits(self, call, is_last=False)
+        try:
+            self._require_token(call)
+            self.require_size(call.size)
+            yield
+        except RequestError as error:
+            call.status = error.status
+            raise
+        finally:
+            self._bodies.give(call.memory)
+            self.record(call)
 
-    def admit(self, call: Call) -> "_Limits":
-        """Answer a request within the block, which sets `call.status` as soon as the answer begins.
+    @asynccontextmanager
+    async def in_time(self, call: Call) -> AsyncIterator[None]:
+        """Turn errors of the block into RequestError: 504 if the request's time is over, 500 for an unexpected one."""
+        limit = self.settings.request_timeout_seconds
+        try:
+            async with asyncio.timeout(limit - (time.monotonic() - call.began)):
+                yield
+        except RequestError:
+            raise
+        except TimeoutError:
+            message = f"the request timed out after {limit:g} s; send fewer rows, or try again"
+            raise RequestError(504, message) from None
+        except Exception:
+            # One line for the client; the log has the rest.
+            logger.exception("%s %s failed", call.http_method, printable(call.path))
+            raise RequestError(500, "internal error; the server's log has the details") from None
 
-        Raises RequestError: 401 no valid token, 413 too large, 504 too slow, 500 for an unexpected error, and whatever
-        the block raises; other errors come through only if the answer has already begun.
+    async def hold(self, call: Call, size: int) -> None:
+        """Let a request hold `size` bytes of the memory for bodies, as soon as they are free.
+
+        All of it at once: bodies that are there in part would keep each other waiting.
         """
-        return _Limits(self, call, is_last=True)
+        if size > call.memory:
+            await self._bodies.take(size - call.memory)
+        else:
+            self._bodies.give(call.memory - size)
+        call.memory = size
 
     @asynccontextmanager
     async def parsed(
@@ -111,12 +182,12 @@ class Admission:
         `row_bytes` is what a row takes in memory when all of its features are missing. Bodies of up to `at_once_bytes`
         are parsed in the event loop, larger ones in a thread, one after the other.
         """
-        with self._parsed.hold() as share:
-            await share.grow(2 * size + min(rows, self.settings.max_rows_per_request) * row_bytes)
-            if size <= at_once_bytes:
-                yield parse()
-                return
-            yield await self.in_turn(parse)
+        memory = 2 * size + min(rows, self.settings.max_rows_per_request) * row_bytes
+        await self._parsed.take(memory)
+        try:
+            yield parse() if size <= at_once_bytes else await self.in_turn(parse)
+        finally:
+            self._parsed.give(memory)
 
     async def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
         """Return what `work` makes of a body, in a thread that does one after the other. Raises as `work`."""
@@ -131,7 +202,7 @@ class Admission:
             message = f"the body is larger than {self.settings.max_body_mib:g} MiB; send several requests"
             raise RequestError(413, message)
 
-    def require_token(self, call: Call) -> None:
+    def _require_token(self, call: Call) -> None:
         """Raise RequestError 401 unless the request has a token, or needs none."""
         if call.needs_token and not is_allowed(call.authorization, self._tokens):
             headers = {"WWW-Authenticate": "Bearer"}
@@ -143,60 +214,14 @@ class Admission:
             how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
             raise RequestError(403, f"this needs an administrator's token; {how}")
 
-    def record(self, call: Call, seconds: float) -> None:
-        """Count a request that took so long, and log it."""
-        status = call.status or CLIENT_LEFT
+    def record(self, call: Call) -> None:
+        """Count a request that has ended, and log it."""
+        status, seconds = call.status or CLIENT_LEFT, time.monotonic() - call.began
         self._metrics.answered(call.model, call.version, call.method, status, seconds)
         if self._access_log is not None:
             noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
             request = {name: getattr(call, name) for name in noted}
             self._access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
-
-
-class _Limits:
-    """The block in which a request is received or answered. A generator would cost as much as half of its checks."""
-
-    __slots__ = ("_admission", "_began", "_call", "_is_last", "_timeout")
-
-    def __init__(self, admission: Admission, call: Call, *, is_last: bool) -> None:
-        """`is_last`: the request is recorded after the block in any case, not only if it fails."""
-        self._admission, self._call, self._is_last = admission, call, is_last
-
-    async def __aenter__(self) -> None:
-        self._began = time.perf_counter()
-        try:
-            self._admission.require_token(self._call)
-            self._admission.require_size(self._call.size)
-        except RequestError as error:
-            self._end(error)
-            raise
-        self._timeout = asyncio.timeout(self._admission.settings.request_timeout_seconds)
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        raised, call = error, self._call
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError as late:
-            raised = late
-        # An error that nobody expected becomes one line for the client, unless the answer has begun; the log has it.
-        if isinstance(raised, TimeoutError) and not call.status:
-            seconds = self._admission.settings.request_timeout_seconds
-            raised = RequestError(504, f"the request timed out after {seconds:g} s; send fewer rows, or try again")
-        elif isinstance(raised, Exception) and not isinstance(raised, RequestError) and not call.status:
-            logger.error("%s %s failed", call.http_method, printable(call.path), exc_info=raised)
-            raised = RequestError(500, "internal error; the server's log has the details")
-        self._end(raised)
-        if raised is not error and raised is not None:
-            raise raised from None
-
-    def _end(self, error: BaseException | None) -> None:
-        if isinstance(error, RequestError):
-            self._call.status = error.status
-        if self._is_last or error is not None:
-            self._admission.record(self._call, time.perf_counter() - self._began)
 
 
 def _attempt(parse: Callable[[], ResultT]) -> ResultT | RequestError:

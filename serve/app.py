@@ -33,7 +33,7 @@ from serve.arguments import ServeArguments
 from serve.dashboard import figures, keep
 from serve.folders import scan
 from serve.grpc_app import GrpcMethods
-from serve.http import Gate, Route, Router
+from serve.http import Front, Route, Router
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics, of_all_nodes, refused_requests
 from serve.openapi import document
@@ -148,7 +148,7 @@ class ModelServer(GrpcMethods):
 
 def create_app(
     models: ServedModels, admission: Admission, updates: Updates, read_history: Callable[[], list[bytes]]
-) -> Gate:
+) -> Front:
     """Make the application that answers for `models`, whatever they are at the moment of a request.
 
     `read_history` returns the records of all replicas (`serve.dashboard`).
@@ -194,4 +194,4 @@ def create_app(
         Route("/history.json", history),
         Route("/healthz", health),
     ]
-    return Gate(Router(routes), admission)
+    return Front(Router(routes, admission), admission)

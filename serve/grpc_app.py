@@ -6,7 +6,7 @@ scores go back the same way.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
 from serve.admission import Admission, Call
-from serve.grpc_server import CODES, SERVICE, call_of, proto, set_health_of_this_replica
+from serve.grpc_server import CODES, SERVICE, admitted_call, call_of, proto, set_health_of_this_replica
 from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import MOST_VALUES, RequestError
 from serve.served_models import ServedModel, ServedModels
@@ -25,7 +25,7 @@ from serve.updates import Updates
 from serve.v2 import OUTPUT, SERVER, InferRequest, change_model, metadata, require_known_outputs
 
 
-def _admitted(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _answering(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return the method that Serve calls, from the coroutine that answers an admitted call: it is given the message (of
     ModelInfer, which may be large, the bytes) and returns the response, or its fields.
 
@@ -37,14 +37,18 @@ def _admitted(answer: Callable[["GrpcMethods", Any, Call], Awaitable[Any]]) -> C
 
     # Serve passes its context to a parameter of this name.
     async def method(self: "GrpcMethods", request: bytes, grpc_context: Any) -> Any:
-        call = call_of(name, grpc_context, len(request))
+        admission, admitted = self._admission, admitted_call.get(None)
+        call = admitted or call_of(name, grpc_context, len(request))
         try:
-            async with self._admission.admit(call):
-                asked = request if name == "ModelInfer" else _parsed(request_class, request)
-                response = await answer(self, asked, call)
-                call.status = 200
-                return response_class(**response) if isinstance(response, dict) else response
+            # A proxy of Ray Serve has admitted nothing.
+            with nullcontext() if admitted else admission.admit(call):
+                async with admission.in_time(call):
+                    asked = request if name == "ModelInfer" else _parsed(request_class, request)
+                    response = await answer(self, asked, call)
+                    call.status = 200
+                    return response_class(**response) if isinstance(response, dict) else response
         except RequestError as error:
+            call.status = error.status
             grpc_context.set_code(CODES[error.status])
             grpc_context.set_details(error.message)
             return response_class()
@@ -82,37 +86,37 @@ class GrpcMethods:
             return statuses.SERVICE_UNKNOWN
         return statuses.NOT_SERVING if self.ends_soon or service in self._models.absent else statuses.SERVING
 
-    @_admitted
+    @_answering
     async def ServerLive(self, asked: Any, call: Call) -> Any:
         return {"live": True}
 
-    @_admitted
+    @_answering
     async def ServerReady(self, asked: Any, call: Call) -> Any:
         return {"ready": not self._models.end_soon}
 
-    @_admitted
+    @_answering
     async def Check(self, asked: Any, call: Call) -> Any:
         status = self.health(asked.service)
         if status == proto.CheckResponse.SERVICE_UNKNOWN:
             raise RequestError(404, f"no model '{asked.service[:100]}'; leave it empty for the server")
         return {"status": status}
 
-    @_admitted
+    @_answering
     async def ServerMetadata(self, asked: Any, call: Call) -> Any:
         return SERVER
 
-    @_admitted
+    @_answering
     async def ModelReady(self, asked: Any, call: Call) -> Any:
         self._models.model(asked.name).version(asked.version or None)
         return {"ready": True}
 
-    @_admitted
+    @_answering
     async def ModelMetadata(self, asked: Any, call: Call) -> Any:
         model = self._models.model(asked.name)
         predictor = model.version(asked.version or None).predictor
         return metadata(model.name, sorted(model.versions, key=int), predictor)
 
-    @_admitted
+    @_answering
     async def ModelInfer(self, request: bytes, call: Call) -> Any:
         def parse() -> tuple[ServedModel, ServedVersion, InferRequest]:
             require_few_values(request)
@@ -127,16 +131,16 @@ class GrpcMethods:
         async with self._admission.parsed(size, size, row_bytes, parse) as (model, version, asked):
             return infer_response(model.name, version.version, asked, await model.score(version, asked.rows))
 
-    @_admitted
+    @_answering
     async def RepositoryIndex(self, asked: Any, call: Call) -> Any:
         self._admission.require_admin(call)
         return {"models": await asyncio.to_thread(self._updates.index, only_ready=asked.ready)}
 
-    @_admitted
+    @_answering
     async def RepositoryModelLoad(self, asked: Any, call: Call) -> Any:
         return await self._change(asked, call, loads=True)
 
-    @_admitted
+    @_answering
     async def RepositoryModelUnload(self, asked: Any, call: Call) -> Any:
         return await self._change(asked, call, loads=False)
 

@@ -1,4 +1,4 @@
-"""Ray Serve's gRPC server in front of a replica: its messages, and the reading of a call under the rule of admission.
+"""Ray Serve's gRPC server in front of a replica: its messages, and the layer that admits a call and reads its message.
 
 Serve's proxies import this module too, so it imports no model. The message classes are made from
 `open_inference.binpb`, the compiled descriptor of `open_inference.proto`. After a change to that file, make the
@@ -9,6 +9,7 @@ descriptor again with the package grpcio-tools:
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,10 +93,7 @@ def add_to_server(servicer: Any, server: Any) -> None:
 
 
 class _Calls(grpc.GenericRpcHandler):
-    """Receives a request under the rule of the replica's admission: its token first, then its bytes, as memory allows.
-
-    gRPC itself receives the requests of all clients at once, with a token or without.
-    """
+    """Finds what answers a call: in a replica it is admitted before Ray Serve takes it up (as `http.Front` does)."""
 
     def __init__(self, servicer: Any) -> None:
         # Serve finds the handlers by this name and puts its own functions into them.
@@ -114,7 +112,7 @@ class _Calls(grpc.GenericRpcHandler):
             return handler
         # On the wire a request is a stream of one message; a handler of streams chooses when to read it.
         name = handler_call_details.method.rpartition("/")[2]
-        return grpc.stream_unary_rpc_method_handler(partial(_receive, admission, name, handler.unary_unary))
+        return grpc.stream_unary_rpc_method_handler(partial(_admit, admission, name, handler.unary_unary))
 
 
 async def _watch(asked: Any, _: Any) -> AsyncIterator[Any]:
@@ -133,28 +131,38 @@ async def _watch(asked: Any, _: Any) -> AsyncIterator[Any]:
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-async def _receive(
+admitted_call: ContextVar[Call] = ContextVar("admitted_call")
+"""The call that the code below is about, where a replica's own server has admitted it."""
+
+
+async def _admit(
     admission: Admission, name: str, answer: Callable[[bytes, Any], Awaitable[bytes]], _: Any, context: Any
 ) -> bytes:
-    """Read the one message of a call, and answer it as Serve does; the context gets the code of a refused one."""
+    """Admit a call and read its one message, which Ray Serve then answers; the context gets the code of a refused one.
+
+    gRPC itself receives the requests of all clients at once, with a token or without.
+    """
     call = call_of(name, context)
-    with admission.bodies.hold() as share:
-        try:
-            async with admission.receive(call):
-                with share.arriving():
-                    # How large it is shows when it is there; how much of it is there does not show.
-                    await share.grow(admission.most_bytes)
-                    reading = asyncio.ensure_future(context.read())
-                    # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
-                    reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                    await asyncio.wait({reading})
-                    message = reading.result()
+    try:
+        with admission.admit(call):
+            async with admission.in_time(call):
+                # How large the message is shows when it is there; how much of it is there does not show.
+                await admission.hold(call, admission.most_bytes)
+                reading = asyncio.ensure_future(context.read())
+                # gRPC does not expect a reading to be cancelled; the end of the call ends it, and nobody asks how.
+                reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                await asyncio.wait({reading})
+                message = reading.result()
                 if not isinstance(message, bytes):
                     raise RequestError(400, "the call ends without its message")
-                share.shrink(min(len(message), share.held))
-        except RequestError as error:
-            await context.abort(CODES[error.status], error.message)
-        return await answer(message, context)
+                await admission.hold(call, len(message))
+            admitted_call.set(call)
+            content = await answer(message, context)
+            # Without a status Ray Serve has refused it: its queue is full.
+            call.status = call.status or 503
+    except RequestError as error:
+        await context.abort(CODES[error.status], error.message)
+    return content
 
 
 def call_of(name: str, context: Any, size: int = 0) -> Call:

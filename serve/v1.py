@@ -35,7 +35,7 @@ from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.recommender import UnknownUserError
 from serve import arrow
 from serve.admission import Admission
-from serve.http import Route, call_of, headers_of, read_body
+from serve.http import Route, call_of, headers_of
 from serve.requests import MOST, Body, RequestError, content_errors, of_model, parse_body, parse_json
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import RequestRows, ServedVersion
@@ -52,16 +52,15 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         model = models.model(request.path_params["name"])
         version = model.version(request.path_params.get("version"))
         # Metrics and log call it the method of a request, which it is for gRPC, too.
-        call_of(request).answered_by(model.name, version.version, verb)
+        asked = call_of(request)
+        asked.answered_by(model.name, version.version, verb)
         # Of the verbs, only `:predict` also speaks Arrow.
         given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
         is_arrow = given.partition(";")[0].strip().lower() in (arrow.MEDIA_TYPE, arrow.FILE_MEDIA_TYPE)
         if is_arrow and verb != "predict":
             raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
-        # The intake has received the body, unless a proxy of Ray Serve's own has handed the connection over.
-        body = await read_body(request, admission)
         answer = _predict_columns if is_arrow else VERBS[verb]
-        content = await answer(model, version, body, admission)
+        content = await answer(model, version, asked.body, admission)
         return Response(content, media_type=arrow.MEDIA_TYPE if is_arrow else "application/json")
 
     async def names(_: Request) -> Response:

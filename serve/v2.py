@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 
 from rayrec.inference.predictor import Predictor
 from serve.admission import Admission
-from serve.http import Route, call_of, read_body
+from serve.http import Route, call_of
 from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import RequestError, parse_json
 from serve.served_models import ServedModel, ServedModels
@@ -73,8 +73,9 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
 
     async def infer(request: Request) -> Response:
         name, model, chosen = asked(request)
-        call_of(request).answered_by(name, chosen.version, "infer")
-        body = await read_body(request, admission)
+        call = call_of(request)
+        call.answered_by(name, chosen.version, "infer")
+        body = call.body
         max_rows = admission.settings.max_rows_per_request
         parse = partial(parse_infer, body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
         async with admission.parsed(len(body), len(body), chosen.row_bytes, parse) as asked_for:
@@ -208,23 +209,23 @@ def _wants_binary(outputs: Any, parameters: dict[str, Any]) -> bool:
 def repository_routes(admission: Admission, updates: Updates) -> list[Route]:
     """Return the routes over the models that `updates` keeps up to date."""
 
-    async def asked(request: Request, known: str) -> Any:
+    def asked(request: Request, known: str) -> Any:
         """Return the value of a key that a body may have. Raises RequestError: 403 no administrator, 422 others."""
-        admission.require_admin(call_of(request))
-        body = await read_body(request, admission)
-        content = parse_json(body, "{}") if body else {}
+        call = call_of(request)
+        admission.require_admin(call)
+        content = parse_json(call.body, "{}") if call.body else {}
         if not isinstance(content, dict) or content.keys() - {known}:
             raise RequestError(422, f'the body must be {{}} or {{"{known}": ...}}')
         return content.get(known)
 
     async def index(request: Request) -> Response:
-        only_ready = await asked(request, "ready")
+        only_ready = asked(request, "ready")
         if not isinstance(only_ready, bool | None):
             raise RequestError(422, "ready: must be true or false")
         return JSONResponse(await asyncio.to_thread(updates.index, only_ready=bool(only_ready)))
 
     async def change(request: Request, *, loads: bool) -> Response:
-        parameters = await asked(request, "parameters") or {}
+        parameters = asked(request, "parameters") or {}
         if not isinstance(parameters, dict):
             raise RequestError(422, "parameters: must be an object")
         name = request.path_params["name"]

@@ -65,10 +65,7 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     program = [sys.executable, haproxy.__file__, "-db", "-f", str(folder / "haproxy.cfg"), "-dR", *arguments]
     with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
         try:
-            deadline = time.monotonic() + 60
-            while process.poll() is None and running_in(folder) != process.pid:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: process.poll() is not None or running_in(folder) == process.pid)
             yield process
         finally:
             process.kill()
@@ -152,6 +149,25 @@ def test_what_a_replica_took_with_it_may_be_sent_again(short_folder: Path, lost:
         with running(short_folder, replica.getsockname()[1]) as ask:
             status, headers, _ = ask(large)
     assert (status, headers["retry-after"]) == (503, "1")
+
+
+def test_it_ends_with_the_process_that_started_it(short_folder: Path) -> None:
+    """Serve leaves it running if it is killed itself."""
+    (port,) = free_ports(1)
+    serves_config(short_folder, "127.0.0.1", port, None)
+    program = [sys.executable, haproxy.__file__, "-db", "-f", str(short_folder / "haproxy.cfg")]
+    starts = f"import subprocess; subprocess.run({program!r}, stderr=subprocess.DEVNULL)"
+    with subprocess.Popen([sys.executable, "-c", starts]) as parent:
+        wait_until(lambda: running_in(short_folder) is not None)
+        parent.kill()
+    wait_until(lambda: running_in(short_folder) is None)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 LISTENS = {

@@ -395,7 +395,7 @@ def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor
     version.statistics._ids["größe"], version.statistics._unknown["größe"] = (1, 2), 1
     version.statistics._report()
     call = Call("1", "", "POST", "/", None, 0, needs_token=False, model=name, version="1", method="predict")
-    Admission(ServeConfig(), read_tokens(None, {}), METRICS).record(call, 0.1)
+    Admission(ServeConfig(), read_tokens(None, {}), METRICS).record(call)
     damage(tmp_path / name / "1")
     with pytest.raises(UserError, match="self-check failed"):
         Server({name: tmp_path / name}, tmp_path, executor)

@@ -1,22 +1,28 @@
-"""What is refused before the routes: tokens, sizes, times; and the id of each request."""
+"""The layer before the routes: tokens, sizes, times, bodies as they come, Ray Serve's own errors, ids and the log."""
 
 import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
 from serve.admission import Admission
-from serve.http import Gate, read_body
+from serve.app import create_app
+from serve.http import Front, ProxyFront, Route, Router
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
+from serve.served_models import ServedModels
 from serve.tokens import is_allowed, read_tokens
+from serve.updates import Updates
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
@@ -28,18 +34,39 @@ async def answering(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def sleeping(scope: Scope, receive: Receive, send: Send) -> None:
+def routed(answer: Callable[[Request], Awaitable[Response]]) -> Router:
+    return Router([Route("/v1/models", answer, "POST")], Admission(SETTINGS, {}, METRICS))
+
+
+async def sleep(request: Request) -> Response:
     await asyncio.sleep(20)
+    return Response()
+
+
+async def fail(request: Request) -> Response:
+    raise KeyError("a secret of the server")
+
+
+async def never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("the request was let through")
 
 
 def ask(
     path: str = "/v1/models",
     headers: dict[str, str] | None = None,
-    app: Any = answering,
+    app: ASGIApp = answering,
     tokens: tuple[str, ...] = (),
     log: JsonLog | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of an answer behind the gate."""
+    """Status, headers and body of an answer behind the layer."""
+    known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)} if tokens else {})
+    return answer_of(Front(app, Admission(SETTINGS, known, METRICS, log)), path, "POST", headers)
+
+
+def answer_of(
+    app: ASGIApp, path: str = "/", method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of an answer to a request without a body."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -48,11 +75,9 @@ def ask(
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)} if tokens else {})
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
-    gate = Gate(app, Admission(SETTINGS, known, METRICS, log))
-    asyncio.run(asyncio.wait_for(gate(scope, receive, send), 10))
+    scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
     start, body = sent
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body["body"]
 
@@ -113,44 +138,32 @@ def test_tokens_that_are_no_use(tmp_path: Path) -> None:
 
 
 def test_a_stated_size_beyond_the_limit_is_not_read() -> None:
-    status, _, body = ask(headers={"Content-Length": "1001"}, app=sleeping)
+    status, _, body = ask(headers={"Content-Length": "1001"}, app=never)
     assert status == 413
     assert "the body is larger than" in json.loads(body)["error"]
     assert ask(headers={"Content-Length": "1000"})[0] == 200
 
 
 def test_what_takes_too_long_is_504() -> None:
-    status, _, body = ask(app=sleeping)
+    status, _, body = ask(app=routed(sleep))
     assert status == 504
     assert json.loads(body) == {"error": "the request timed out after 0.2 s; send fewer rows, or try again"}
 
 
-async def failing(scope: Scope, receive: Receive, send: Send) -> None:
-    raise KeyError("a secret of the server")
-
-
-async def reading(scope: Scope, receive: Receive, send: Send) -> None:
-    async def disconnected() -> Any:
-        return {"type": "http.disconnect"}
-
-    await read_body(Request(scope, disconnected), Admission(SETTINGS, {}, METRICS))
+def test_an_unexpected_error_is_500_without_its_text(tmp_path: Path) -> None:
+    status, _, body = ask(app=routed(fail), log=JsonLog("access", tmp_path, "r1"))
+    assert status == 500
+    assert json.loads(body) == {"error": "internal error; the server's log has the details"}
+    assert json.loads((tmp_path / "access-r1.jsonl").read_text())["status"] == 500
 
 
 async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
     raise asyncio.CancelledError
 
 
-def test_an_unexpected_error_is_500_without_its_text(tmp_path: Path) -> None:
-    status, _, body = ask(app=failing, log=JsonLog("access", tmp_path, "r1"))
-    assert status == 500
-    assert json.loads(body) == {"error": "internal error; the server's log has the details"}
-    assert json.loads((tmp_path / "access-r1.jsonl").read_text())["status"] == 500
-
-
-@pytest.mark.parametrize("app", [reading, leaving])
-def test_a_client_that_leaves_is_logged_as_499(app: Any, tmp_path: Path) -> None:
+def test_a_client_that_leaves_is_logged_as_499(tmp_path: Path) -> None:
     with contextlib.suppress(asyncio.CancelledError):
-        ask(app=app, log=JsonLog("access", tmp_path, "r1"))
+        ask(app=leaving, log=JsonLog("access", tmp_path, "r1"))
     assert json.loads((tmp_path / "access-r1.jsonl").read_text())["status"] == 499
 
 
@@ -174,3 +187,52 @@ def test_each_request_is_a_line_of_the_log(tmp_path: Path) -> None:
         ("two", 413, "/v1/models"),
     ]
     assert all(0 <= line["seconds"] < 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "error"),
+    [
+        (PlainTextResponse("Request dropped", 503, {"Retry-After": "7"}), 503, "Request dropped"),
+        (PlainTextResponse("Internal Server Error", 500), 500, "Internal Server Error"),
+        (PlainTextResponse("Path '/' not found.", 404), 503, "no model is ready; try again"),
+    ],
+)
+@pytest.mark.parametrize("layer", [ask, lambda app: answer_of(ProxyFront(app))], ids=["replica", "proxy"])
+def test_plain_errors_of_ray_serve_become_json(layer: Any, given: Response, status: int, error: str) -> None:
+    found, headers, body = layer(app=given)
+    assert (found, headers["content-type"], json.loads(body)) == (status, "application/json", {"error": error})
+    assert int(headers["content-length"]) == len(body)
+    assert headers.get("retry-after") == ({"Request dropped": "7"}.get(error) or ("1" if "is ready" in error else None))
+
+
+@pytest.mark.parametrize("given", [JSONResponse({"error": "no model 'x'"}, 404), PlainTextResponse("a_metric 1", 200)])
+def test_all_else_passes(given: Response) -> None:
+    assert ask(app=given) == answer_of(ProxyFront(given)) == answer_of(given)
+
+
+def test_a_proxy_takes_no_body_that_says_it_is_too_large() -> None:
+    headers = {"Content-Length": str(2**24 + 1)}
+    status, _, body = answer_of(ProxyFront(never), method="POST", headers=headers)
+    assert (status, json.loads(body)) == (413, {"error": "the body is too large; send several requests"})
+
+
+@pytest.fixture
+def models() -> ServedModels:
+    return ServedModels()
+
+
+@pytest.fixture
+def app(models: ServedModels, tmp_path: Path) -> Front:
+    metrics = ServingMetrics()
+    updates = Updates({}, Mock(), models, JsonLog("shadow", tmp_path, "test"), metrics)
+    return create_app(models, Admission(ServeConfig(), read_tokens(None, {}), metrics), updates, list)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v2/health/ready"])
+def test_health_checks_fail_before_the_end(app: Front, models: ServedModels, path: str) -> None:
+    assert answer_of(app, path)[0] == 200
+    models.end_soon = True
+    status, headers, body = answer_of(app, path)
+    assert (status, headers["retry-after"], json.loads(body)) == (503, "1", {"error": "the server is stopping"})
+    for still in ("/v2/health/live", "/v1/models"):
+        assert answer_of(app, still)[0] == 200
