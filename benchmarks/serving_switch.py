@@ -23,12 +23,15 @@ import argparse
 import json
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,16 +172,18 @@ def measure_life(folder: Path, seconds: float) -> dict[str, Any]:
 
         try:
             begin("start")
-            while "Ctrl-C stops" not in log.read_text():
-                assert server.poll() is None, log.read_text()
-                time.sleep(_LOOK_SECONDS)
+            _wait_until(lambda: "Ctrl-C stops" in log.read_text(), server, log)
             begin("work")
             time.sleep(seconds / 3)
             begin("version switch")
             _add(made, models, "2")
             time.sleep(seconds / 3)
+            # A span lasts until its work is done, which a busy machine may take long for.
+            _wait_until(lambda: _version_at(url.removesuffix(":predict")) == "2", server, log)
             begin("death of a replica")
-            _replica_of(server.pid).kill()
+            _replicas_of(server.pid)[0].kill()
+            time.sleep(seconds / 3)
+            _wait_until(lambda: len(_replicas_of(server.pid)) == 2, server, log)
             time.sleep(seconds / 3)
             begin("SIGTERM, drain")
             server.terminate()
@@ -205,10 +210,24 @@ def measure_life(folder: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def _replica_of(server: int) -> psutil.Process:
-    return next(
-        one for one in psutil.Process(server).children(recursive=True) if "ServeReplica" in "".join(one.cmdline())
-    )
+def _wait_until(is_done: Callable[[], bool], server: subprocess.Popen[bytes], log: Path) -> None:
+    while not is_done():
+        assert server.poll() is None, log.read_text()
+        time.sleep(_LOOK_SECONDS)
+
+
+def _version_at(model: str) -> str:
+    with urllib.request.urlopen(model, timeout=60) as answer:
+        return str(json.load(answer)["version"])
+
+
+def _replicas_of(server: int) -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process(server).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended since
+            if "ServeReplica" in "".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 class _Publishing(threading.Thread):

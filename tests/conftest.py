@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,6 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files of few tests, which are the longest tests: processes that take whole files end together."""
     tests_of = Counter(item.path for item in items)
     items.sort(key=lambda item: tests_of[item.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files() -> Iterator[None]:
+    """Give the processes that tests start, and may kill, a folder of their own for temporary files, and remove it."""
+    with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder:
+        with pytest.MonkeyPatch.context() as patch:
+            # Not what Ray writes: logs of a session tell why a test failed.
+            patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+            patch.setenv("TMPDIR", folder)
+            patch.setenv("JAVA_TOOL_OPTIONS", f"{os.environ['JAVA_TOOL_OPTIONS']} -Djava.io.tmpdir={folder}")
+            yield
 
 
 @pytest.fixture(scope="session")

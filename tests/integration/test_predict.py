@@ -150,20 +150,10 @@ def test_a_damaged_file(predictor: Predictor, tmp_path: Path) -> None:
 
 def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").write_text("x")
     wrong: list[tuple[dict[str, object], type[UserError], str]] = [
-        ({"input": str(tmp_path / "file")}, ConfigError, "not a dataset folder; add --raw for raw rows"),
-        ({"input": str(tmp_path / "none"), "raw": True}, UserError, "no such file"),
-        ({"input": str(tmp_path / "file"), "raw": True, "output": tmp_path / "full"}, UserError, "already exists"),
         ({}, ConfigError, "input: missing; give what to score, or --top-k"),
         ({"input": str(tmp_path / "file"), "top_k": 3}, ConfigError, "reads no --input; leave one of them out"),
         ({"top_k": 3}, UserError, "needs more features than a user and an item"),
-        (
-            {"model": tmp_path / "full", "input": str(tmp_path / "file"), "raw": True},
-            UserError,
-            "neither a model nor a run",
-        ),
     ]
     for values, kind, message in wrong:
         request = PredictRequest.model_validate({"model": predictor.folder, "output": tmp_path / "out", **values})

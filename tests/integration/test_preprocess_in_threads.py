@@ -9,7 +9,6 @@ import pytest
 from benchmarks.preprocess_kills import ROWS, files_of, write_raw
 from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
-from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
@@ -65,15 +64,6 @@ def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
         assert [file.read_bytes() for file in found] == [file.read_bytes() for file in expected], name
         sizes.add(len(expected))
     assert min(sizes) == 2 < max(sizes), "files and folders of parts"
-
-
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    arguments = write_raw(tmp_path, "criteo", 2_000)
-    raw = tmp_path / "raw" / "criteo.tsv"
-    raw.write_text(raw.read_text() + "1\tno number\n" * 200)
-    with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(wrong column count: 200\)"):
-        job(arguments, tmp_path / "dataset").run(EmbeddedEngine(2))
-    assert not (tmp_path / "dataset").exists()
 
 
 def test_threads_suit_small_inputs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
 from rayrec.sources.table.config import TableConfig
 from tests.builders import make_recipe
@@ -40,7 +40,7 @@ def table(files: Path) -> pd.DataFrame:
 
 
 @pytest.fixture
-def run(spark: Any, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Preprocess into a new folder, in many small tasks."""
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 500)
     monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 30_000)
@@ -48,7 +48,7 @@ def run(spark: Any, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def call(path: str, name: str, source: dict[str, Any], **preprocess: Any) -> Dataset:
         config = TableConfig.model_validate(source)
         recipe = make_recipe(source=config, preprocess={"kind": "rows", "frequency_limit": 5, **preprocess})
-        preprocessing(recipe, {None: [str(files / path)]}, tmp_path / name).run(SparkEngine(spark))
+        preprocessing(recipe, {None: [str(files / path)]}, tmp_path / name).run(EmbeddedEngine(2))
         return Dataset.open(tmp_path / name)
 
     return call

@@ -295,19 +295,9 @@ def test_the_server_does_what_its_document_says(url: str) -> None:
 
 PREDICT = "/v1/models/dlrm:predict"
 BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
-    "empty body": ("POST", PREDICT, b"", 400, "the body is empty"),
     "not JSON": ("POST", PREDICT, b"I1=3&C1=a", 400, "not valid JSON"),
-    "NaN": ("POST", PREDICT, b'{"I1": NaN}', 400, "not valid JSON"),
     "deep nesting": ("POST", PREDICT, b'{"a":' * 50_000, 400, "recursion limit exceeded"),
-    "wrong top level": ("POST", PREDICT, b"[1]", 422, "the body must be"),
-    "no instances": ("POST", PREDICT, b'{"instances": []}', 422, "instances: empty"),
-    "unknown feature": ("POST", PREDICT, b'{"C11": "a"}', 422, "row 0: unknown feature 'C11'; did you mean 'C1'?"),
-    "string for number": ("POST", PREDICT, b'{"I1": "x"}', 422, "row 0, 'I1': the string 'x'; needs a number"),
-    "list for string": ("POST", PREDICT, b'{"C1": ["a"]}', 422, "row 0, 'C1': a list; needs a text"),
-    "object for number": ("POST", PREDICT, b'{"I1": {}}', 422, "row 0, 'I1': an object; needs a number"),
     "string for list": ("POST", PREDICT, b'{"M1": "a"}', 422, "row 0, 'M1': the string 'a'; needs a list"),
-    "huge number": ("POST", PREDICT, b'{"I1": 1e39}', 422, "row 0, 'I1': a number is out of range"),
-    "huge integer": ("POST", PREDICT, b'{"I1": ' + b"9" * 400 + b"}", 422, "a number is out of range"),
     "too many rows": ("POST", PREDICT, json.dumps({"instances": [{}] * 8193}).encode(), 413, "8193 rows, at most 8192"),
     "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 16 MiB"),
     "unknown model": ("POST", "/v1/models/dlrn:predict", b"{}", 404, "no model 'dlrn'; did you mean 'dlrm'?"),
@@ -336,7 +326,6 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
         422,
         "candidates[0]: give an object of raw features",
     ),
-    "no candidates": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "candidates: must be a list of at least"),
     "ad of another type": (
         "POST",
         "/v1/models/ads:rank",

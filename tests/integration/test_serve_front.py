@@ -112,4 +112,5 @@ def test_from_start_to_end(tmp_path: Path) -> None:
         assert set(span["answers"]) <= {"200", "503", "refused"}, found
     assert found["exit_code"] == 0 and set(found["spans"]["gone"]["answers"]) <= {"refused"}
     for span in ("work", "version switch", "SIGTERM, drain"):
-        assert set(found["spans"][span]["answers"]) == {"200"}, found
+        assert set(found["spans"][span]["answers"]) <= {"200"}, found
+    assert found["spans"]["version switch"]["answers"]["200"] > 0, found

@@ -46,10 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TRAINING = {
-    "a batch that is never full": (
-        ["train.global_batch_size=301"],
-        "train.global_batch_size: 300 rows of split 'train' fill no batch of 301; lower it, or set train.ingest.drop",
-    ),
     "a batch that a part does not fill": (
         ["train.rows=63"],
         "train.global_batch_size: 63 rows of split 'train' fill no batch of 64; lower it, or set train.ingest.drop",
@@ -62,10 +58,6 @@ TRAINING = {
     "a table that there is not": (
         ["train.sharding.tables={C99: row_wise}"],
         "train.sharding.tables.C99: no such table; the model has C1, C2",
-    ),
-    "other columns": (
-        ["source={kind: table, label: clicked, features: [{columns: price, kind: numeric}]}"],
-        "source.kind: is 'table', but {folder} was made with 'criteo'; set it back, or preprocess with this recipe",
     ),
     "another label": (
         ["source.label=I13"],

@@ -405,7 +405,6 @@ ERRORS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     # files; format; message
     "repeated by blanks": ({"a": b"x,y, x\n"}, {}, "two columns 'x' in its first line"),
     "unclosed": ({"a": b'x,"y\nz\n'}, {}, "first line has double quotes that are not closed"),
-    "latin-1": ({"a": "é,x\n1,2\n".encode("latin-1")}, {}, "first line is not UTF-8 text; set 'encoding'"),
     "cut UTF-16": ({"a": "x,y\n1,2\n".encode("utf-16")[:-1]}, {}, "not utf-16-le text"),
     "a spreadsheet of before": ({"a.xls": b"\xd0\xcf\x11\xe0\xa1"}, {}, "a spreadsheet; save it as CSV"),
     "an Arrow file": ({"a.feather": b"ARROW1\0\0"}, {}, "an Arrow file; write it as Parquet"),

@@ -115,11 +115,6 @@ def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: st
     assert all(f.modified > 0 and f.bytes > 0 for f in files)
 
 
-def test_unknown_scheme() -> None:
-    with pytest.raises(UserError, match="cannot be opened: unknown kind of store"):
-        list_inputs(["nosuch://bucket/key"])
-
-
 @given(st.lists(st.sampled_from([b"a", b"bc", b""]), max_size=12).map(b"\n".join), st.integers(1, 20), st.booleans())
 def test_blank_lines_at_the_end_of_a_file_are_no_lines(text: bytes, chunk_bytes: int, is_crlf: bool) -> None:
     text = text.replace(b"\n", b"\r\n") if is_crlf else text

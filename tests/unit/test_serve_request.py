@@ -15,7 +15,6 @@ from serve.http import below
 from serve.server import Listener
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "gRPC on one address": ({"grpc_port": 8001}, "gRPC listens on all addresses of the machine; add --host"),
     "gRPC on HTTP's port": ({"host": "0.0.0.0", "port": 8001, "grpc_port": 8001}, "--grpc-port 8001: is also --port"),
     "gRPC and HTTPS": (
         {"host": "0.0.0.0", "grpc_port": 8001, "tls_certificate": __file__, "tls_key": __file__},
