@@ -30,13 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files() -> Iterator[None]:
     """Give the processes that tests start, and may kill, a folder of their own for temporary files, and remove it."""
-    with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder:
-        with pytest.MonkeyPatch.context() as patch:
-            # Not what Ray writes: logs of a session tell why a test failed.
-            patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
-            patch.setenv("TMPDIR", folder)
-            patch.setenv("JAVA_TOOL_OPTIONS", f"{os.environ['JAVA_TOOL_OPTIONS']} -Djava.io.tmpdir={folder}")
-            yield
+    before = tempfile.gettempdir()
+    with (
+        tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Not for Ray, whose logs tell why a test failed.
+        patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", before))
+        patch.setenv("TMPDIR", folder)
+        patch.setenv("JAVA_TOOL_OPTIONS", f"{os.environ['JAVA_TOOL_OPTIONS']} -Djava.io.tmpdir={folder}")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +49,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data beside the checkout) are not there")
     return folder
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """Make this process the only rank of torch."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import CheckpointConfig
@@ -122,13 +121,6 @@ def test_a_dataset_is_read_where_it_lies(endpoint: Endpoint, tmp_path: Path, mon
         path.read_bytes() for path in sorted((expected.folder / "test").iterdir())
     ]
     assert store.met.keys() == {"fail", "reset", "slow", "cut", "short"}
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_checkpoints_are_written_and_read_at_the_uri(

@@ -14,7 +14,6 @@ import pytest
 
 from benchmarks.preprocess_kills import files_of
 from rayrec.common.errors import UserError
-from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
@@ -23,20 +22,11 @@ from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
+from tests.messages import Messages
 
 COLUMNS = ["label", "user", "item", "group"]
 Inputs = Mapping[str | None, Sequence[str]]
 Run = Callable[..., Dataset]
-
-
-class Messages(SilentProgress):
-    """Keeps what was said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture

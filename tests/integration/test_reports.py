@@ -5,12 +5,12 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 import rayrec
 from jobs.command import load_command
@@ -26,8 +26,8 @@ from tests.unit.test_tune_report import SPACE, _outcomes
 from tune.results import sweep_figures
 from tune.sweep_folder import Sweep
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 RUNS = ("good-1", "good-2", "good-3", "bad-1", "bad-2")
+KINDS = ("dataset", "run", "model", "explanation", "comparison", "sweep")
 MOST_BYTES = 5_000_000
 
 
@@ -69,12 +69,14 @@ def figures(report: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pages(folder: Path) -> dict[str, Path]:
     """A folder with a page of each kind."""
-    made = {kind: folder / f"page-{kind}" for kind in ("dataset", "run", "model", "comparison", "sweep")}
+    made = {kind: folder / f"page-{kind}" for kind in KINDS}
     data, runs = folder / "data", [folder / name for name in RUNS]
     rayrec.report(data, made["dataset"], against=data, expect=("drifted_features == 0",), progress=False)
     rayrec.report(runs[0], made["run"], expect=("auc > 0.5", "test.log_loss < 0.1"), progress=False)
     rayrec.export(runs[0], folder / "model", progress=False)
     rayrec.report(folder / "model", made["model"], data=data, progress=False)
+    features = {"feature": ["I1", "C2", "M1"], "group": ["numbers=I1,I2"]}
+    rayrec.explain(folder / "model", data, made["explanation"], permutations=1, progress=False, **features)
     rayrec.compare([str(run) for run in runs], made["comparison"], progress=False)
     sweep = Sweep(read_recipe("dlrm-criteo-debug"), SPACE, folder, "auc", 30, "optuna", "asha")
     content = sweep_figures(sweep, _outcomes(30), [], f"# {BEST_FILE}\n")
@@ -82,17 +84,7 @@ def pages(folder: Path) -> dict[str, Path]:
     return made
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.mark.parametrize("kind", ["dataset", "run", "model", "comparison", "sweep"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_pages_draw_without_a_network(pages: dict[str, Path], browser: Browser, kind: str) -> None:
     """On a large screen and on a small one, in light and dark, between which an open page changes."""
     file = pages[kind] / "report.html"

@@ -4,9 +4,13 @@ import atexit
 import gc
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from rayrec.inference.predictor import Predictor
 
 # Two processes of tests share two cores: further threads of each would only wait. Libraries read it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +25,17 @@ def _nothing_is_synced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> "Predictor":
+    """Return that of a DLRM with three numbers, four categories and a list."""
+    from rayrec.inference.predictor import load_model
+    from tests.model_folders import make_model_folder
+
+    folder = tmp_path_factory.mktemp("models") / "model"
+    make_model_folder(folder, multi_hot=1)
+    return load_model(folder)
 
 
 def pytest_collection() -> None:

@@ -1,26 +1,19 @@
 """Checkpoints of one rank: whole or absent."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from rayrec.config.train import CheckpointConfig
 from rayrec.internals.torch_checkpoint import load
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.run.folder import RunProgress, checkpoint_name, checkpoint_steps
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def _step(value: float) -> Any:

@@ -15,7 +15,7 @@ from tritonclient.grpc import InferInput, service_pb2
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_files import TableMemory
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 from serve import grpc_server
 from serve.admission import Admission
 from serve.grpc_app import GrpcMethods, infer_request, infer_response
@@ -26,17 +26,10 @@ from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion, score_together
 from serve.tokens import read_tokens
 from serve.v2 import metadata
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import make_raw_rows
 
 ROWS = 30
 TOKEN = "0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    make_model_folder(folder, multi_hot=1)
-    return load_model(folder)
 
 
 def _fields(message: Any) -> dict[str, Any]:

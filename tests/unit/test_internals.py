@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -31,13 +30,6 @@ from rayrec.internals.torchrec import (
 )
 
 GONE = "an upgrade has changed a private part of {}: adapt rayrec/internals/{}.py"
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_ray_keeps_notes_without_a_process_for_them() -> None:

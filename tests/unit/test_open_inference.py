@@ -9,20 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 from serve.requests import RequestError
 from serve.served_version import score_together
 from serve.v2 import answer, metadata, parse_infer
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import make_raw_rows
 
 ROWS = 30
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    make_model_folder(folder, multi_hot=1)
-    return load_model(folder)
 
 
 def tensor(name: str, datatype: str, data: list[Any], width: int | None = None) -> dict[str, Any]:

@@ -4,26 +4,17 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 from serve.request_tensors import DATA_TYPES
 from serve.requests import RequestError
 from serve.served_version import score_together
 from serve.v2 import answer, parse_infer
-from tests.model_folders import make_model_folder
 
 FUZZ = settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)
 ROWS = 50
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    make_model_folder(folder, multi_hot=1)
-    return load_model(folder)
 
 
 FEATURES = ("I1", "I2", "I3", "C1", "C2", "C3", "C4", "M1")

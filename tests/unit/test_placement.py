@@ -14,23 +14,15 @@ from jobs.command.placement import (
     trial_training,
 )
 from rayrec.common.errors import ConfigError, SmallClusterError
-from rayrec.common.progress import Progress
 from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.config.train import TrainConfig
 from rayrec.ingest.dataset import DatasetManifest
 from rayrec.store.artifact import id_of
 from tests.builders import make_dataset
+from tests.messages import Messages
 
 NO_SPARK, SPARK = SparkConfig(), SparkConfig(executors=3)
-
-
-class Messages(Progress):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def raw_files(*, suits_threads: bool = True) -> Any:
@@ -90,8 +82,8 @@ ONLY_RAY = {
 def test_small_work_is_done_here_unless_ray_is_asked_for(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = Messages()
     assert place(PlacedRequest(), said) == place(PlacedRequest(on="process"), said) == "process"
-    assert all("in this process" in text and "--on ray for" in text for text in said.texts)
-    assert place(PlacedRequest(on="ray"), said) == "ray" and "--on process" in said.texts[-1]
+    assert all("in this process" in text and "--on ray for" in text for text in said.lines)
+    assert place(PlacedRequest(on="ray"), said) == "ray" and "--on process" in said.lines[-1]
     monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
     assert place(PlacedRequest(), said) == "ray"
     assert place(PlacedRequest(on="process"), said) == "process"
@@ -107,7 +99,7 @@ def test_large_work_is_done_on_ray_unless_this_process_is_asked_for(place: Any) 
 def test_what_only_ray_can_do_is_refused_here(place: Any) -> None:
     said = Messages()
     assert place(PlacedRequest(), said) == place(PlacedRequest(on="ray"), said) == "ray"
-    assert len(said.texts) == 2 and not any("--on process" in text for text in said.texts)
+    assert len(said.lines) == 2 and not any("--on process" in text for text in said.lines)
     with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train|Ray Data)"):
         place(PlacedRequest(on="process"), said)
 

@@ -9,23 +9,13 @@ import pytest
 import ray
 from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
 
-from rayrec.common.progress import Progress
 from rayrec.common.ray import _Watch, waits_shown
 from rayrec.internals import ray_core
 from rayrec.internals.ray_core import Room, look_for_room
+from tests.messages import Messages
 
 CPU, GPU = (("CPU", 1.0),), (("CPU", 2.0), ("GPU", 1.0))
 OWN, OTHERS = "0a000000", "0b000000"
-
-
-class Messages(Progress):
-    """Keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def _room(*waiting: Any, nodes: str = "abc", **free: float) -> Room:

@@ -21,19 +21,12 @@ from rayrec.sources.interactions.histories import HistoryCounts
 from rayrec.store.files import new_file
 from rayrec.store.folders import new_folder
 from tests.builders import make_dataset, make_recipe
+from tests.messages import Messages
 
 
 class Found(Config):
     path: Path
     rows: int
-
-
-class Messages(SilentProgress):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def test_a_stage_runs_once(tmp_path: Path) -> None:
@@ -49,7 +42,7 @@ def test_a_stage_runs_once(tmp_path: Path) -> None:
     again = Stages(tmp_path, messages).run("parse", Found, work)
     assert first == again == Found(path=tmp_path / "parse" / "rows", rows=1)
     assert len(calls) == 1 and first.path.read_text() == "1"
-    assert messages.texts == ["parse: already done"]
+    assert messages.lines == ["parse: already done"]
 
 
 def test_results_are_what_they_were(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from jobs.serve import ServeRequest
 from jobs.submit import SubmitRequest, _require_success, _result_in, run
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.progress import Progress
 from rayrec.store.paths import RemotePath, to_path
+from tests.messages import Messages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEBUG = "dlrm-criteo-debug"
@@ -184,14 +184,6 @@ class Jobs:
     def follow(self, job: str, show: Callable[[str], None], lost_seconds: float) -> SimpleNamespace | None:
         self.waits.append(lost_seconds)
         return self._ends.pop(0)
-
-
-class Messages(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def _submit(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, *command: str, retry: int = 0) -> tuple[Result, list[str]]:

@@ -1,4 +1,4 @@
-"""Side tables and rates written by Spark from raw files, and rows completed from them, against pandas."""
+"""Side tables and rates written from raw files, and rows completed from them, against pandas."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from rayrec.features.lookups import RATES_FOLDER, Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
 from rayrec.preprocessing import segments
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.lookups import keyed_rows
 from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
@@ -157,11 +157,11 @@ def write_parquet(frame: pd.DataFrame, folder: Path, files: int) -> list[str]:
 
 
 @pytest.fixture
-def workspace(spark: Any, tmp_path: Path) -> Workspace:
+def workspace(tmp_path: Path) -> Workspace:
     folder = tmp_path / "dataset"
     scratch = folder / ".scratch"
     scratch.mkdir(parents=True)
-    return Workspace(SparkEngine(spark), folder, scratch, SilentProgress())
+    return Workspace(EmbeddedEngine(2), folder, scratch, SilentProgress())
 
 
 WriteTable = Callable[[SideTable, list[str]], dict[str, int]]
