@@ -16,8 +16,15 @@ from rayrec.config.execution import TUNE, Execution
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe, write_recipe_file
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import Folder
-from tune.space import Space, load_space, trial_recipe
-from tune.space_checks import check_space, require_comparable, require_decisions, searchable_space
+from tune.space import (
+    Space,
+    check_space,
+    load_space,
+    require_comparable,
+    require_decisions,
+    searchable_space,
+    trial_recipe,
+)
 from tune.sweep_folder import Scheduler, Search, SweepSettings, owned_folder
 
 if TYPE_CHECKING:

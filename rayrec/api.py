@@ -59,7 +59,7 @@ COMMANDS = tuple(name for name in __all__ if not name.startswith("load_"))
 def __getattr__(name: str) -> Any:
     if name not in COMMANDS:
         raise AttributeError(f"module 'rayrec.api' has no attribute '{name}'")
-    from jobs.command.python_function import python_function
+    from jobs.command.interface import python_function
     from jobs.command.runner import load_command
 
     return python_function(load_command(name))

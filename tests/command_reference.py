@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs import COMMANDS, GROUPS
-from jobs.command.command_line import FLAGS
-from jobs.command.fields import RequestField, fields_of
-from jobs.command.python_function import docstring
+from jobs.command.interface import FLAGS, RequestField, docstring, fields_of
 from jobs.command.request import Overrides, PathText, PathTexts, RecipeText
 from jobs.command.runner import load_command
 from rayrec import api

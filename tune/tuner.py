@@ -31,7 +31,7 @@ from rayrec.store.files import remove, write_atomically
 from rayrec.store.paths import confined, place_on_this_node
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
-from tune.space_checks import check_space, searchable_space
+from tune.space import check_space, searchable_space
 from tune.sweep_folder import ENDED_STATES, EXCHANGE_FOLDER, SweepSettings, TrialOutcome, TrialRecord, read_outcomes
 
 _SHORTEST_PAUSE = 1.0

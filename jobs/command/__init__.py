@@ -1,6 +1,6 @@
 """Parts that all commands share: requests, results, the runner, the command line, the Python functions."""
 
-from jobs.command.command_line import as_arguments, main, parse_command
+from jobs.command.interface import as_arguments, main, parse_command
 from jobs.command.request import (
     ByPosition,
     Metavar,

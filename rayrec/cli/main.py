@@ -22,7 +22,7 @@ class _Group(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, [command, *arguments])
         if name is None or listed is None:
             return name, listed, rest
-        from jobs.command.command_line import typer_command
+        from jobs.command.interface import typer_command
         from jobs.command.runner import load_command
 
         return name, typer_command(load_command(name)), rest

@@ -14,8 +14,7 @@ import pytest
 import rayrec
 from jobs import COMMANDS as SUMMARIES
 from jobs import GROUPS
-from jobs.command.command_line import parse_command
-from jobs.command.fields import fields_of
+from jobs.command.interface import fields_of, parse_command
 from jobs.command.request import TrainingRecipeRequest
 from jobs.command.runner import Command, build_request, load_command
 from rayrec.cli import main as cli
@@ -107,7 +106,7 @@ def test_commands_make_the_request(
         requests.append((command.name, build_request(command.request, values)))
         return 0
 
-    monkeypatch.setattr("jobs.command.command_line.run_command", run)
+    monkeypatch.setattr("jobs.command.interface.run_command", run)
     assert cli.run([command, *arguments]) == 0
     ((name, request),) = requests
     assert name == command
@@ -232,9 +231,7 @@ def test_the_reference_and_the_types_are_written_from_the_requests() -> None:
 @pytest.mark.parametrize("values", [("a", "s3://b/c"), (Path("a"), "s3://b/c")])
 def test_python_functions_take_the_fields(values: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     requests = []
-    monkeypatch.setattr(
-        "jobs.command.python_function.execute", lambda command, request, progress: requests.append(request)
-    )
+    monkeypatch.setattr("jobs.command.interface.execute", lambda command, request, progress: requests.append(request))
     rayrec.train("r", *values, workers="1:4", set={"train.epochs": 2}, progress=False)
     rayrec.preprocess(recipe="r", input=values[0], output="o", progress=False)
     train, preprocess = requests

@@ -18,7 +18,7 @@ import yaml
 from cluster.java import ADD_OPENS
 from cluster.job_client import PACKAGES
 from cluster.ray_serve import SETTINGS
-from jobs.command.command_line import parse_command
+from jobs.command.interface import parse_command
 from serve.arguments import ServeArguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs.command.command_line import as_arguments, main
+from jobs.command.interface import as_arguments, main
 from jobs.command.request import Request
 from jobs.command.result import Result, text_table
 from jobs.command.runner import Command, execute, run_command
@@ -189,7 +189,7 @@ def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from jobs.command.command_line import main\n"
+        "from jobs.command.interface import main\n"
         "from jobs.command.request import Request\n"
         "from jobs.command.result import Result\n"
         "from jobs.command.runner import Command\n"

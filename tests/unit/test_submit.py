@@ -11,7 +11,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from cluster.job_client import LOST_SECONDS, PACKAGES, RESTART_SECONDS, JobClient, job_folder
-from jobs.command.command_line import as_arguments
+from jobs.command.interface import as_arguments
 from jobs.command.request import Request
 from jobs.command.result import Result
 from jobs.evaluate import EvaluateRequest

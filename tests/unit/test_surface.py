@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jobs import COMMANDS
-from jobs.command.fields import fields_of
+from jobs.command.interface import fields_of
 from jobs.command.runner import load_command
 from rayrec.recipes import Recipe
 

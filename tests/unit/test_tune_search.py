@@ -11,8 +11,7 @@ from ray.tune.schedulers import TrialScheduler
 from rayrec.common.errors import ConfigError
 from rayrec.recipes import read_recipe
 from tune.search import RememberingASHA, strategy
-from tune.space import parse_space
-from tune.space_checks import searchable_space
+from tune.space import parse_space, searchable_space
 from tune.sweep_folder import Search, SweepSettings, TrialRecord
 from tune.trial import EVALUATION, GIVEN, OBJECTIVE
 

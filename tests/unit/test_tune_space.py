@@ -16,8 +16,15 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
 from tests.builders import make_dataset
 from tune.search import draw
-from tune.space import load_space, own_assignment, parse_space, trial_recipe
-from tune.space_checks import check_space, combinations, require_comparable
+from tune.space import (
+    check_space,
+    combinations,
+    load_space,
+    own_assignment,
+    parse_space,
+    require_comparable,
+    trial_recipe,
+)
 
 DEBUG = "dlrm-criteo-debug"
 SPACE = """
