@@ -9,18 +9,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.store.files import write_atomically
-from tune.search import suggest
+from tune.search import study_of
 from tune.space import Parameter, Space, own_assignment
 from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, outcome_rows
 from tune.tuner import run_sweep
-
-if TYPE_CHECKING:
-    import optuna
 
 SEEDS = 3
 """How many other seeds each candidate is trained with."""
@@ -225,12 +222,16 @@ def _importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, flo
         return {}
     import optuna
 
-    return dict(optuna.importance.get_param_importances(_study(sweep, outcomes), params=comparable))
+    return dict(optuna.importance.get_param_importances(study_of(sweep, outcomes), params=comparable))
 
 
 def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[str]:
     """Return the parameters whose importance can be told: they vary, and every evaluated trial has them."""
-    evaluated = [outcome for outcome in _drawn(sweep, outcomes) if outcome.value is not None]
+    evaluated = [
+        outcome
+        for outcome in outcomes
+        if outcome.value is not None and (sweep.space.contains(outcome.assignment) or not outcome.is_given)
+    ]
     if len(evaluated) < _FEWEST_TRIALS or len({outcome.value for outcome in evaluated}) == 1:
         return []
     return [
@@ -239,29 +240,3 @@ def _comparable_parameters(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> li
         if all(name in outcome.assignment for outcome in evaluated)
         and len({outcome.assignment[name] for outcome in evaluated}) > 1
     ]
-
-
-def _drawn(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Return the trials that the space contains: all but perhaps the given recipe's."""
-    return [outcome for outcome in outcomes if sweep.space.contains(outcome.assignment) or not outcome.is_given]
-
-
-def _study(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> "optuna.Study":
-    """Return the trials as Optuna's own, whichever search drew them; one without a value counts as pruned."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize" if sweep.is_maximized else "minimize")
-    for outcome in sorted(_drawn(sweep, outcomes), key=lambda outcome: outcome.number):
-        drawn = optuna.trial.FixedTrial(outcome.assignment)
-        for name in outcome.assignment:
-            suggest(drawn, name, sweep.space.parameters[name])
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState.PRUNED if outcome.value is None else optuna.trial.TrialState.COMPLETE,
-                value=outcome.value,
-                params=drawn.params,
-                distributions=drawn.distributions,
-            )
-        )
-    return study

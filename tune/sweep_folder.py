@@ -1,13 +1,14 @@
 """The folder of a sweep: what is searched and how, and a folder for each trial, read back as outcomes.
 
 One process works in a sweep's folder at a time. A trial's folder has its record, trial.json, and the run folders that
-it trained in. Table, page and best recipe are made from these folders alone.
+it trained in. Table, page and best recipe are made from these folders alone, and an interrupted sweep continues from
+them: what Ray Tune notes of a sweep is thrown away.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from rayrec.store.folders import is_vacant, owned
 from rayrec.store.paths import confined
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
-from tune.space import Parameter, Scalar, Scheduler, Search, Space
+from tune.space import Parameter, Scalar, Scheduler, Search, Space, own_assignment
 
 SWEEP_FILE = "sweep.json"
 TRIAL_FILE = "trial.json"
@@ -71,6 +72,17 @@ class Sweep:
     @property
     def trials_folder(self) -> Path:
         return self.folder / "trials"
+
+    @property
+    def first_points(self) -> list[dict[str, Scalar]]:
+        """Return the assignments that are tried before any is drawn: the recipe's own, and those of a grid."""
+        own = own_assignment(self.space, self.recipe)
+        return [own, *(point for point in self.space.grid() if self.search == "grid" and point != own)]
+
+    @property
+    def size(self) -> int:
+        """Number of its trials: of a grid as many as it has points, though more may have been allowed."""
+        return len(self.first_points) if self.search == "grid" else self.trials
 
     def best(self, values: Iterable[float]) -> float:
         """Return the best of some values of the metric."""
@@ -151,6 +163,13 @@ class TrialRecord:
 
     def save(self, folder: Path) -> None:
         write_json(folder / TRIAL_FILE, asdict(self))
+
+    @classmethod
+    def stop(cls, folder: Path) -> None:
+        """Record that the scheduler stops the trial in `folder`, unless it has just ended by itself."""
+        record = cls.load(folder)
+        if record is not None and record.state == "running":
+            replace(record, state="stopped").save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> "TrialRecord | None":

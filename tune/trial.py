@@ -31,21 +31,26 @@ from rayrec.training.run.folder import (
 )
 from rayrec.training.run.history import cut_history
 from tune.space import own_assignment, trial_recipe
-from tune.sweep_folder import EXCHANGE_FOLDER, SweepSettings, TrialRecord, evaluations
+from tune.sweep_folder import ENDED_STATES, EXCHANGE_FOLDER, SweepSettings, TrialRecord, evaluations
 
 OBJECTIVE = "objective"
 """What Tune compares: the metric's best value so far, or its last one in population based training."""
 GIVEN = "given recipe"
-"""The key in Tune's configuration of the trial of the recipe as it stands."""
+"""The key in Tune's configuration that marks the trial of the recipe as it stands."""
+FOLDER = "folder"
+"""The key in Tune's configuration of a trial's folder, which an earlier attempt has made, within that of all trials."""
 EVALUATION = "evaluation"
 """The number of evaluations so far, which Tune uses as its time."""
 _ACTOR_BYTES = 2**29
 """Memory that the process of a trial reserves."""
-# A stopped trial may be asked to continue, so it is not one of them.
-_FINAL_STATES = ("finished", "refused")
 _POINTER_FILE = "pointer.json"
 _KEPT = 4
 """Checkpoints of a trial that are kept for others: some have been chosen and not yet been fetched."""
+
+
+def trial_name(trial: Any) -> str:
+    """Return the name of the folder of Tune's trial: that of an earlier attempt, or a new one."""
+    return str(trial.config.get(FOLDER) or trial.trial_id)
 
 
 def trial_resources(settings: SweepSettings) -> PlacementGroupFactory:
@@ -67,17 +72,24 @@ class Trial(Trainable):
         is_given = bool(config.get(GIVEN))
         own = own_assignment(settings.space, settings.recipe) if is_given else config
         self._assignment = {name: own[name] for name in settings.space.names if name in own}
-        self._folder = settings.trials_folder / self.trial_id
+        # Tune's name of a trial is that of its folder (`trial_name`). Its configuration may be another trial's by now.
+        self._folder = settings.trials_folder / self.trial_name
         before = TrialRecord.load(self._folder)
-        if before is not None and before.state in _FINAL_STATES and settings.search != "pbt":
-            # Tune was killed before it saved the end: the results are reported again, and nothing is trained.
+        self._reported: list[float] = []
+        if before is not None and before.state in ENDED_STATES and settings.search != "pbt":
+            # Its process died before it told Tune the end: the results are reported again, and nothing is trained.
             self._record = before
         else:
-            self._record = TrialRecord(self.trial_id, self._assignment, started=time.time(), is_given=is_given)
+            self._record = TrialRecord(
+                self._folder.name, self._assignment, started=time.time(), is_given=is_given
+            )  # fmt: skip
             if before is not None:
                 self._record = replace(self._record, started=before.started, run=before.run)
             self._record.save(self._folder)
-        self._reported: list[float] = []
+        if settings.search == "pbt":
+            # A population that was interrupted is compared by where its trials are now.
+            found = evaluations(self._run, settings.metric)
+            self._reported = [record[settings.metric] for record in found[:-1]]
         self._training: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -140,11 +152,6 @@ class Trial(Trainable):
     def _objective(self) -> float:
         return self._reported[-1] if self._settings.search == "pbt" else self._settings.best(self._reported)
 
-    def cleanup(self) -> None:
-        """Record that Tune stopped the trial, unless it ended by itself."""
-        if self._record.state == "running":
-            replace(self._record, state="stopped").save(self._folder)
-
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Give Tune a pointer to the checkpoint, which stays with the trial; only population based training asks."""
         step = self._checkpoint_step()
@@ -155,7 +162,7 @@ class Trial(Trainable):
         """Continue from a checkpoint of this trial, or after an exchange from that of another one."""
         pointer = Pointer.load(Path(checkpoint_dir))
         self._reported = list(pointer.objectives)
-        if pointer.trial != self.trial_id:
+        if pointer.trial != self._folder.name:
             name = f"run-{pointer.trial}-{pointer.step}"
             if not (self._folder / name).exists():
                 recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)

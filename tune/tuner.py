@@ -1,38 +1,38 @@
 """Runs a sweep on Ray Tune: a new one, or one that was interrupted.
 
-Tune's state says which trials there are, and what the searcher knows; what came of them is in their folders
-(`sweep_folder`), to which each trial (`trial`) writes by itself.
-
-Tune overwrites its state in place every other second: a kill may cut a file short, or leave files of two moments, after
-which Tune waits forever for a trial that has ended. So a copy of one moment is kept beside them as one file, which is
-all that another machine needs.
+What came of the trials is in their folders (`sweep_folder`), to which each trial (`trial`) writes by itself. A sweep
+continues from these folders alone. Tune overwrites its own notes of a sweep in place every other second, so that a kill
+may cut them short; they are pickles, too, which could run code.
 """
 
-import io
-import json
 import logging
 import os
 import socket
 import threading
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from rayrec.common.errors import ConfigError, DiskError, UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.machine import available_cpus
 from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
-from rayrec.recipes import Recipe
-from rayrec.store.files import remove, write_atomically
-from rayrec.store.paths import confined, place_on_this_node
+from rayrec.store.files import remove
+from rayrec.store.paths import place_on_this_node
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
 from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.space import check_space, searchable_space
-from tune.sweep_folder import ENDED_STATES, EXCHANGE_FOLDER, SweepSettings, TrialOutcome, TrialRecord, read_outcomes
+from tune.sweep_folder import (
+    ENDED_STATES,
+    EXCHANGE_FOLDER,
+    Sweep,
+    SweepSettings,
+    TrialOutcome,
+    TrialRecord,
+    read_outcomes,
+)
 
 _SHORTEST_PAUSE = 1.0
 """Seconds between two readings of the trial folders, at least."""
@@ -41,8 +41,6 @@ _PAUSE_FACTOR = 20
 _RETRIES = 2
 """How often a trial that died is started again; it continues from its latest checkpoint."""
 _ENVIRONMENT = {
-    # Tune saves its state within so many seconds after a change.
-    "TUNE_GLOBAL_CHECKPOINT_S": "2",
     "TUNE_RESULT_BUFFER_LENGTH": "1",
     # A trial that cannot be trained ends without a metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -53,17 +51,8 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 STATE_FOLDER = ".tune"
-_BACKUP_FILE = "tune-state.zip"
-# The last two are pickles, despite their names.
-_STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
-_TUNER_FILE = "tuner.pkl"
-"""The arguments of the Tuner, written once."""
-_END_OF_PICKLE = b"."
-_QUIET_SECONDS = 0.2
-_SAVE_SECONDS = 1.0
-"""Tune writes all files of one save within this time; the previous save is older."""
-_Files = dict[str, tuple[bytes, int]]
-"""Content and time of change, in nanoseconds, by the file's name."""
+"""The folder of Tune's notes of a sweep, and of the pointers by which population based training exchanges checkpoints.
+"""
 
 
 def run_sweep(
@@ -83,7 +72,7 @@ def run_sweep(
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     from rayrec.models.registry import build_model
     from tune.search import strategy
-    from tune.trial import Trial, trial_resources
+    from tune.trial import Trial, trial_name, trial_resources
 
     # What the search can vary: not all of the space, under population based training.
     varied = searchable_space(settings.space, settings.search, settings.trials)
@@ -102,54 +91,58 @@ def run_sweep(
     require_parts(base.train, build_model(base.model, dataset.schema, device="meta"))
     check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
 
-    # Tune starts a `Trial` for each assignment that the searcher draws, and asks the scheduler after each evaluation
-    # whether it goes on.
-    chosen = strategy(settings, base.train.most_evaluations)
-    at_once = concurrent_trials(base, chosen.trials, concurrent)
-    trainable = ray.tune.with_resources(
-        ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)
-    )  # fmt: skip
-    if resume and can_be_restored(settings.folder):
-        # Trials that had not ended run again, each from its own latest checkpoint.
-        state = str(state_folder(settings.folder))
-        tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
-    else:
-        forget(settings.folder)
+    # What an earlier attempt has left. Tune's notes are of no use: it starts the trials that have not ended anew, and
+    # each continues from its own latest checkpoint.
+    state = place_on_this_node(settings.folder) / STATE_FOLDER
+    remove(state)
+    known = read_outcomes(settings) if resume else []
+    left = settings.size - sum(outcome.state in ENDED_STATES for outcome in known)
+    at_once = concurrent_trials(settings, concurrent)
+    if left:
+        # Tune starts a `Trial` for each assignment that the searcher gives it, and asks the scheduler after each
+        # evaluation whether it goes on.
+        chosen = strategy(settings, base.train.most_evaluations, known)
         tuner = ray.tune.Tuner(
-            trainable,
+            ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_resources(settings)),
             param_space=chosen.param_space,
             tune_config=ray.tune.TuneConfig(
                 search_alg=chosen.searcher,
                 scheduler=chosen.scheduler,
-                num_samples=chosen.trials,
+                num_samples=left,
                 max_concurrent_trials=at_once,
-                trial_dirname_creator=lambda trial: str(trial.trial_id),
+                trial_name_creator=trial_name,
+                trial_dirname_creator=trial_name,
             ),
             run_config=ray.tune.RunConfig(
-                name=state_folder(settings.folder).name,
-                storage_path=str(state_folder(settings.folder).parent),
+                name=state.name,
+                storage_path=str(state.parent),
                 # Run folders hold checkpoints of their own; only population based training asks Tune for more.
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
                 verbose=0,
             ),
         )
+        # Trials write what they do into their folders, and a thread reads it there.
+        progress.stage(f"{what}, {at_once} at once", settings.size)
+        with in_background(partial(_watch, settings, progress), "rayrec-sweep"):
+            tuner.fit()
+        remove(state)
 
-    # Trials write what they do into their folders, and a thread reads it there.
-    progress.stage(f"{what}, {at_once} at once", chosen.trials)
-    disk_errors: list[DiskError] = []
-    with in_background(partial(_watch, settings, progress, disk_errors), "rayrec-sweep"):
-        try:
-            results = tuner.fit()
-        except Exception as error:
-            if disk_errors:  # Tune goes on when it cannot write, and fails later on what it reads
-                raise disk_errors[-1] from error
-            raise
-    return _finish(settings, {Path(result.path).name for result in results})
+    # Nothing runs any more: a trial that has not said how it ended has died.
+    for folder in settings.trials_folder.iterdir():
+        record = TrialRecord.load(folder)
+        if record is not None and record.state == "running":
+            replace(record, state="failed", message="its process died").save(folder)
+    outcomes = read_outcomes(settings)
+    if not outcomes or outcomes[0].value is None:
+        reason = next((outcome.message for outcome in outcomes if outcome.message), "none was evaluated")
+        raise UserError(f"{settings.folder}: none of {len(outcomes)} trials was evaluated: {reason}")
+    _drop_checkpoints(outcomes[1:])
+    return outcomes
 
 
-def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
-    """Return how many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
+def concurrent_trials(settings: Sweep, wanted: int | None) -> int:
+    """Return how many trials of a sweep run at once on the cluster of the Ray session: `wanted`, if given.
 
     A trial holds a CPU (and a GPU, if it trains on GPUs) for each worker from its start to its end, all or none, and
     waits for nothing else: the process that drives it and its reading tasks ask for no CPU.
@@ -157,6 +150,7 @@ def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     """
     import ray
 
+    recipe = settings.recipe.resolve()
     # As many as Ray has places for; more are refused.
     available = ray.cluster_resources()
     cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
@@ -173,27 +167,7 @@ def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
         fitting = max(1, (min(cpus, available_cpus()) if is_here else cpus) // workers)
-    return min(trials, wanted or fitting)
-
-
-def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
-    """Return the outcomes, once nothing runs any more; deletes all checkpoints but those of the best trial.
-
-    `known`: names of the folders of the trials that Tune has.
-    """
-    for folder in settings.trials_folder.iterdir():
-        record = TrialRecord.load(folder)
-        if folder.name not in known or record is None:
-            # An attempt drew it and was killed before it saved so; Tune has drawn another one instead.
-            remove(folder)
-        elif record.state == "running":
-            replace(record, state="failed", message="its process died").save(folder)
-    outcomes = read_outcomes(settings)
-    if not outcomes or outcomes[0].value is None:
-        reason = next((outcome.message for outcome in outcomes if outcome.message), "none was evaluated")
-        raise UserError(f"{settings.folder}: none of {len(outcomes)} trials was evaluated: {reason}")
-    _drop_checkpoints(outcomes[1:])
-    return outcomes
+    return min(settings.size, wanted or fitting)
 
 
 def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
@@ -202,20 +176,13 @@ def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
             remove(checkpoints)
 
 
-def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskError], ended: threading.Event) -> None:
-    """Show trials as they end, back up Tune's state, and keep checkpoints of the best ended trial only.
-
-    Adds to `disk_errors` each time that the state cannot be written.
-    """
+def _watch(settings: SweepSettings, progress: Progress, ended: threading.Event) -> None:
+    """Show trials as they end, and keep checkpoints of the best ended trial only."""
     shown: set[str] = set()
     pause, is_over = _SHORTEST_PAUSE, False
     while not is_over:
         is_over = ended.wait(pause)  # once more after the end
         began = time.monotonic()
-        try:
-            backup(settings.folder)
-        except DiskError as error:
-            disk_errors.append(error)
         outcomes = read_outcomes(settings)
         new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in shown]
         for outcome in new:
@@ -229,74 +196,3 @@ def _watch(settings: SweepSettings, progress: Progress, disk_errors: list[DiskEr
             progress.note(f"best {settings.metric} {outcomes[0].value:.4f}")
         # Reading many trials from slow storage takes a while.
         pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
-
-
-def state_folder(sweep: Path) -> Path:
-    """Return the folder of this node in which Tune keeps its state of a sweep."""
-    return place_on_this_node(sweep) / STATE_FOLDER
-
-
-def can_be_restored(sweep: Path) -> bool:
-    """Return whether Tune can continue from its state, after the backup has replaced files that are cut short or
-    missing.
-
-    It cannot if it was killed before it had saved a trial.
-    """
-    state, backup_file = state_folder(sweep), sweep / _BACKUP_FILE
-    found = _read(state)
-    if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
-        return True
-    if not backup_file.exists():
-        return False
-    for name in found:
-        (state / name).unlink()
-    with zipfile.ZipFile(io.BytesIO(backup_file.read_bytes())) as archive:
-        archive.extractall(state, [confined(name, backup_file) for name in archive.namelist()])
-    return True
-
-
-def backup(sweep: Path) -> None:
-    """Copy the state, unless Tune is writing it at this moment."""
-    found = _read(state_folder(sweep))
-    if not _is_complete(found) or not _is_of_one_save(found):
-        return
-    time.sleep(_QUIET_SECONDS)
-    if _read(state_folder(sweep)) != found:
-        return
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, (content, _) in found.items():
-            archive.writestr(name, content)
-    write_atomically(sweep / _BACKUP_FILE, packed.getvalue())
-
-
-def forget(sweep: Path) -> None:
-    """Remove the state and its backup."""
-    remove(state_folder(sweep))
-    (sweep / _BACKUP_FILE).unlink(missing_ok=True)
-
-
-def _read(folder: Path) -> _Files:
-    paths = [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
-
-
-def _newest(files: _Files) -> dict[str, tuple[bytes, int]]:
-    """Return the newest state file of each kind, by its pattern; names contain the time at which Tune began."""
-    names = {pattern: [name for name in files if Path(name).match(pattern)] for pattern in _STATE_FILES}
-    return {pattern: files[max(found)] for pattern, found in names.items() if found}
-
-
-def _is_complete(files: _Files) -> bool:
-    """Return whether the newest state files are there to their last byte and know a trial."""
-    newest = {pattern: content for pattern, (content, _) in _newest(files).items()}
-    try:
-        has_trials = bool(json.loads(newest.pop(_STATE_FILES[0], b"{}")).get("trial_data"))
-    except ValueError:
-        return False
-    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in newest.values())
-
-
-def _is_of_one_save(files: _Files) -> bool:
-    times = [changed for _, changed in _newest(files).values()]
-    return max(times) - min(times) < _SAVE_SECONDS * 1e9

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from cluster.local_cluster import ray_head
 from jobs.command import RESULT_FILE
 from jobs.command.placement import trial_training
 from jobs.train import train_recipe
+from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
-from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.recipes import dump_recipe, load_recipe, read_recipe
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
@@ -27,8 +29,10 @@ from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.training_runs import recipe
 from tune.results import SEEDS
+from tune.space import parse_space
+from tune.sweep_folder import Sweep
 from tune.trial import EVALUATION
-from tune.tuner import STATE_FOLDER
+from tune.tuner import STATE_FOLDER, concurrent_trials
 
 TRIALS = 4
 EVALUATIONS = 3
@@ -88,11 +92,6 @@ def _processes_of_trials(head: int) -> list[psutil.Process]:
     return found
 
 
-def _noted(sweep: Path) -> bool:
-    """Whether Tune has noted the end of a trial."""
-    return any("TERMINATED" in path.read_text() for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"))
-
-
 def _evaluations_noted(sweep: Path, trial: str) -> int:
     """How many evaluations of a trial Tune has noted."""
     for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"):
@@ -104,6 +103,17 @@ def _evaluations_noted(sweep: Path, trial: str) -> int:
             if json.loads(state)["trial_id"] == trial:
                 return int(json.loads(metadata)["last_result"].get(EVALUATION, 0))
     return 0
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_grid_runs_no_more_trials_at_once_than_it_has(recipe_file: Path, tmp_path: Path) -> None:
+    """Fewer than `--trials` allows and CPUs are there for; what runs and what is recorded ask the same function."""
+    space = parse_space("s.yaml", "train.dense_optimizer.lr: {choice: [0.1, 0.01]}")
+    grid = Sweep(read_recipe(recipe_file), space, tmp_path, "auc", trials=30, search="grid", scheduler="none")
+    assert concurrent_trials(grid, 6) == 2
+    assert concurrent_trials(replace(grid, search="random"), 6) == 6
+    with pytest.raises(ConfigError, match=r"--concurrent 1000: \d+ trials of 1 workers fit"):
+        concurrent_trials(grid, 1000)
 
 
 def _waits(hold: Hold, trial: str, checkpoint: str) -> list[int]:
@@ -141,7 +151,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
             killed = at(second)
             driver.until(lambda: set(at(second)) - set(killed))
             hold.release((set(at(second)) - set(killed)).pop())
-            driver.until(lambda: _noted(sweep))
+            driver.until(lambda: _over(sweep))
             driver.kill()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
         assert 0 < len(before) < TRIALS
@@ -172,6 +182,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     (given,) = [record for record in trials.values() if record["is_given"]]
     assert given["state"] == "finished", "the given recipe is trained to its end"
     result = json.loads(done.stdout)
+    assert result["execution"]["workers"] == 2
     best = result["metrics"]["validation"]["auc"]
     assert best == max(row["auc"] for row in result["details"]["trials"] if row["auc"] is not None)
     kept = list(sweep.glob("trials/*/run/checkpoints"))
@@ -216,7 +227,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/({first}|{second}|{last})")
     own = environment_of_open_cluster()
     with ray_head(own, num_cpus=3) as head:
-        environment = {**own, "RAY_ADDRESS": head.address}
+        environment = {**own, "RAY_ADDRESS": head.address, "TUNE_GLOBAL_CHECKPOINT_S": "1"}
         with hold.held("jobs.tune", *arguments, environment=environment, count=3) as driver:
             rates = {
                 (record["assignment"]["train.dense_optimizer.lr"], record["is_given"]): trial

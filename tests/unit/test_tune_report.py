@@ -15,7 +15,8 @@ from rayrec.pages.sweep import sweep_page
 from rayrec.recipes import read_recipe
 from tests.builders import make_dataset
 from tests.unit.test_pages import Parsed
-from tune.results import _comparable_parameters, _study, sweep_figures, write_csv
+from tune.results import _comparable_parameters, sweep_figures, write_csv
+from tune.search import study_of
 from tune.space import Scalar, parse_space
 from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, TrialRecord, owned_folder, read_outcomes
 
@@ -115,7 +116,7 @@ def test_what_decides_is_the_most_important(tmp_path: Path) -> None:
     settings, outcomes = _settings(tmp_path), _outcomes(30)
     names = _comparable_parameters(settings, outcomes)
     assert set(names) == {"train.dense_optimizer.lr", "train.schedule.warmup_steps", "train.dense_optimizer.kind"}
-    shares = optuna.importance.get_param_importances(_study(settings, outcomes), params=names)
+    shares = optuna.importance.get_param_importances(study_of(settings, outcomes), params=names)
     assert sum(shares.values()) == pytest.approx(1)
     assert next(iter(shares)) == "train.dense_optimizer.lr"
     assert shares["train.dense_optimizer.lr"] > 0.6

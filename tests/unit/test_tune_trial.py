@@ -125,7 +125,7 @@ def test_a_failure_is_raised_so_that_tune_tries_again(
     assert len(_steps(again)) == 4
 
 
-@pytest.mark.parametrize(("state", "has_objective"), [("finished", True), ("refused", False)])
+@pytest.mark.parametrize(("state", "has_objective"), [("finished", True), ("stopped", True), ("refused", False)])
 def test_what_was_over_is_told_again_and_not_trained(
     state: State, has_objective: bool, tmp_path: Path, dataset: Path
 ) -> None:
@@ -137,10 +137,3 @@ def test_what_was_over_is_told_again_and_not_trained(
     assert [r[OBJECTIVE] for r in evaluations] == [0.6, 0.8, 0.8]
     assert (OBJECTIVE in end) == has_objective
     assert (folder / "trial.json").stat().st_mtime_ns == before
-
-
-def test_a_trial_that_tune_stops_says_so(tmp_path: Path, dataset: Path) -> None:
-    trial = _trial(tmp_path, dataset, _trains)
-    trial.step()
-    trial.cleanup()
-    assert _record(tmp_path).state == "stopped"
