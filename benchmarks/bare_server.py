@@ -55,7 +55,7 @@ _pairs = _lower[0] * _vectors + _lower[1]
 
 
 def scores(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
-    """(n,) probabilities of n rows of raw features."""
+    """Return (n,) probabilities of n rows of raw features."""
     numbers = np.array([
         [
             math.log(value + offset) if (value := row.get(name)) is not None and value > -offset else 0.0

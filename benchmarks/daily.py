@@ -1,4 +1,4 @@
-"""A model that goes on from yesterday's every day, beside one trained once and one trained anew on all days so far.
+"""A model that continues yesterday's every day, beside one trained once and one trained anew on all days so far.
 
     python -m benchmarks.daily --output benchmarks/results/daily.json --plot docs/daily.svg [--days 7] [--rows 500000]
 

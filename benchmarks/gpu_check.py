@@ -129,7 +129,7 @@ def run_sections(sections: Sections, output: Path) -> int:
 
 
 def describe_gpu() -> Row:
-    """Return what a section's results say of the GPU, beside the machine; nothing where there is none."""
+    """Return what a section's results say of the GPU; nothing without a GPU."""
     if not torch.cuda.is_available():
         return {}
     properties = torch.cuda.get_device_properties(0)
@@ -161,7 +161,7 @@ def run_tests(tests: Sequence[str]) -> list[Row]:
 
 
 def print_table(title: str, rows: list[Row]) -> None:
-    """The rows as aligned columns; numbers to the right."""
+    """Print the rows as aligned columns; numbers to the right."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[str(row.get(name, "")) for name in columns] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]

@@ -234,7 +234,7 @@ def _datasets(folder: Path) -> dict[str, Path]:
 
 
 def train_with_ray(folder: Path, device: str, workers: int) -> list[Row]:
-    """`rayrec train` on the device: Ray, Ray Train and its workers; the row says why it was skipped without Ray."""
+    """Run `rayrec train` on the device, on Ray Train; without Ray the row says why it was skipped."""
     row: Row = {"recipe": "dlrm-criteo-debug", "workers": workers}
     if importlib.util.find_spec("ray") is None:
         return [{**row, "skipped": "Ray is not installed"}]
@@ -371,7 +371,7 @@ def _settings(speed: Speed, device: str, workers: int, steps: int) -> dict[str, 
 
 
 def write_rows(folder: Path, schema: Schema, samples: int) -> None:
-    """A dataset of random rows that give `samples` samples; with a few rows of `test`."""
+    """Write a dataset of random rows that give `samples` samples, with a few rows of `test`."""
     # A positive comes with four drawn negatives.
     count = samples if schema.interactions is None else samples // 5
     tables = {split: make_rows(schema, n, seed=0) for split, n in (("train", count), ("test", 64))}

@@ -35,6 +35,6 @@ def train(recipe: Recipe, dataset: Dataset, path: Path) -> RunFolder:
 
 
 def metrics(run: RunFolder, split: str) -> dict[str, float]:
-    """Of the weights that training ended with."""
+    """Return the metrics of the weights that training ended with."""
     found: dict[str, Any] = json.loads((run.path / METRICS_FILE).read_text())
     return found[split]

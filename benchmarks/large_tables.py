@@ -99,7 +99,7 @@ def _gib(folder: Path, pattern: str) -> float:
 
 
 def _values(table: int, ids: NDArray[np.int64]) -> pa.Array:
-    """(n,) the raw values (string) of ids of a table: 16 hexadecimal digits, another for every id."""
+    """Return (n,) strings, the raw values of ids of a table: 16 hexadecimal digits, different for every id."""
     digits = hash_integers(ids + (table << 40)).astype(">u8").tobytes().hex().encode()
     offsets = np.arange(0, 16 * len(ids) + 1, 16, dtype=np.int32)
     return pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(digits))

@@ -25,7 +25,7 @@ class Sampled:
 
     @property
     def largest_mib(self) -> dict[str, int]:
-        """`largest` in MiB."""
+        """Return `largest` in MiB."""
         return {name: size // MIB for name, size in self.largest.items()}
 
 
@@ -71,7 +71,7 @@ class CpuByKind:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files in a folder; 0 if there is none."""
+    """Return the bytes of all files in a folder; 0 without the folder."""
     total = 0
     for path, _, files in os.walk(folder):
         for file in files:
@@ -81,7 +81,7 @@ def folder_size(folder: Path) -> int:
 
 
 def _tree(root: psutil.Process) -> list[psutil.Process]:
-    """`root` and all that it started."""
+    """Return `root` and all processes that it started."""
     with suppress(psutil.Error):
         return [root, *root.children(recursive=True)]
     return []

@@ -33,7 +33,7 @@ Scores = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
 def known_matrix(dataset: Dataset) -> sparse.csr_matrix:
-    """(users + 1, items + 1) 1 where a user has an item in train."""
+    """Return (users + 1, items + 1), with 1 where a user has an item in train."""
     items = num_item_rows(dataset.schema)
     (users,) = (f.cardinality for f in dataset.schema.categorical if f.name == "user")
     pairs = np.unique(np.concatenate(list(positive_pairs(dataset, "train"))))
@@ -77,7 +77,7 @@ def ranked(dataset: Dataset, scores: Scores) -> dict[str, float]:
 
 
 def spread(top: NDArray[np.int64], users: int, items: int) -> dict[str, float]:
-    """Of the items in all users' lists: the share of lists with the commonest one, and the share of items in any."""
+    """Return the share of users' lists that have the commonest item, and the share of items that are in any list."""
     counts = np.bincount(top, minlength=items)
     return {
         "lists with the commonest item": int(counts.max()) / users,
@@ -86,7 +86,7 @@ def spread(top: NDArray[np.int64], users: int, items: int) -> dict[str, float]:
 
 
 def new_items(known: sparse.csr_matrix, scores: Scores) -> NDArray[np.int64]:
-    """(users, K) the best items of every user that the user does not have."""
+    """Return (users, K) the best items for every user among those that the user does not have."""
     found = []
     for users in np.array_split(np.arange(1, known.shape[0]), max(1, known.shape[0] // 512)):
         of_users = scores(users)

@@ -211,7 +211,7 @@ def _milliseconds(what: Callable[[], object]) -> float:
 
 
 def require_equal_scores(posts: dict[str, Post]) -> None:
-    """All must be servers of the same model, or the comparison says nothing."""
+    """Check that all servers give the same scores: those of other models would say nothing."""
     scores = []
     for name in (BY_HAND, BARE, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
         if name not in posts:

@@ -47,7 +47,7 @@ class JobClient:
     """The jobs of one cluster. Every method raises UserError if the cluster does not answer or refuses."""
 
     def __init__(self, address: str | None = None) -> None:
-        """`address`: URL of the dashboard, or HOST:PORT of the cluster; by default that of the environment, or here.
+        """Connect to the cluster at `address`, a dashboard's URL or HOST:PORT; by default the environment's, or here.
 
         If RAY_AUTH_MODE is `token`, the token is read from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
         """

@@ -218,7 +218,7 @@ def check_haproxy() -> MachineCheck:
 
 
 def describe(result: Result) -> str:
-    """Return a line for each check, and below it the fix of what is wrong."""
+    """Return a line for each check, and below it the fix if something is wrong."""
     checks, rows = result.details["checks"], []
     for check in checks:
         rows.append({"": check["status"], "check": check["name"], "found": check["found"]})

@@ -50,7 +50,7 @@ def measurable(source: Path, data: Path) -> tuple[Path, list[str]]:
 def stored_model(path: Path, checkpoint: str = "best") -> Iterator["StoredModel"]:
     """Yield the model of a model folder, or of a run's checkpoint, which every node can open during the block.
 
-    Raises UserError where there is none, or no such checkpoint.
+    Raises UserError for a folder without a model, or without such a checkpoint.
     """
     from rayrec.inference.folder.table_files import is_model_folder
 

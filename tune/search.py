@@ -50,7 +50,7 @@ def strategy(settings: SweepSettings, evaluations: int, known: Sequence[TrialOut
     """
     ended = [outcome for outcome in known if outcome.state in ENDED_STATES]
     begun = [outcome for outcome in known if outcome.state not in ENDED_STATES]
-    # An other seed than before, or the same values were drawn again.
+    # Another seed than before, or the same values would be drawn again.
     seed = settings.recipe.resolve().train.seed + len(known)
     points = [(one.assignment, {GIVEN: one.is_given, FOLDER: one.folder.name}) for one in begun]
     tried = [one.assignment for one in known if not one.is_given]
@@ -79,7 +79,7 @@ class Draws(Searcher):
         ended: Sequence[TrialOutcome],
         seed: int,
     ) -> None:
-        """`points`: assignments, each with what its trial's configuration has besides."""
+        """Queue `points`: assignments, each with what its trial's configuration has besides."""
         super().__init__(metric=OBJECTIVE, mode=settings.mode)
         self._space, self._study = settings.space, study_of(settings, ended)
         if settings.search == "optuna":

@@ -87,12 +87,12 @@ class Parameter(Config):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Both ends of a range; None for a choice."""
+        """Return both ends of a range; None for a choice."""
         return self.uniform or self.loguniform or self.integer
 
     @property
     def labels(self) -> tuple[Scalar, ...]:
-        """Values of a choice as they stand in assignments; empty for a range."""
+        """Return the values of a choice as they stand in assignments; empty for a range."""
         return tuple(self._choices())
 
     def _choices(self) -> Mapping[Any, Any]:
@@ -144,7 +144,7 @@ class Space:
 
     @property
     def keys(self) -> set[str]:
-        """All keys of a recipe that are searched."""
+        """Return all keys of a recipe that are searched."""
         return {key for name, parameter in self.parameters.items() for key in parameter.keys(name)}
 
     def draw(self, pick: Callable[[str, Parameter], Scalar]) -> dict[str, Scalar]:
@@ -248,7 +248,7 @@ def trial_recipe(
 def own_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar]:
     """Return the recipe's own values of the parameters, whether or not the space contains them.
 
-    Without parameters of which it has none: named choices that all differ from it, and keys that it leaves out.
+    Left out are named choices that all differ from the recipe, and keys that it does not have.
     """
     resolved = recipe.resolve().model_dump(mode="json")
 
@@ -269,7 +269,7 @@ def _value(content: Any, key: str) -> Any:
 
 
 def searchable_space(space: Space, search: Search, trials: int) -> Space:
-    """Return the part of a space that a search can vary. Raises ConfigError if there is none, or too few trials."""
+    """Return the part of a space that a search can vary. Raises ConfigError if it is empty, or trials are too few."""
     if search == "grid":
         points = sum(1 for _ in itertools.islice(space.grid(), _MOST_POINTS))
         if points > trials:

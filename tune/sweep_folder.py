@@ -51,7 +51,7 @@ class Sweep:
 
     @classmethod
     def open(cls, folder: Path) -> "Sweep":
-        """Return the sweep that was begun in a folder. Raises UserError if there is none."""
+        """Return the sweep that was begun in a folder. Raises UserError if it holds no sweep."""
         file = folder / SWEEP_FILE
         if not file.is_file():
             raise UserError(f"{folder}: not a sweep (no {SWEEP_FILE}); give the output of `rayrec tune`")
@@ -81,7 +81,7 @@ class Sweep:
 
     @property
     def size(self) -> int:
-        """Number of its trials: of a grid as many as it has points, though more may have been allowed."""
+        """Return the number of trials: for a grid that of its points, though more may have been allowed."""
         return len(self.first_points) if self.search == "grid" else self.trials
 
     def best(self, values: Iterable[float]) -> float:
@@ -103,8 +103,8 @@ class SweepSettings(Sweep):
 def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
     """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
 
-    A new folder in which no trial began is removed at the end. Raises UserError if it is none, and
-    ConfigError if it holds another sweep.
+    A new folder in which no trial began is removed at the end. Raises UserError if a folder to
+    resume holds no sweep, and ConfigError if it holds another one.
     """
     folder = settings.folder
     file = folder / SWEEP_FILE

@@ -126,8 +126,8 @@ def training_session(
 def ray_training(train: TrainConfig, *, by_ray_data: bool = False) -> Execution:
     """Return how workers of Ray Train train in this process's Ray session; see `training_session`.
 
-    Raises SmallClusterError where the cluster has room for too few of them, ConfigError where a GPU is asked for and
-    there is none.
+    Raises SmallClusterError where the cluster has room for too few of them, ConfigError where a GPU is asked for that
+    it does not have.
     """
     import ray
 

@@ -180,7 +180,7 @@ class RecipeRequest(Request):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """All overrides, each `section.key=value`; later ones win."""
+        """Return all overrides, each `section.key=value`; later ones win."""
         return self.set
 
     def check(self) -> None:

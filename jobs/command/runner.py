@@ -185,7 +185,7 @@ def run_command(
                 raise UserError(f"{stdout_error(error)}, but the work is done{kept}") from None
         return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
-        # One line on stderr; with --json also a result, which whoever reads stdout waits for.
+        # One line on stderr; with --json also a result, for which the reader of stdout waits.
         code = exit_code(error)
         if debug:
             traceback.print_exc()
@@ -259,7 +259,7 @@ def _stdout_kept_for_the_result() -> Iterator[int]:
 
 
 def _print(text: str, descriptor: int) -> None:
-    """Write a text and the end of its line, unless whoever read the descriptor has left. Raises OSError.
+    """Write a text and the end of its line, unless the reader of the descriptor has left. Raises OSError.
 
     No stream would do: what it could not write it tries again when it is closed.
     """

@@ -23,7 +23,7 @@ from typing import Any
 CPUS_OF_COMMAND = "RAYREC_CPUS"
 """Environment variable of a Ray session's processes: the CPUs of the command that has started the session for itself.
 
-Ray gives its workers an OMP_NUM_THREADS of its own, so they cannot know the user's."""
+Ray gives its workers an OMP_NUM_THREADS of its own, so they do not have the user's."""
 _USERS_VARIABLE = "OMP_NUM_THREADS"
 _BENEATH_RAY = ("RAY_RAYLET_PID", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 """Variables of Ray's workers, and of the command of a Ray job: its OMP_NUM_THREADS is that of the worker it comes from.
@@ -68,7 +68,7 @@ class CpuLimits:
 
     @property
     def available(self) -> int:
-        """Least of them; a part of a CPU counts as one."""
+        """Return the least of them; a part of a CPU counts as one."""
         return max(1, min(cpus for _, cpus in self._limits()))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def cpu_limits(environment: Mapping[str, str] = os.environ, process: Path = Path
 
 
 def limit_libraries(environment: MutableMapping[str, str] = os.environ, process: Path = Path("/proc/self")) -> None:
-    """Let libraries that are imported later keep to a cgroup's quota, of which they do not know.
+    """Let libraries that are imported later keep to a cgroup's quota, which they do not look at.
 
     Otherwise OpenMP (torch), OpenBLAS (NumPy) and Arrow start a thread for each CPU that the process may run on, and
     these wait for each other whenever the quota is used up. What the user has set stands.

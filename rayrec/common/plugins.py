@@ -23,7 +23,7 @@ class Plugins:
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """Name of each kind's package, by kind in alphabetical order."""
+        """Return the name of each kind's package, by kind in alphabetical order."""
         (folder,) = importlib.import_module(self.group).__path__
         found = {point.name: point.value for point in metadata.entry_points(group=self.group)}
         for module in pkgutil.iter_modules([folder]):
@@ -33,11 +33,11 @@ class Plugins:
 
     @cached_property
     def configs(self) -> dict[str, Any]:
-        """The class of each kind's section of a recipe: `CONFIG` of its module `config`."""
+        """Return the class of each kind's section of a recipe: `CONFIG` of its module `config`."""
         return {kind: self.load(kind, "config").CONFIG for kind in self.packages}
 
     def known(self, kind: str) -> str:
-        """Return `kind` if there is such a kind. Raises ValueError, which lists the kinds, if there is none."""
+        """Return `kind`. Raises ValueError, which lists the kinds, if there is no such kind."""
         if kind not in self.packages:
             raise ValueError(f"no such kind; use {', '.join(self.packages)}")
         return kind

@@ -75,7 +75,7 @@ def leave(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # it was said, or whoever read it has left
+        with suppress(OSError):  # it was said, or the reader has left
             stream.flush()
     os._exit(code)
 

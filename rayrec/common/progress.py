@@ -16,7 +16,7 @@ class Progress:
         """End the current stage; no other one begins yet."""
 
     def advance(self, rows: int) -> None:
-        """`rows` more rows of the current stage are done. Called from any thread, a few times a second at most."""
+        """Add `rows` rows that are done to the current stage. Called from any thread, a few times a second at most."""
 
     def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
         """Show what is done at the moment, and facts by name, such as the loss; replaces the previous note.

@@ -31,7 +31,7 @@ BINARY_METRICS = {
     "normalized_entropy": BinaryMetric("normalized entropy", False, of_label_rate=True, needs_both_labels=True),
     "calibration": BinaryMetric("calibration", None, of_label_rate=True, needs_both_labels=False),
 }
-"""In the order in which they are shown. Ranking metrics, such as `ndcg@10`, are named by their cut."""
+"""Metrics by name, in the order in which they are shown. Ranking metrics, such as `ndcg@10`, are named by their cut."""
 MAIN_METRICS = ("auc", "log_loss")
 """What models, runs and features are compared by."""
 _CHOSEN_BY = [name for name, metric in BINARY_METRICS.items() if metric.higher_is_better is not None]
@@ -107,7 +107,7 @@ class RankingConfig(Config):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Metrics that are measured, such as `hr@10`."""
+        """Return the names of the metrics that are measured, such as `hr@10`."""
         return tuple(ranking_metric(metric, k) for k in self.k for metric in self.metrics)
 
 

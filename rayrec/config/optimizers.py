@@ -116,12 +116,15 @@ class ScheduleConfig(Config):
 
     def factor(self, step: int, steps_per_epoch: int, all_steps: int) -> float:
         """Return the factor at optimizer step `step`, counted from 1, of a run of `all_steps`."""
+        # Warm-up: linear from its beginning to 1.
         warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
         if step <= warmup:
             begin = 1 - 2**-self.warmup_factor
             return begin + (1 - begin) * step / warmup
+        # The last piece that has begun.
         begun = [piece.factor for piece in self.pieces if step > piece.from_epoch * steps_per_epoch]
         factor = begun[-1] if begun else 1.0
+        # Polynomial decay: given in steps, or as a share of the run, at whose end it is over.
         start: float | None = self.decay_start
         steps: float = self.decay_steps
         if self.decay_share is not None:

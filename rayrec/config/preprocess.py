@@ -185,7 +185,7 @@ class PreprocessConfig(Config):
 
     @property
     def split_of_all_rows(self) -> Config | None:
-        """Section `split` that leaves all rows in `train`; None if there is none."""
+        """Return the section `split` that leaves all rows in `train`; None for sources without such a section."""
         return None
 
     @property

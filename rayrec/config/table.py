@@ -86,6 +86,7 @@ class _CategoricalRule(_Rule):
 
     @model_validator(mode="after")
     def _one_way_to_ids(self) -> "_CategoricalRule":
+        # A value's id comes from exactly one place: a list that is counted, or one of these.
         ways = [name for name in ("hash_buckets", "values", "share", "cardinality") if getattr(self, name) is not None]
         listing = [n for n in ("min_count", "max_size", "unlisted_buckets") if getattr(self, n) is not None]
         if len(ways) > 1:
@@ -221,7 +222,7 @@ class TimeColumn(Config):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
+    """Return whether a column's name is `pattern`, or matches its `*` and `?`; brackets stand for themselves."""
     return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
@@ -337,12 +338,12 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     @property
     def label_column(self) -> str:
-        """Name of the column of the label."""
+        """Return the name of the column of the label."""
         return self.label.column if isinstance(self.label, LabelCondition) else self.label
 
     @property
     def time_column(self) -> str | None:
-        """Name of the column of the rows' times."""
+        """Return the name of the column of the rows' times."""
         return self.time.column if isinstance(self.time, TimeColumn) else self.time
 
     @property

@@ -228,10 +228,11 @@ class TrainConfig(PartConfig):
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def with_batch_of(self, rows: int, workers: int) -> "TrainConfig":
-        """Return the same where `train` has `rows` rows, of which a batch takes no more than there are.
+        """Return the same for a `train` of `rows` rows, with a batch that these rows fill.
 
-        Else each step would be the small one of a batch that is never full.
+        Otherwise each step would be the small one of a batch that is never full.
         """
+        # The batch stays a multiple of the workers.
         most = -(-self.samples_per_epoch(rows) // workers) * workers
         return self.model_copy(update={"global_batch_size": min(self.global_batch_size, max(most, workers))})
 
@@ -259,26 +260,29 @@ class TrainConfig(PartConfig):
         if self.evaluate_every_steps is not None:
             is_due = batches % self.evaluate_every_steps == 0
         else:
+            # Evaluation k is due after the first batch at which batches * share has reached k.
             share = self._evaluations_per_epoch / batches_per_epoch
             is_due = batches * share // 1 > (batches - 1) * share // 1
         return is_due and batches >= self.evaluate_after_epochs * batches_per_epoch
 
     @property
     def most_evaluations(self) -> int:
-        """Evaluations of a training of whole epochs, each of which has batches enough for its own."""
+        """Return the evaluations of a training of whole epochs, each of which has batches enough for its own."""
         share = self._evaluations_per_epoch
+        # Those before `evaluate_after_epochs` fall away; the one at the end of training always happens.
         left_out = max(0, math.ceil(self.evaluate_after_epochs * share) - 1)
         return max(1, math.ceil(self.epochs * share) - left_out) if share else 0
 
     @property
     def _evaluations_per_epoch(self) -> Fraction:
-        # 0.3333 stands for every third epoch, and must not come later and later.
+        # 0.3333 means every third epoch; taken as it is written, evaluations would come later and later.
         return Fraction(self.evaluations_per_epoch).limit_denominator(100)
 
     def warm_started(self) -> "TrainConfig":
         """Return these settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
 
-        What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
+        No best checkpoint is kept: the next day continues from the last state, because an earlier one that was better
+        on held-out rows has not seen all rows.
         """
         order: dict[str, Any] = {"shuffle": self.warm_start.shuffle, "drop_last": bool(self.ingest.drop_last)}
         if self.warm_start.shuffle == "none":
@@ -309,6 +313,7 @@ class TrainConfig(PartConfig):
     @model_validator(mode="before")
     @classmethod
     def _parts_begin_as_the_main_one(cls, content: Any) -> Any:
+        # On the raw content: once it is validated, what a part leaves out is filled with defaults.
         parts = content.get("parts") if isinstance(content, dict) else None
         if not isinstance(parts, dict):
             return content
@@ -325,6 +330,7 @@ class TrainConfig(PartConfig):
             raise ValueError(f"min_workers ({self.min_workers}) must not be more than workers ({self.workers})")
         if 0 < self.evaluations_per_epoch < 0.01:
             raise ValueError("evaluations_per_epoch must be 0, or at least 0.01, which is one every 100 epochs")
+        # Settings that need another one, or exclude it.
         if self.early_stop is not None and not self.evaluates:
             raise ValueError("early_stop needs evaluations_per_epoch above 0")
         if self.recency is not None and self.negatives is None:
@@ -333,6 +339,7 @@ class TrainConfig(PartConfig):
             raise ValueError(
                 "loss.listwise needs groups, which drawn negatives are not in; set it to 0, or unset train.negatives"
             )
+        # What an optimizer of tables can do depends on what runs it: FBGEMM's kernels, or torch for replicated tables.
         if self._has_adam_tables and "data_parallel" in self._shardings and not self.has_dense_adam_tables:
             raise ValueError(
                 "sharding: with embedding_optimizer 'adam', either all tables are data_parallel or none, as it "

@@ -158,7 +158,7 @@ class TimePart(Config):
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, which run from 0."""
+        """Return the number of ids, which run from 0."""
         return {"hour": 25, "weekday": 8, "day": 32, "month": 13}[self.part]
 
 

@@ -44,6 +44,7 @@ _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 
 def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> str:
     """Return one line on the first problem of `error`, which says what to write instead."""
+    # pydantic lists every problem, in its own terms. One is told, at the place where a person wrote it.
     found = _by_place(error, root)
     # A missing key may be there under a wrong name; that error says more.
     location, problems = min(found, key=lambda item: item[1][0]["type"] == "missing")
@@ -137,11 +138,11 @@ def _by_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, 
 
 
 def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, list[type[BaseModel]]]:
-    """`location` as a person writes it, without pydantic's names of unions' members, and the configs that may lie
-    there."""
+    """Return `location` as a person writes it, without pydantic's names of unions' members, and the configs there."""
     path: list[str] = []
     configs = [root]
     for part in location:
+        # pydantic adds the tag, the type or the class of a union's member to the path; none is a key that was written.
         tagged = [c for c in configs if part in {c.model_fields[t].default for t in _TAGS if t in c.model_fields}]
         if tagged:
             configs = tagged
@@ -210,7 +211,7 @@ class _Loader(yaml.CSafeLoader):
     """Reads by YAML 1.2; PyYAML reads by YAML 1.1, where 010 is 8, 12:30:00 is 45000, and a day or `no` is no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is there twice, of which PyYAML takes the last."""
+        """Refuse a key that is there twice; PyYAML would take the last one."""
         seen = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":

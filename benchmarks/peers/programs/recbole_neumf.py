@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def write_atomic_file(ratings: Path, path: Path) -> None:
-    """The format that RecBole reads, from a CSV file of users, items, ratings and timestamps."""
+    """Write the format that RecBole reads, from a CSV file of users, items, ratings and timestamps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with ratings.open(newline="") as source, path.open("w", newline="") as target:
         rows = csv.DictReader(source)

@@ -42,7 +42,7 @@ class DLRM(nn.Module):
         self.pairs = row * vectors + column
 
     def forward(self, dense: Tensor, offsets: Tensor, ids: Tensor) -> Tensor:
-        """dense (B, N) float32, offsets (tables x B + 1,), ids (tables x B,) -> logits (B,)."""
+        """Return logits (B,) of dense (B, N) float32, offsets (tables x B + 1,) and ids (tables x B,)."""
         x = self.bottom(dense)
         vectors = torch.cat([x, self.tables(ids, offsets)], dim=1).view(x.shape[0], -1, x.shape[1])
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)

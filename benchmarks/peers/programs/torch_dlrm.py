@@ -33,7 +33,7 @@ class DLRM(nn.Module):
         self.pairs = torch.tril_indices(vectors, vectors, offset=-1)
 
     def forward(self, dense: Tensor, offsets: Tensor, ids: Tensor) -> Tensor:
-        """dense (B, N) float32, offsets (B,), ids (tables, B) -> logits (B,)."""
+        """Return logits (B,) of dense (B, N) float32, offsets (B,) and ids (tables, B)."""
         x = self.bottom(dense)
         looked_up = [table(ids[index], offsets) for index, table in enumerate(self.tables)]
         vectors = torch.cat([x, *looked_up], dim=1).view(x.shape[0], -1, x.shape[1])

@@ -32,7 +32,7 @@ class WideDeep(nn.Module):
         self.mlp = nn.Sequential(*found, nn.Linear(mlp[-1], 1))
 
     def forward(self, dense: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """dense (B, N) float32, ids (tables, B) -> logits (B,), and what was looked up: (B, D) and (B, tables)."""
+        """Return logits (B,) of dense (B, N) float32 and ids (tables, B), and the rows read: (B, D), (B, tables)."""
         deep = torch.cat([table(ids[index]) for index, table in enumerate(self.deep)], dim=1)
         wide = torch.cat([table(ids[index]) for index, table in enumerate(self.wide)], dim=1)
         logits = self.mlp(torch.cat([deep, dense], dim=1)) + self.numbers(dense)
