@@ -19,8 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.process_tree import MIB, folder_size
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import MIB, folder_size, repeated
 from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.common.progress import SilentProgress
 from rayrec.raw.input_files import list_inputs

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig

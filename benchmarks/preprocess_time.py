@@ -27,8 +27,7 @@ from typing import Any
 import psutil
 
 from benchmarks.preprocess_kills import files_of
-from benchmarks.process_tree import CpuByKind
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import CpuByKind, repeated
 from cluster.java import provide_java
 from cluster.local_cluster import ray_head, ray_nodes
 from cluster.ray_serve import NICENESS

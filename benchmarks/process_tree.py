@@ -1,7 +1,8 @@
 """What a command and all processes that it started take: memory by kind of process, CPU time, disk."""
 
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from threading import Lock
 
 import psutil
 
-from benchmarks.repeated import repeated
+from rayrec.common.process import in_background
 
 MIB = 2**20
 
@@ -111,3 +112,17 @@ def _kind(process: psutil.Process, root: psutil.Process) -> str:
     if process.name() == "java":
         return "executors' JVM" if "RayDPExecutor" in words or "DefaultWorker" in words else "driver's JVM"
     return "Python workers" if "spark_python_daemon" in words else "Ray"
+
+
+@contextmanager
+def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call `action` at once, then every `seconds`, and once more at the end."""
+
+    def work(ended: threading.Event) -> None:
+        action()
+        while not ended.wait(seconds):
+            action()
+        action()
+
+    with in_background(work, "repeated"):
+        yield

@@ -29,7 +29,7 @@ import psutil
 import pyarrow as pa
 
 from benchmarks.http_load import at_rate, json_post, percentiles
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine, free_port

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from benchmarks.http_load import at_rate, json_post, percentiles, summary
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import repeated
 from jobs.benchmark_serve import Post, TimedAnswer
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine, free_port
