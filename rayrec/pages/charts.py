@@ -122,28 +122,6 @@ def bars(title: str, labels: Sequence[str], values: Values, *, x_title: str, not
     return Chart(title, [trace], layout, height=80 + _ROW_HEIGHT * len(labels), note=note)
 
 
-def heat_map(title: str, names: Sequence[str], values: Sequence[Values], *, note: str = "") -> Chart:
-    """Return a square of cells from -1 to 1, with a row and a column for each name; None leaves a cell empty."""
-    labels = distinct_labels(names)
-    scale = [[0, _ORANGE], [0.5, _faint(_GREY, 0.08)], [1, _BLUE]]
-    full = [plain(name) for name in names]
-    trace = {
-        "type": "heatmap", "x": labels, "y": labels, "z": [rounded(row) for row in values], "zmin": -1, "zmax": 1,
-        "colorscale": scale, "xgap": 1, "ygap": 1, "colorbar": {"thickness": 10, "len": 0.9, "outlinewidth": 0},
-        "customdata": [[f"{row} and {column}" for column in full] for row in full],
-        "hovertemplate": f"%{{customdata}}: %{{z:{_DIGITS}}}<extra></extra>",
-    }  # fmt: skip
-    side = 20 if len(names) <= 30 else 14
-    axis = {"type": "category", "tickfont": {"size": 10}, "showgrid": False, "dtick": 1}
-    layout = {
-        "xaxis": {**axis, "tickangle": -90},
-        "yaxis": {**axis, "autorange": "reversed"},
-        "margin": {"t": 8, "r": 8, "b": 40, "l": 24},
-    }
-    height, width = 150 + side * len(names), 200 + side * len(names)
-    return Chart(title, [trace], layout, height=height, note=note, is_wide=len(names) > 20, min_width=width)
-
-
 def intervals(
     title: str,
     labels: Sequence[str],

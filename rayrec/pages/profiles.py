@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.pages.charts import bars, heat_map, intervals, lines, shares_and_rates
+from rayrec.pages.charts import bars, intervals, lines, shares_and_rates
 from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, percent, text_of
 
-_MOST_CHARTS, _MOST_PAIRS, _MOST_BARS = 60, 20, 30
+_MOST_CHARTS, _MOST_BARS = 60, 30
 _KNOWN = 0.5
 """The width of an interval of the label rate from which on it says nothing."""
 _CELLS = (
@@ -16,11 +16,6 @@ _CELLS = (
 _WITH_LABEL = (
     "How well each column alone ranks the rows by their label, out of fold: 0.5 is chance, 1 is perfect. Points are "
     "the AUC of the best reading of the column, lines its 95 % interval. A column near 1 may contain the label."
-)
-_ASSOCIATIONS = (
-    "Two columns of numbers or times: Spearman's rank correlation, from -1 to 1. Others: Cramér's V of their values, "
-    "corrected for bias (Bergsma 2013), from 0 to 1; numbers are cut into ranges, rare values are one. Strongly "
-    "associated columns carry the same information, so their importance is shared between them."
 )
 _DRIFT_ALONG = (
     "The second half of the rows against the first, in the order of the files. A stability index below 0.1 is usually "
@@ -72,8 +67,6 @@ def inspection_page(figures: Figures) -> Page:
         _activity(figures["interactions"]),
         Section("Columns and the label", _with_label(figures["with_label"]), _WITH_LABEL),
         Section("Along the file", _along_the_file(figures), _DRIFT_ALONG),
-        _missing(figures["missing"]),
-        _associations(figures["associations"]),
         _raw_distributions(columns, label),
         Section("Rows left out", [HtmlTable(reasons)] if reasons else [], left_out),
         Section("Recipe", [Code(figures["recipe"])]),
@@ -198,38 +191,6 @@ def _along_the_file(figures: Figures) -> list[Chart]:
         note = f"Drifted: {drifted or 'none'}."
         charts.append(bars("Drift along the file", names, indices, x_title="stability index", note=note))
     return charts
-
-
-def _missing(missing: Mapping[str, Any]) -> Section:
-    lacking = missing["columns"][:_MOST_BARS]
-    if not lacking:
-        return Section("Missing values")
-    names, shares = [one["name"] for one in lacking], [100 * one["share"] for one in lacking]
-    patterns = [
-        {
-            "missing together": ", ".join(pattern["columns"]) or "none",
-            "rows": pattern["rows"],
-            "share": percent(pattern["share"]),
-            "label rate": percent(pattern["label_rate"]),
-        }
-        for pattern in missing["patterns"]
-    ]
-    chart = bars("Rows without a value", names, shares, x_title="percent")
-    text = "Where the label rate differs between patterns, the gap itself predicts the label."
-    return Section("Missing values", [chart, HtmlTable(patterns, title="Patterns")], text)
-
-
-def _associations(found: Mapping[str, Any]) -> Section:
-    pairs = found["pairs"][:_MOST_PAIRS]
-    if not pairs:
-        return Section("Associations")
-    note = f"{found['rows']:,} rows."
-    if found["left_out"]:
-        note += f" {found['left_out']} columns with the lowest AUC, or with one value, are left out."
-    chart = heat_map("Between columns", found["columns"], found["values"], note=note)
-    labels, values = [f"{pair['first']}, {pair['second']}" for pair in pairs], [abs(pair["value"]) for pair in pairs]
-    strongest = bars("Strongest pairs", labels, values, x_title="strength, without the sign")
-    return Section("Associations", [chart, strongest], _ASSOCIATIONS)
 
 
 def _raw_distributions(columns: Sequence[Mapping[str, Any]], label: Mapping[str, Any] | None) -> Section:

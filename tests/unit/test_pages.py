@@ -14,7 +14,6 @@ from rayrec.pages.charts import (
     Dimension,
     bars,
     distinct_labels,
-    heat_map,
     histograms,
     intervals,
     lines,
@@ -78,7 +77,6 @@ def charts() -> list[Section]:
                 intervals("i", [HOSTILE, "b", "c"], one, one, one, reference=0.5, ratio=True),
                 histograms("h", "x", [0.0, 0.5, 1.0], {HOSTILE: [0.5, 0.5]}),
                 bars("b", [HOSTILE], [1.0], x_title="x"),
-                heat_map("m", [HOSTILE, "b"], [[None, 0.5], [0.5, None]]),
                 stacked("t", [HOSTILE], {HOSTILE: [1.0]}, x_title="x"),
                 parallel("p", [Dimension(HOSTILE, [0.0, 1.0], {HOSTILE: 0.0})], [HOSTILE, "b"]),
                 Code(HOSTILE),
@@ -105,7 +103,7 @@ def test_the_page_is_whole_and_stands_alone(html: str) -> None:
     page = Parsed(html)
     assert page.open == []
     # Its own three scripts: the charts, the library, and what draws the ones with the other.
-    assert (page.seen["script"], page.seen["figure"], page.seen["table"], page.seen["pre"]) == (3, 9, 1, 1)
+    assert (page.seen["script"], page.seen["figure"], page.seen["table"], page.seen["pre"]) == (3, 8, 1, 1)
     assert "//" not in re.sub(r"(?s)<script.*?</script>", "", html), "no address of another page"
     assert page.text.count(HOSTILE) >= 7
     assert len(html) < 3_000_000

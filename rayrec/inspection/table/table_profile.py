@@ -1,4 +1,4 @@
-"""Profile of a raw table's sample before training: distributions, associations, gaps, drift and alerts."""
+"""Profile of a raw table's sample before training: distributions, label rates, drift and alerts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,11 @@ from rayrec.common.text import MOST_ORDERED, format_number, format_share, natura
 from rayrec.inspection.cells import label_rates, label_rates_along
 from rayrec.inspection.drift import drift_of_counts
 from rayrec.inspection.split_checks import describe_new_values
-from rayrec.inspection.table.column_profile import ColumnProfile
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
 
 _BINS, _MOST_VALUES = 12, 15
-_ASSOCIATED_COLUMNS, _ASSOCIATED_ROWS = 40, 20_000
-"""Columns and rows of the sample from which associations are computed, so that their time is bounded."""
-_PATTERNS = 10
 _MUCH_MISSING = 0.5
 _RARE_LABEL = 0.01
 _ACTIVITY = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000)
@@ -39,8 +35,7 @@ class _RowCells:
 def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
     """Return what a page shows of an inspected table, as JSON values.
 
-    Everything comes from the sample. The label's evidence is what inspection has measured; associations are computed
-    from at most 20,000 rows of the 40 columns that predict the label best.
+    Everything comes from the sample. The label's evidence is what inspection has measured.
     """
     # Columns whose values can be shown, each cut into cells: values, ranges, or spans of time.
     label, rows = found.label, found.sample.rows.num_rows
@@ -81,8 +76,6 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "with_label": _best_readings(found.decisions),
         "along": [] if label is None else label_rates_along(label),
         "drift": drift,
-        "missing": _missing([d.column for d in found.decisions], label),
-        "associations": _associations(used, cells, rows),
         "new_values": describe_new_values("test", found.known_values),
         "interactions": _activity(found.decisions),
         "duplicates": _duplicates(found),
@@ -162,90 +155,6 @@ def _best_readings(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
             found.append({"name": decision.column.name, "reading": reading.replace("_", " "), "auc": best.auc,
                           "low": low, "high": min(high, 1.0)})  # fmt: skip
     return sorted(found, key=lambda one: -float(one["auc"]))
-
-
-def _missing(columns: Sequence[ColumnProfile], label: NDArray[np.float64] | None) -> dict[str, Any]:
-    """Return the columns that lack values, the emptiest first, and the sets of columns that are missing together."""
-    lacking = sorted((c for c in columns if c.present < c.rows), key=lambda c: c.present)
-    if not lacking:
-        return {"columns": [], "patterns": []}
-    rows = len(lacking[0].codes)
-    packed = np.packbits(np.stack([column.codes < 0 for column in lacking], axis=1), axis=1)
-    kinds, first, places = np.unique(packed, axis=0, return_index=True, return_inverse=True)
-    places = places.reshape(rows)
-    frequent = np.argsort(-np.bincount(places), kind="stable")[:_PATTERNS]
-    names = [[column.name for column in lacking if column.codes[row] < 0] for row in first.tolist()]
-    cells = label_rates([""] * len(kinds), places, label)
-    patterns = [{"columns": names[n], **{k: v for k, v in cells[n].items() if k != "value"}} for n in frequent.tolist()]
-    return {"columns": [{"name": c.name, "share": c.missing_share} for c in lacking], "patterns": patterns}
-
-
-def _associations(used: Sequence[Decision], cells: dict[str, _RowCells], rows: int) -> dict[str, Any]:
-    """Return how strongly each two columns go together, from -1 to 1.
-
-    Two columns of numbers or times: Spearman's rank correlation. Others: Cramer's V of their cells, corrected for bias
-    (Bergsma 2013, "A bias-correction for Cramer's V and Tschuprow's T").
-    """
-    # Pairs of the columns that predict the label best, over rows that are spread evenly.
-    best = sorted(used, key=lambda d: -max((r.auc for r in d.auc.values()), default=0.0))[:_ASSOCIATED_COLUMNS]
-    chosen = [decision for decision in used if decision in best and len(cells[decision.column.name].names) > 1]
-    taken = np.arange(0, rows, max(1, -(-rows // _ASSOCIATED_ROWS)))
-    ranks = [_ranks(decision, taken) for decision in chosen]
-    places = [cells[decision.column.name].places[taken] for decision in chosen]
-    values = np.full((len(chosen), len(chosen)), np.nan)
-    pairs = []
-    for a in range(len(chosen)):
-        for b in range(a):
-            first, second = ranks[a], ranks[b]
-            is_ranked = first is not None and second is not None
-            found = _correlation(first, second) if is_ranked else cramers_v(places[a], places[b])
-            if found is not None:
-                values[a, b] = values[b, a] = found
-                measure = "Spearman" if is_ranked else "Cramer's V"
-                names = (chosen[b].column.name, chosen[a].column.name)
-                pairs.append({"first": names[0], "second": names[1], "measure": measure, "value": found})
-    return {
-        "columns": [decision.column.name for decision in chosen],
-        "left_out": len(used) - len(chosen),
-        "rows": len(taken),
-        "values": [[None if np.isnan(v) else float(v) for v in row] for row in values],
-        "pairs": sorted(pairs, key=lambda pair: -abs(float(pair["value"]))),
-    }
-
-
-def _ranks(decision: Decision, taken: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """Return (n,) ranks of the numbers or times of some rows, NaN where missing; None if a column has no order."""
-    column = decision.column
-    if column.form == "time" and column.seconds is not None:
-        numbers = column.row_seconds[taken]
-    elif _is_ordered(decision):
-        numbers = column.row_numbers[taken]
-    else:
-        return None
-    ordered = np.sort(numbers[np.isfinite(numbers)])
-    ranks = (np.searchsorted(ordered, numbers, "left") + np.searchsorted(ordered, numbers, "right")) / 2
-    return np.where(np.isfinite(numbers), ranks, np.nan)
-
-
-def _correlation(first: NDArray[np.float64] | None, second: NDArray[np.float64] | None) -> float | None:
-    assert first is not None and second is not None
-    both = np.isfinite(first) & np.isfinite(second)
-    a, b = first[both], second[both]
-    return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and a.std() and b.std() else None
-
-
-def cramers_v(first: NDArray[np.int64], second: NDArray[np.int64]) -> float | None:
-    """Return Cramer's V of two (n,) columns of cells, corrected for bias, from 0 to 1; None if one has one cell."""
-    (_, a), (_, b) = (np.unique(cells, return_inverse=True) for cells in (first, second))
-    rows, r, c = len(a), int(a.max(initial=0)) + 1, int(b.max(initial=0)) + 1
-    if min(r, c) < 2 or rows < 3:
-        return None
-    table = np.bincount(a * c + b, minlength=r * c).reshape(r, c)
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / rows
-    phi = ((table - expected) ** 2 / expected).sum() / rows
-    corrected = max(0.0, phi - (r - 1) * (c - 1) / (rows - 1))
-    fewer = min(size - (size - 1) ** 2 / (rows - 1) for size in (r, c)) - 1
-    return float(min(1.0, np.sqrt(corrected / fewer))) if fewer > 0 else None
 
 
 def _activity(decisions: Sequence[Decision]) -> dict[str, Any] | None:
