@@ -71,8 +71,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         return _ask_server(request, request.server, progress)
     assert request.data is not None, "the request was checked"
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import class_warnings, drawn_negatives
+    from rayrec.inspection.split_checks import baselines, class_warnings, drawn_negatives
     from rayrec.training.run.preflight import require_evaluable
 
     dataset = Dataset.open(request.data)

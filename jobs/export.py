@@ -74,8 +74,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 
     from rayrec.inference.export.checkpoint import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
-    from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import drawn_negatives
+    from rayrec.inspection.split_checks import baselines, drawn_negatives
 
     # A run on all rows has none left to be measured on: its metrics are those of the run that it repeats.
     judged = trained.refit_of

@@ -76,9 +76,9 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """
     if request.against is not None:
         return _compare(request, request.against, progress)
+    from rayrec.inspection.profiles import table_figures
     from rayrec.inspection.split_checks import describe_new_values
     from rayrec.inspection.table.inspected_table import inspect_table
-    from rayrec.inspection.table.table_profile import table_figures
     from rayrec.pages.page import write_page
     from rayrec.pages.profiles import inspection_page
     from rayrec.recipes import write_recipe_file

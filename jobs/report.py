@@ -112,8 +112,8 @@ def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> lis
 
 def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.dataset_profile import dataset_figures
     from rayrec.inspection.drift import drift_between
+    from rayrec.inspection.profiles import dataset_figures
     from rayrec.inspection.split_checks import split_notes, split_warnings
     from rayrec.pages.profiles import dataset_page
 
@@ -168,9 +168,8 @@ def _date(seconds: float) -> str:
 
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
     from rayrec.inspection.runs import resources, run_metrics, sharding_plan, training_curves
-    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -266,7 +265,7 @@ def _sweep(request: ReportRequest) -> _Report:
 
 def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
     """Return the figures of the held-out rows, scored by a model."""
-    from rayrec.inspection.scored_split import held_out_figures, score_held_out
+    from rayrec.inspection.runs import held_out_figures, score_held_out
 
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 

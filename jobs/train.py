@@ -77,8 +77,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable

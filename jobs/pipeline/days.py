@@ -174,8 +174,7 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
 def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
     """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.baselines import baselines
-    from rayrec.inspection.split_checks import drawn_negatives, metric_warnings, split_notes
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, split_notes
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)

@@ -182,8 +182,7 @@ class TrainPhase(Phase):
 
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import Dataset
-        from rayrec.inspection.baselines import baselines
-        from rayrec.inspection.split_checks import drawn_negatives, metric_warnings
+        from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():

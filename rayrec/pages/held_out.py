@@ -11,7 +11,7 @@ from rayrec.pages.page import Chart, HtmlTable, Section, percent, plus_minus, te
 
 
 def held_out_sections(held_out: Mapping[str, Any]) -> list[Section]:
-    """Return the sections on what `rayrec.inspection.scored_split.held_out_figures` found."""
+    """Return the sections on what `rayrec.inspection.runs.held_out_figures` found."""
     sections = [Section("Held-out scores", [_metrics(held_out), *_curves(held_out)], _scope(held_out))]
     sections.append(Section("Slices", _slices(held_out), _slices_text(held_out)))
     return sections

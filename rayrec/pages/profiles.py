@@ -37,7 +37,7 @@ _ENCODED = (
 
 
 def inspection_page(figures: Figures) -> Page:
-    """Return the page of `rayrec inspect` for raw files (`rayrec.inspection.table.table_profile`)."""
+    """Return the page of `rayrec inspect` for raw files (`rayrec.inspection.profiles`)."""
     rows, total, label = figures["rows"], figures["total_rows"], figures["label"]
     columns, alerts = figures["columns"], figures["alerts"]
     which = (
@@ -80,7 +80,7 @@ def inspection_page(figures: Figures) -> Page:
 
 
 def dataset_page(figures: Figures) -> Page:
-    """Return the page of `rayrec report` for a dataset (`rayrec.inspection.dataset_profile`)."""
+    """Return the page of `rayrec report` for a dataset (`rayrec.inspection.profiles`)."""
     splits, features = figures["splits"], figures["features"]
     rows = sum(split["rows"] for split in splits.values())
     rate = splits["train"]["label_rate"] if "train" in splits else None

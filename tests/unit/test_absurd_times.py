@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.inspection.table.column_forms import profile_column
-from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.columns import ColumnProfile
 
 ROWS, ABSURD = 900, 63
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from rayrec.inspection.baselines import baselines
+from rayrec.inspection.split_checks import baselines
 from rayrec.inspection.table.evidence import Evidence, Regression
 from rayrec.metrics.binary import BinaryMetrics
 from tests.builders import make_dataset, make_recipe, users_and_items, write_dataset

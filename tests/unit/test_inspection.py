@@ -21,7 +21,7 @@ from rayrec.common.text import shell_line
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.inspection.table import recipe_text
 from rayrec.inspection.table.column_forms import profile_column
-from rayrec.inspection.table.column_profile import ColumnProfile
+from rayrec.inspection.table.columns import ColumnProfile
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.evidence import Evidence
 from rayrec.inspection.table.file_form import recognize

@@ -115,7 +115,7 @@ def test_no_text_of_the_data_becomes_markup(html: str) -> None:
     content = re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)
     assert content is not None
     drawn = json.loads(content[1])
-    assert len(drawn) == 8
+    assert len(drawn) == 7
 
     def texts(value: object) -> list[str]:
         if isinstance(value, dict):

@@ -17,10 +17,10 @@ from rayrec.features.id_meanings import ValueNames
 from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import SplitColumns
-from rayrec.inspection import dataset_profile
+from rayrec.inspection import profiles
 from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
-from rayrec.inspection.dataset_profile import dataset_figures
 from rayrec.inspection.drift import drift_between
+from rayrec.inspection.profiles import dataset_figures
 from rayrec.metrics.estimates import wilson
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.recipes import Recipe
@@ -270,7 +270,7 @@ def test_a_large_split_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     places = [int(np.flatnonzero(whole == value)[0]) for value in read[::100]]
     assert len(read) == 1_000 and places[0] == 0 and places[-1] == 3_900
     assert max(np.diff(places)) <= 500
-    monkeypatch.setattr(dataset_profile, "MOST_ROWS", 1_000)
+    monkeypatch.setattr(profiles, "MOST_ROWS", 1_000)
     assert dataset_figures(dataset, SilentProgress())["splits"]["train"]["rows_read"] == 1_000
 
 

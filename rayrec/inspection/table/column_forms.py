@@ -18,8 +18,17 @@ from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import BOOLEANS, in_form
-from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, NULL_WORDS, ColumnProfile, Form
-from rayrec.inspection.table.number_texts import PERHAPS_LISTS, find_null_words, find_number_formats, read_texts
+from rayrec.inspection.table.columns import (
+    INEXACT,
+    MOST_MISFITS,
+    NULL_WORDS,
+    PERHAPS_LISTS,
+    ColumnProfile,
+    Form,
+    find_null_words,
+    find_number_formats,
+    read_texts,
+)
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"

@@ -12,10 +12,17 @@ from rayrec.config.base import NumberFormat
 from rayrec.features.list_texts import in_brackets
 from rayrec.features.number_formats import NUMBER_FORMATS
 from rayrec.inspection.table.column_forms import FAR_AWAY, words_of
-from rayrec.inspection.table.column_profile import INEXACT, MOST_MISFITS, ColumnProfile, name_words, varies
-from rayrec.inspection.table.evidence import Evidence, Reading
-from rayrec.inspection.table.number_rules import ID_WORDS, RANGES, absurd_bounds, number_rules, ranges_rule, with_auc
-from rayrec.inspection.table.number_texts import UNCLEAR
+from rayrec.inspection.table.columns import INEXACT, MOST_MISFITS, UNCLEAR, ColumnProfile, name_words, varies
+from rayrec.inspection.table.evidence import (
+    ID_WORDS,
+    RANGES,
+    Evidence,
+    Reading,
+    absurd_bounds,
+    number_rules,
+    ranges_rule,
+    with_auc,
+)
 from rayrec.inspection.table.roles import LABEL_NAMES, WEIGHT_NAMES, Label, Roles, are_weights, squeezed, time_settings
 from rayrec.preprocessing.column_plan import can_name_a_table, rate_column
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
-from rayrec.inspection.table.column_profile import NULL_WORDS
+from rayrec.inspection.table.columns import NULL_WORDS
 from rayrec.inspection.table.roles import column_of_label
 from rayrec.raw.delimited import DelimitedLayout, refuse_other_formats, separator_of, separator_told
 from rayrec.raw.input_files import InputFile

@@ -15,7 +15,7 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.ingest.dataset import FoundKeys
 from rayrec.inspection.table.column_forms import profile_column
-from rayrec.inspection.table.column_profile import NULL_WORDS, ColumnProfile
+from rayrec.inspection.table.columns import NULL_WORDS, ColumnProfile
 from rayrec.inspection.table.decisions import (
     Decision,
     FoundCross,
@@ -25,8 +25,7 @@ from rayrec.inspection.table.decisions import (
     with_number_formats,
 )
 from rayrec.inspection.table.file_form import FileForm, FoundEncoding, find_encoding, first_with_rows, recognize
-from rayrec.inspection.table.interactions import find_interactions, inspect_interactions
-from rayrec.inspection.table.recipe_text import write_recipe
+from rayrec.inspection.table.recipe_text import find_interactions, inspect_interactions, write_recipe
 from rayrec.inspection.table.roles import find_label, find_roles
 from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.input_files import list_inputs

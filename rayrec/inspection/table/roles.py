@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.text import shell_line
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.table.column_profile import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words
-from rayrec.inspection.table.number_texts import read_texts
+from rayrec.inspection.table.columns import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words, read_texts
 from rayrec.raw.rows import read_labels
 
 LABEL_NAMES = frozenset({
