@@ -30,7 +30,7 @@ from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import Engine
 from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.recipes import Recipe
-from rayrec.sources.outbrain.synthetic.generator import generate
+from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.registry import preprocessing
 from rayrec.store.files import write_json
 

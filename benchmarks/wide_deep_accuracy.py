@@ -27,8 +27,9 @@ from rayrec.config import RankingConfig
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.ranking import RankingMetrics
+from rayrec.sources.generated_files import TRUTH_FILE
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, OutbrainTruth
+from rayrec.sources.outbrain.generator import OutbrainTruth
 from rayrec.store.artifact import MANIFEST_FILE
 
 ROWS = ResultRows(

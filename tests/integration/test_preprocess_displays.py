@@ -22,7 +22,7 @@ from rayrec.preprocessing import segments
 from rayrec.preprocessing.engines.spark import SparkEngine
 from rayrec.preprocessing.lookups import keyed_rows
 from rayrec.recipes import Recipe, dump_recipe
-from rayrec.sources.outbrain.synthetic.generator import generate
+from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing
 from tests import outbrain_reference as reference
 from tests.builders import make_recipe

@@ -13,10 +13,10 @@ from rayrec.features.hashes import hash_text
 from rayrec.features.schema import Schema
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
+from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
 from rayrec.sources.outbrain.outbrain_tables import LEAN_TABLES, OutbrainTable
 from rayrec.sources.outbrain.source import SOURCE
-from rayrec.sources.outbrain.synthetic.generator import generate
 from tests.outbrain_reference import Tables, read_tables
 from tests.outbrain_tables import SAMPLE, write_sample_tables
 
