@@ -36,8 +36,8 @@ class CompareRequest(Request):
 def run(request: CompareRequest, progress: Progress) -> Result:
     """Compare; `details.differences` has each pair of recipes by metric, and its verdict."""
     from rayrec.inspection.runs import ComparedRun, compare_runs, group_by_recipe, require_same_rows
-    from rayrec.pages.comparison import comparison_page
     from rayrec.pages.page import write_page
+    from rayrec.pages.runs import comparison_page
 
     # Runs can be compared that were judged on the same rows.
     folders = request.folders()
@@ -63,7 +63,7 @@ def run(request: CompareRequest, progress: Progress) -> Result:
 
 def describe(result: Result) -> str:
     """Return the verdict on each pair of recipes, and where the page is."""
-    from rayrec.pages.comparison import verdict_line
+    from rayrec.pages.runs import verdict_line
 
     found = result.details["differences"]
     lines = [verdict_line(difference) for difference in found] or ["The runs differ only in their seeds."]

@@ -247,7 +247,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
 
 def _sweep(request: ReportRequest) -> _Report:
     from jobs.tune import BEST_FILE
-    from rayrec.pages.sweep import sweep_page
+    from rayrec.pages.runs import sweep_page
     from tune.results import sweep_figures
     from tune.sweep_folder import Sweep, read_outcomes
 

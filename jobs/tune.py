@@ -102,7 +102,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
-    from rayrec.pages.sweep import sweep_page
+    from rayrec.pages.runs import sweep_page
     from tune.results import confirm, confirmation_table, sweep_figures, write_csv
     from tune.sweep_folder import outcome_rows
 

@@ -18,7 +18,7 @@ from jobs.command.runner import run_command
 from jobs.tune import BEST_FILE
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.pages.page import write_page
-from rayrec.pages.sweep import sweep_page
+from rayrec.pages.runs import sweep_page
 from rayrec.recipes import read_recipe
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe, run_cases

@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.pages.page import Chart, html_of
-from rayrec.pages.sweep import sweep_page
+from rayrec.pages.runs import sweep_page
 from rayrec.recipes import read_recipe
 from tests.builders import make_dataset
 from tests.unit.test_pages import Parsed
