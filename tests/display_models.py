@@ -9,7 +9,7 @@ from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFe
 from rayrec.features.schema import Schema
 from rayrec.inference.ranker import Ranker
 from rayrec.preprocessing.numbers import Fit
-from rayrec.sources.outbrain.features.feature_sets import features_of
+from rayrec.sources.outbrain.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants
 from rayrec.sources.registry import load_ranker
 from tests.model_folders import write_display_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
+from rayrec.sources.outbrain.tables import OutbrainTable
 
 SAMPLE = "outbrain-10k/sample_train_dat.csv"
 """In the folder of real data: 1,959 complete displays of the first two minutes, clicks joined with events."""

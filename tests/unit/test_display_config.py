@@ -9,8 +9,8 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.recipes import load_recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig, DisplaySplitConfig, RatesConfig
-from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
-from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob, find_tables
+from rayrec.sources.outbrain.display_job import DisplayJob, find_tables
+from rayrec.sources.outbrain.tables import OutbrainTable
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.sources.interactions.drawn_negatives import NegativeSampler
+from rayrec.sources.interactions.ranking_lists import NegativeSampler
 
 ITEMS = 12
 

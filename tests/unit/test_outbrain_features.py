@@ -9,12 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.sources.outbrain.features import click_rates, similarity
-from rayrec.sources.outbrain.features.ad_rows import FOLD, ROW_SCHEMA, AdRows
-from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
-from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
-from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, FIRST_MILLISECOND
+from rayrec.sources.outbrain import features
+from rayrec.sources.outbrain.feature_sets import features_of, raw_features
+from rayrec.sources.outbrain.features import (
+    FOLD,
+    ROW_SCHEMA,
+    AdRows,
+    days_since_published,
+    hour_bin,
+    is_weekend,
+)
 from rayrec.sources.outbrain.statistics import RATE_KEYS, Constants, Statistics
+from rayrec.sources.outbrain.tables import DAY_MILLISECONDS, FIRST_MILLISECOND
 from tests.outbrain_statistics import Ad, Count, Document, Profile, make_constants, make_statistics
 
 P, M = 0.2, 20.0
@@ -43,13 +49,13 @@ def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
     rows = make_rows(
         statistics, [{"ad_id": ad, FOLD: fold} for ad, fold in [(1, 0), (1, 1), (1, None), (2, 1), (3, 0)]]
     )
-    found = click_rates.compute_rate(rows, "ad")
+    found = features.compute_rate(rows, "ad")
     assert found.value.tolist() == pytest.approx(
         [(3 + M * P) / (10 + M), (4 + M * P) / (17 + M), (7 + M * P) / (20 + M), P, P]
     )
     # The number of ads is that of all folds; 8 - 5 rows are too few.
     assert found.confidence.tolist() == pytest.approx([confidence(10, 2), confidence(17, 2), confidence(20, 2), 0, 0])
-    assert click_rates.views(rows, "ad").tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
+    assert features.views(rows, "ad").tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
 
 
 def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
@@ -67,7 +73,7 @@ def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
         ads={ad: Ad(document) for ad, document in ((1, 7), (2, 8), (3, 9), (4, 10), (5, None))},
         rates={"category": counts},
     )
-    found = click_rates.compute_rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
+    found = features.compute_rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
     weight = {1: confidence(30, 2) * 0.8 * 0.9, 2: confidence(50, 5) * 0.4 * 0.5}
     of = {1: (6 + M * P) / (30 + M), 2: (5 + M * P) / (50 + M)}
     known = sum(of[v] * weight[v] for v in of) / sum(weight.values())
@@ -90,7 +96,7 @@ def test_values_that_every_document_has(feature_set: str, tmp_path: Path) -> Non
     constants = make_constants(feature_set=feature_set, documents=2)
     statistics = make_statistics(tmp_path, constants, documents=documents, ads={1: Ad(1), 2: Ad(2)})
     rows = make_rows(statistics, [{"document_id": 1, "ad_id": 2}, {"document_id": 2, "ad_id": 2}])
-    assert similarity.landing_similarity(rows, "topic").tolist() == pytest.approx([0.0, 1.0])
+    assert features.landing_similarity(rows, "topic").tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_similarity_of_users(tmp_path: Path) -> None:
@@ -103,7 +109,7 @@ def test_similarity_of_users(tmp_path: Path) -> None:
         statistics, [{"uuid": user, "ad_id": ad} for user, ad in
                      [("ann", 1), ("ann", 2), ("ann", 3), ("bob", 1), ("eve", 1), (None, 1)]]
     )  # fmt: skip
-    found = similarity.compute_user_similarity(rows, "category")
+    found = features.compute_user_similarity(rows, "category")
     idf = math.log(100)
     vector = {1: 0.5 * idf, 2: 0.5 * idf, 3: idf}
     nothing = [math.nan] * 4

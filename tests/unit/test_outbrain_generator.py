@@ -10,7 +10,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.sources.generated_files import TRUTH_FILE
 from rayrec.sources.outbrain.generator import Catalogue, OutbrainTruth, cut, generate
-from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
+from rayrec.sources.outbrain.tables import OutbrainTable
 from rayrec.sources.synthetic import World
 from tests.outbrain_reference import read_tables
 

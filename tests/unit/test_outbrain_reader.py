@@ -14,9 +14,8 @@ from rayrec.features.schema import Schema
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.outbrain.generator import generate
-from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
-from rayrec.sources.outbrain.outbrain_tables import LEAN_TABLES, OutbrainTable
 from rayrec.sources.outbrain.source import SOURCE
+from rayrec.sources.outbrain.tables import LEAN_TABLES, OutbrainReader, OutbrainTable, find_files
 from tests.outbrain_reference import Tables, read_tables
 from tests.outbrain_tables import SAMPLE, write_sample_tables
 

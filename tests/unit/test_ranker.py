@@ -9,8 +9,8 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.inference.ranker import Ranker
-from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
-from rayrec.sources.outbrain.features.feature_sets import raw_features
+from rayrec.sources.outbrain.feature_sets import raw_features
+from rayrec.sources.outbrain.features import ROW_SCHEMA
 from rayrec.sources.registry import load_ranker
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import finish, make_model_folder, make_raw_rows

@@ -11,7 +11,7 @@ from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, RecipeContent, load_recipe, recipe_schema
-from rayrec.sources.outbrain.features.feature_sets import features_of
+from rayrec.sources.outbrain.feature_sets import features_of
 
 FREQUENCY_LIMIT_15 = (
     7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,

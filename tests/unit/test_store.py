@@ -29,7 +29,7 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages
-from rayrec.sources.outbrain.preprocessing.documents import DocumentRows
+from rayrec.sources.outbrain.side_tables import DocumentRows
 from rayrec.store import folders, growing_files, objects, stores
 from rayrec.store.artifact import read_manifest
 from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in

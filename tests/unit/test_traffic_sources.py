@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.preprocessing.engines.sql import query
-from rayrec.sources.outbrain.preprocessing.raw_features import WITH_TRAFFIC
+from rayrec.sources.outbrain.display_job import WITH_TRAFFIC
 
 View = tuple[int, int, int]
 """Group, time, source."""

@@ -44,7 +44,6 @@ from rayrec.sources.interactions.config import (
     InteractionSplitConfig,
     LeaveOneOutSplitConfig,
 )
-from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import (
     EARLIER,
     LISTED,
@@ -54,7 +53,7 @@ from rayrec.sources.interactions.histories import (
     write_histories,
 )
 from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, has_lists, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, with_group, write_rows
+from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, NegativeSampler, with_group, write_rows
 
 _SPLITS = ("train", "validation", "test")
 _RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")

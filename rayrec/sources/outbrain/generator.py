@@ -22,14 +22,14 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Config
 from rayrec.random.arrays import mix
 from rayrec.sources.generated_files import TRUTH_FILE, rows_file, to_hexadecimal
-from rayrec.sources.outbrain.outbrain_tables import (
+from rayrec.sources.outbrain.places import OFFSET_BY_STATE
+from rayrec.sources.outbrain.tables import (
     ARROW_TYPES,
     DAY_MILLISECONDS,
     FIRST_MILLISECOND,
     Kind,
     OutbrainTable,
 )
-from rayrec.sources.outbrain.places import OFFSET_BY_STATE
 from rayrec.sources.synthetic import World
 from rayrec.store.files import write_json
 from rayrec.store.folders import new_folder

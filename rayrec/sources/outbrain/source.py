@@ -15,12 +15,12 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import GeneratorOptions
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.ad_rows import ROW_SCHEMA
-from rayrec.sources.outbrain.features.feature_sets import raw_features
+from rayrec.sources.outbrain.display_job import DisplayJob
+from rayrec.sources.outbrain.feature_sets import raw_features
+from rayrec.sources.outbrain.features import ROW_SCHEMA
 from rayrec.sources.outbrain.generator import generate
-from rayrec.sources.outbrain.outbrain_tables import codes_of
-from rayrec.sources.outbrain.preprocessing.display_job import DisplayJob
 from rayrec.sources.outbrain.statistics import Statistics
+from rayrec.sources.outbrain.tables import codes_of
 from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from rayrec.config.validation import read_json
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.table_parts import HASH
-from rayrec.sources.outbrain.outbrain_tables import OutbrainTable
+from rayrec.sources.outbrain.tables import OutbrainTable
 from rayrec.store.files import write_json
 
 CONSTANTS_FILE = "constants.json"

@@ -26,8 +26,8 @@ from rayrec.preprocessing.segments import (
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.arrays import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.ad_rows import FOLD
-from rayrec.sources.outbrain.outbrain_tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
+from rayrec.sources.outbrain.features import FOLD
+from rayrec.sources.outbrain.tables import DAY_MILLISECONDS, EVENT_FIELDS, OutbrainTable
 
 TRAIN, VALIDATION, SUBMISSION = SPLITS = ("train", "validation", "submission")
 EVENTS = "events"

@@ -5,35 +5,46 @@ a job that died continues after its last finished stage (`rayrec.preprocessing.w
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.feature_kinds import NumericFeature
-from rayrec.features.lookup_table import UNKNOWN
+from rayrec.features.hashes import hash_key
+from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import Schema
+from rayrec.features.table_parts import HASH
 from rayrec.ingest.dataset import FoundKeys, SplitInfo
+from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of
+from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
 from rayrec.preprocessing.lookups.label_rates import write_totals
 from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.parts import RandomGroups, RowEncoder, write_shuffled
-from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment
+from rayrec.preprocessing.segments import (
+    Piece,
+    Segment,
+    batch_of,
+    joined,
+    make_segments,
+    numbered,
+    read_segment,
+    write_pieces,
+)
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.rows import RowReader
-from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.ad_rows import AdRows
-from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
-from rayrec.sources.outbrain.outbrain_reader import OutbrainReader, find_files
-from rayrec.sources.outbrain.outbrain_tables import FULL_TABLES, LEAN_TABLES, OutbrainTable
-from rayrec.sources.outbrain.preprocessing.clicks import (
+from rayrec.sources.outbrain.clicks import (
+    CLICK_SCHEMA,
     CLICKED,
     DISPLAY,
     POSITION,
@@ -42,16 +53,135 @@ from rayrec.sources.outbrain.preprocessing.clicks import (
     ClickRows,
     write_click_rows,
 )
-from rayrec.sources.outbrain.preprocessing.documents import (
+from rayrec.sources.outbrain.config import DisplayPreprocessConfig
+from rayrec.sources.outbrain.feature_sets import features_of, rate_keys, raw_features
+from rayrec.sources.outbrain.features import AdRows
+from rayrec.sources.outbrain.side_tables import (
+    TRAFFIC,
+    USER,
     DocumentRows,
+    ProfileJob,
+    ViewReader,
+    read_views,
     write_ads,
     write_document_rows,
     write_documents,
+    write_profiles,
+    write_rates,
+    write_users,
 )
-from rayrec.sources.outbrain.preprocessing.rate_tables import write_rates
-from rayrec.sources.outbrain.preprocessing.raw_features import CANDIDATE, LABEL_FIELDS, POSITION_FIELD, write_features
-from rayrec.sources.outbrain.preprocessing.users import ProfileJob, ViewReader, write_profiles, write_users
 from rayrec.sources.outbrain.statistics import Constants, Referred, Statistics
+from rayrec.sources.outbrain.tables import (
+    DAY_MILLISECONDS,
+    FULL_TABLES,
+    LEAN_TABLES,
+    OutbrainReader,
+    OutbrainTable,
+    find_files,
+)
+
+# Raw features of all rows, computed by the code that serves them.
+
+CANDIDATE = "candidate"
+LABEL_FIELDS = (
+    pa.field(CLICKED, pa.float32(), False),
+    pa.field(DISPLAY, pa.int64(), False),
+    pa.field(CANDIDATE, pa.int64(), False),
+)
+"""Columns beside the features."""
+POSITION_FIELD = pa.field(POSITION, pa.int64(), False)
+"""The position of a row in its split, for files in another order."""
+_SPLIT, _TRAFFIC = "split", "traffic_source"
+_ROWS = pa.schema(
+    [(HASH, pa.int64()), (USER, pa.int64()), (_SPLIT, pa.int8()), POSITION_FIELD, ("day", pa.int64()), *CLICK_SCHEMA]
+)
+_VIEWS = pa.schema(
+    [
+        (HASH, pa.int64()),
+        (USER, pa.int64()),
+        ("document_id", pa.int64()),
+        ("day", pa.int64()),
+        ("platform", pa.int8()),
+        ("geo_location", pa.string()),
+        ("timestamp", pa.int64()),
+        (_TRAFFIC, pa.int8()),
+    ]
+)
+_SAME_PAGE = " and ".join(f"shown.{name} = {{view}}.{name}" for name in _VIEWS.names[1:6])
+WITH_TRAFFIC = f"""
+with viewed as (
+    -- Of views at the same time, the smallest source.
+    select * exclude ({_TRAFFIC}), min({_TRAFFIC}) as {_TRAFFIC} from views group by all
+)
+select shown.*,
+    -- Of equally near views, the earlier.
+    case when earlier.timestamp is not null
+            and (later.timestamp is null or shown.timestamp - earlier.timestamp <= later.timestamp - shown.timestamp)
+        then earlier.{_TRAFFIC} else later.{_TRAFFIC} end as {_TRAFFIC}
+from shown
+asof left join viewed as earlier on {_SAME_PAGE.format(view="earlier")} and shown.timestamp >= earlier.timestamp
+asof left join viewed as later on {_SAME_PAGE.format(view="later")} and shown.timestamp <= later.timestamp
+order by shown.{USER}, {_SPLIT}, {POSITION}
+"""
+"""Rows with their traffic source: that of the page view of the same page and day which is nearest in time."""
+
+
+def write_features(
+    workspace: Workspace,
+    splits: Mapping[str, Sequence[Piece]],
+    views: Sequence[Piece],
+    users: Path,
+    statistics: Statistics,
+    folder: Path,
+) -> dict[str, list[Piece]]:
+    """Write the features of rows in the order of users, whose profiles are so read from disk one after the other.
+
+    `views`: page views that traffic sources are found in; `users`: folder of the table of users, if they have profiles.
+    """
+    definitions = features_of(statistics.constants.feature_set)
+    schema = pa.schema([*LABEL_FIELDS, POSITION_FIELD, *(pa.field(d.name, d.raw_type) for d in definitions)])
+
+    def read_rows(segment: Segment, split: int) -> Iterator[pa.RecordBatch]:
+        table = LookupTable.cached(users)
+        for position, batch in numbered(segment, read_segment(segment, CLICK_SCHEMA.names)):
+            user = table.find_texts(batch["uuid"])
+            has_user = user != UNKNOWN
+            columns = {
+                # Rows without a user are spread.
+                HASH: np.where(has_user, table.numbers(HASH, user).values, hash_key(position)),
+                USER: pa.array(user, mask=~has_user),
+                _SPLIT: np.full(len(batch), split),
+                POSITION: position,
+                "day": batch["timestamp"].fill_null(0).to_numpy() // DAY_MILLISECONDS,
+            }
+            yield batch_of(_ROWS, columns, batch)
+
+    def read_page_views(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_views(segment, users, TRAFFIC, _VIEWS):
+            yield batch_of(_VIEWS, {"day": batch["timestamp"].to_numpy() // DAY_MILLISECONDS}, batch)
+
+    def write(partition: int, rows: Mapping[str, pa.Table]) -> dict[str, list[Piece]]:
+        shown = pa.concat_tables([rows[split] for split in splits])
+        opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
+
+        def computed() -> Iterator[tuple[str, pa.RecordBatch]]:
+            for batch in query(WITH_TRAFFIC, shown=shown, views=rows["views"]):
+                kept = {CLICKED: batch[CLICKED], DISPLAY: batch[DISPLAY], CANDIDATE: batch["ad_id"]}
+                features = batch_of(schema, {**kept, POSITION: batch[POSITION]}, raw_features(opened, batch))
+                for number, split in enumerate(splits):
+                    yield split, features.filter(pc.equal(batch[_SPLIT], number))
+
+        return write_pieces({s: (folder / f"{s}-{partition:06d}.parquet", schema) for s in splits}, computed())
+
+    sources = {
+        split: KeyedRows(make_segments(pieces), _ROWS, partial(read_rows, split=number))
+        for number, (split, pieces) in enumerate(splits.items())
+    }
+    sources["views"] = KeyedRows(make_segments(views), _VIEWS, read_page_views)
+    return joined(shuffle_rows(workspace, "features", sources, write))
+
+
+# The job.
 
 _PAGE_VIEWS = OutbrainTable.PAGE_VIEWS
 _LEAST_FOUND = 0.05
