@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from ray import serve as ray_serve
 
 from benchmarks.constant_deployment import Constant
@@ -39,7 +38,6 @@ from jobs.benchmark_serve import Post, ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.store.files import write_json
@@ -181,11 +179,7 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
     """Milliseconds of each part of an answer, alone in this process, and of the bare forward pass."""
     rows = parse_instances(body, predictor.raw_rows, 10**9).columns
-
-    def encode() -> pa.RecordBatch | EncodedRows:
-        return predictor.encode_few(rows) if isinstance(rows, PlainRows) else predictor.encode(rows)
-
-    encoded = encode()
+    encoded = predictor.encode(rows)
     scores = predictor.predict_encoded(encoded)
 
     def answer() -> str:
@@ -193,7 +187,7 @@ def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
 
     return {
         "parse and check": _milliseconds(lambda: parse_instances(body, predictor.raw_rows, 10**9)),
-        "encode": _milliseconds(encode),
+        "encode": _milliseconds(lambda: predictor.encode(rows)),
         "forward": _milliseconds(lambda: predictor.predict_encoded(encoded)),
         "answer": _milliseconds(answer),
     }

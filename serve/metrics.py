@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from rayrec.common.text import ascii_name, printable, with_names
-from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
@@ -36,6 +36,7 @@ _ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
 # Scores before the drift is worth showing, and scores after which older ones count half.
 _ENOUGH, _WINDOW = 1_000, 50_000
 _PASSES = 64
+_FEW_ROWS = 32
 """Most passes that are counted together. Large ones take so long that time ends before there are as many."""
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_REPORTS = 0.1, 1.0
 _NODES_AT_ONCE, _NODE_SECONDS = 16, 3.0
@@ -91,11 +92,16 @@ class ScoredPass(NamedTuple):
 
     requests: int
     """How many requests it joined."""
-    raw: pa.RecordBatch | PlainRows | None
+    raw: StackedColumns | None
     """The rows that came as raw columns, which are the first ones; None if all came encoded."""
-    encoded: pa.RecordBatch | EncodedRows
+    encoded: StackedColumns
     scores: NDArray[np.float32]
     """(n,) of n encoded rows."""
+
+    @property
+    def is_small(self) -> bool:
+        """Tell whether it had a few rows, which all came as raw columns."""
+        return self.raw is not None and self.raw.num_rows == len(self.scores) <= _FEW_ROWS
 
 
 @dataclass
@@ -222,19 +228,13 @@ class VersionStatistics:
 
 
 def _batches(passes: list[ScoredPass]) -> list[tuple[pa.RecordBatch | None, pa.RecordBatch]]:
-    """Return the raw and the encoded rows of passes as Arrow's batches, one for all passes that have none."""
-    batches: list[tuple[pa.RecordBatch | None, pa.RecordBatch]] = []
-    raw_rows: list[PlainRows] = []
-    encoded_rows: list[EncodedRows] = []
-    for one in passes:
-        if isinstance(one.encoded, EncodedRows):
-            assert isinstance(one.raw, PlainRows)
-            raw_rows.append(one.raw)
-            encoded_rows.append(one.encoded)
-        else:
-            batches.append((one.raw.batch() if isinstance(one.raw, PlainRows) else one.raw, one.encoded))
-    if raw_rows:
-        batches.append((PlainRows.joined(raw_rows).batch(), EncodedRows.joined(encoded_rows).batch()))
+    """Return the raw and the encoded rows of passes as Arrow's batches; one for all passes of a few raw rows."""
+    few = [(one.raw, one.encoded) for one in passes if one.raw is not None and one.is_small]
+    others = [one for one in passes if one.raw is None or not one.is_small]
+    batches = [(one.raw and one.raw.batch(), one.encoded.batch()) for one in others]
+    if few:
+        raw, encoded = zip(*few, strict=True)
+        batches.append((StackedColumns.joined(raw).batch(), StackedColumns.joined(encoded).batch()))
     return batches
 
 

@@ -16,6 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, VectorFeature
 from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import Values
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.raw_rows import RawRows
 from serve.requests import RequestError, content_errors
@@ -131,7 +132,7 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
             raise RequestError(422, predictor.raw_rows.unknown(name))
     with content_errors():
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
-    return RequestRows(columns, encoded)
+    return RequestRows(StackedColumns.of(columns), encoded)
 
 
 def weights_input(feature: str) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
+from rayrec.features.stacked_columns import StackedColumns
 from serve.json_log import JsonLog
 from serve.requests import RequestError
 from serve.served_version import RequestRows, ServedVersion
@@ -58,7 +59,7 @@ class Shadow:
         try:
             # The shadow's schema may be another.
             if not rows.encoded and not rows.columns.schema.equals(raw_rows.columns):
-                rows = RequestRows(raw_rows.from_batch(rows.batch()))
+                rows = RequestRows(StackedColumns.of(raw_rows.from_batch(rows.columns.batch())))
             difference = np.abs(await self.version.score(rows) - scores)
         except (RequestError, UserError, pa.ArrowException) as error:
             self._counts["failed"] += 1

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config import ServeConfig
-from rayrec.features.few_rows import PlainRows
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.explanation.additive import Explanation, explainer_of
 from rayrec.inference.export.examples import Examples, load_held_out_rows
 from rayrec.inference.folder.facts import can_recommend
@@ -43,12 +42,8 @@ logger = logging.getLogger("ray.serve.rayrec")
 class RequestRows:
     """The checked rows of one request: raw columns (`RawRows.columns`), or encoded ones as a dataset holds them."""
 
-    columns: pa.RecordBatch | PlainRows
+    columns: StackedColumns
     encoded: bool = False
-
-    def batch(self) -> pa.RecordBatch:
-        """Return the columns as Arrow's batch."""
-        return self.columns.batch() if isinstance(self.columns, PlainRows) else self.columns
 
 
 class ServedVersion:
@@ -151,36 +146,20 @@ def score_together(
     predictor: Predictor, requests: Sequence[RequestRows]
 ) -> tuple[list[NDArray[np.float32]], ScoredPass]:
     """Return the scores of each request's rows, from one pass over all of them; and the pass."""
-    # A few plain rows need no Arrow, which would take most of the time of a pass.
-    plain = [request.columns for request in requests if isinstance(request.columns, PlainRows)]
-    if len(plain) == len(requests):
-        few = PlainRows.joined(plain)
-        encoded_few = predictor.encode_few(few)
-        scores = predictor.predict_encoded(encoded_few)
-        return _split(scores, plain), ScoredPass(len(requests), few, encoded_few, scores)
     # All raw rows are encoded in one go; those that came encoded follow them.
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
-    raw = [requests[index].batch() for index in order if not requests[index].encoded]
-    encoded = [requests[index].batch() for index in order if requests[index].encoded]
-    all_raw = _joined(raw) if raw else None
-    rows = _joined([predictor.encode(all_raw), *encoded] if all_raw is not None else encoded)
+    raw = [requests[index].columns for index in order if not requests[index].encoded]
+    encoded = [requests[index].columns for index in order if requests[index].encoded]
+    all_raw = StackedColumns.joined(raw) if raw else None
+    rows = StackedColumns.joined([predictor.encode_stacked(all_raw), *encoded] if all_raw is not None else encoded)
     scores = predictor.predict_encoded(rows)
     # Every request gets its own scores, in the order of the requests.
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
-    for index, part in zip(order, _split(scores, [requests[index].columns for index in order]), strict=True):
-        answers[index] = part
+    start = 0
+    for index in order:
+        end = start + requests[index].columns.num_rows
+        answers[index], start = scores[start:end], end
     return answers, ScoredPass(len(requests), all_raw, rows, scores)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return batches one after the other; one alone is not copied."""
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRows]) -> list[NDArray[np.float32]]:
-    """Return the scores of each part, of scores of one part after the other."""
-    ends = list(accumulate(part.num_rows for part in parts))
-    return [scores[end - part.num_rows : end] for end, part in zip(ends, parts, strict=True)]
 
 
 def _short_vocabularies(predictor: Predictor) -> dict[str, list[str]]:

@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.explanation.additive import Explanation
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
@@ -253,7 +254,8 @@ async def _rank(asked: Asked) -> dict[str, Any]:
         # The features of the candidates are looked up, and scored as the rows of `:predict` are.
         with content_errors():
             columns = await version.evaluate(partial(version.ranker.rows, wanted.context, wanted.candidates))
-        best = Ranking.of(wanted.candidates, await asked.model.score(version, RequestRows(columns)), wanted.k)
+        scores = await asked.model.score(version, RequestRows(StackedColumns.of(columns)))
+        best = Ranking.of(wanted.candidates, scores, wanted.k)
     found = zip(best.candidates, best.scores.tolist(), strict=True)
     return {"candidates": [{"candidate": candidate, "score": score} for candidate, score in found]}
 
@@ -261,7 +263,7 @@ async def _rank(asked: Asked) -> dict[str, Any]:
 async def _explain(asked: Asked) -> dict[str, Any]:
     parse = partial(parse_instances, asked.body, asked.version.predictor.raw_rows, asked.most)
     async with asked.admission.parsed(len(asked.body), asked.most, asked.version.row_bytes, parse) as rows:
-        return {"explanations": await asked.version.explain(rows.batch())}
+        return {"explanations": await asked.version.explain(rows.columns.batch())}
 
 
 def _no_recommender(version: ServedVersion) -> str | None:
@@ -295,7 +297,7 @@ async def _predict_columns(model: ServedModel, version: ServedVersion, body: byt
     parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows, most)
     size = arrow.memory_of(body, most)
     async with admission.parsed(size, max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as columns:
-        scores = await model.score(version, RequestRows(columns))
+        scores = await model.score(version, RequestRows(StackedColumns.of(columns)))
         return arrow.scores_stream(model.name, version.version, scores)
 
 
@@ -315,4 +317,4 @@ def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> RequestRow
     if len(rows) > max_rows:
         raise RequestError(413, f"instances: {len(rows)} rows, at most {max_rows} a request; send several requests")
     with content_errors():
-        return RequestRows(raw_rows.few(rows))
+        return RequestRows(raw_rows.stacked(rows))

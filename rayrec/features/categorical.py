@@ -1,6 +1,7 @@
 """Categorical transforms over Arrow and NumPy: the one implementation that Spark, prediction and serving run."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,14 @@ from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
 from rayrec.features.hashes import by_distinct_text, hash_key, hash_strings
 from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
-from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.arrays import hash_integers
+
+
+class IdsOfValues(Protocol):
+    """A vocabulary, or several for columns that follow one another."""
+
+    def ids(self, values: pa.Array) -> NDArray[np.int64]:
+        """Return the ids (n,) of n texts: from 1 to the size of their vocabulary, 0 if not listed or missing."""
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
@@ -23,7 +30,7 @@ def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
 
 
 def encode_categorical(
-    feature: CategoricalFeature, column: pa.Array, lookup: VocabularyLookup | None
+    feature: CategoricalFeature, column: pa.Array, lookup: IdsOfValues | None
 ) -> NDArray[np.signedinteger]:
     """Return one id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
@@ -40,8 +47,9 @@ def encode_categorical(
             ids = hash_unlisted(ids, _strings(feature.name, column), transform)
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
-    inside: NDArray[np.int64] = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
-    return inside.astype(id_dtype(feature))
+    if lookup is None:  # ids of the data itself, perhaps
+        ids = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
+    return ids.astype(id_dtype(feature))
 
 
 def _computed_ids(feature: CategoricalFeature, column: pa.Array) -> NDArray[np.int64]:
@@ -78,7 +86,7 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
 
 
 def encode_multi_hot(
-    feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None, weights: pa.Array | None = None
+    feature: MultiHotFeature, column: pa.Array, lookup: IdsOfValues | None, weights: pa.Array | None = None
 ) -> pa.Array:
     """Return a list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
 
@@ -148,7 +156,7 @@ def _time_parts(name: str, column: pa.Array, transform: TimePart) -> NDArray[np.
     return pc.fill_null(pc.add(parts, 1), 0).to_numpy(zero_copy_only=False)
 
 
-def fold_ids(ids: NDArray[np.int64], buckets: int | NDArray[np.int64]) -> NDArray[np.int64]:
+def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
     """Apply `HashIds` to ids from 1: ids below `buckets` stay, higher ids share the rows 1 ... buckets - 1."""
     return 1 + (ids - 1) % (buckets - 1)
 
@@ -162,7 +170,10 @@ def _integers(name: str, column: pa.Array) -> NDArray[np.int64]:
 
 
 def _strings(name: str, column: pa.Array) -> pa.Array:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    kind = column.type
+    if pa.types.is_string(kind):
+        return column
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.string())
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):

@@ -1,26 +1,55 @@
 """The transforms of a schema, applied to raw rows: the one implementation, for tables in Spark and for requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, id_dtype
 from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.features.few_rows import EncodedRows, FewRowsEncoder, IdsOf, PlainRows
 from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import Schema
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.features.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024
-"""Most rows of a request; for larger batches the overhead of a call does not matter."""
+"""Most rows whose features are encoded together; in larger batches the overhead of a call does not matter."""
+
+
+@dataclass(frozen=True)
+class _JoinedVocabularies:
+    """The vocabularies of features whose columns, of n values each, follow one another in one column."""
+
+    lookups: tuple[VocabularyLookup, ...]
+
+    def ids(self, values: pa.Array) -> NDArray[np.int64]:
+        """Return what `VocabularyLookup.ids` gives for each feature, one after the other."""
+        texts, n = values.to_pylist(), len(values) // len(self.lookups)
+        rows = [lookup.find_few(texts[at * n : (at + 1) * n]) for at, lookup in enumerate(self.lookups)]
+        return np.array(rows, np.int64).ravel() + 1
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Features that are encoded by one call, as they differ in their columns and vocabularies alone."""
+
+    features: tuple[Feature, ...]
+    lookup: VocabularyLookup | _JoinedVocabularies | None
+    """None without vocabularies."""
+    names: tuple[str, ...]
+    """Of the features."""
+    columns: tuple[str, ...]
+    """The raw columns that they are made of; of a cross, the features."""
 
 
 class FeatureEncoder:
@@ -77,7 +106,14 @@ class FeatureEncoder:
                 if self.raw_schema.field(feature.columns[0]).type != as_text.arrow:
                     self._from_digits[feature.name] = as_text
 
-        self.few_rows = FewRowsEncoder(schema, self.raw_schema, self.encoded_schema, self.vocabularies, self._encode)
+        # A call takes longer than the few rows of a request, so what is alike in them is encoded as one long column.
+        alike: dict[Hashable, list[Feature]] = {}
+        for place, any_feature in enumerate(schema.features):
+            alike.setdefault(_likeness(any_feature, self.raw_schema) or place, []).append(any_feature)
+        self._one_by_one = [self._group(any_feature) for any_feature in schema.features]
+        self._together = [self._group(*features) for features in alike.values()]
+        # Crosses come last, in the schema's order, as they are made of other features.
+        self._together.sort(key=lambda group: group.features[0].reads is None)
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -89,9 +125,9 @@ class FeatureEncoder:
         """Look up what n raw rows lack, and encode them as `encode_completed` does."""
         return self.encode_completed(raw if self.lookups is None else self.lookups.complete(raw))
 
-    def encode_few(self, raw: PlainRows) -> pa.RecordBatch | EncodedRows:
-        """Encode a few rows as `encode` does; of columns that are looked up Arrow's batch is made first."""
-        return self.few_rows.encode(raw) if self.lookups is None else self.encode(raw.batch())
+    def encode_stacked(self, raw: StackedColumns) -> StackedColumns:
+        """Encode as `encode` does the rows of a request, which have the columns of `raw_schema`."""
+        return self._encoded(raw) if self.lookups is None else StackedColumns.of(self.encode(raw.batch()))
 
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
@@ -102,33 +138,61 @@ class FeatureEncoder:
         2^31 rows), with weights list<struct<id: int32, weight: float32>>. Raises UserError naming the feature whose
         column has another type.
         """
-        # The rows of a request come with exactly these columns; few calls encode them all, with the same bits.
-        if raw.num_rows <= _FEW_ROWS and raw.schema.equals(self.raw_schema):
-            return self.few_rows.encode(PlainRows.of(self.few_rows.columns, raw)).batch()
+        if raw.schema.equals(self.raw_schema):
+            return self._encoded(StackedColumns.of(raw)).batch()
+        columns: dict[tuple[str, ...], pa.Array] = {(name,): _column(raw, name) for name in self.raw_schema.names}
+        return self._encoded(StackedColumns(self.raw_schema, raw.num_rows, columns), are_exact=False).batch()
 
-        columns = {name: _column(raw, name) for name in self.raw_schema.names}
-        encoded: dict[str, pa.Array] = {}
-        for feature in self.schema.features:
-            given = [] if feature.reads is None else [columns[name] for name in feature.columns]
-            encoded[feature.name] = self._encode(feature, given, lambda name: encoded[name].to_numpy())
-        return pa.RecordBatch.from_arrays(list(encoded.values()), schema=self.encoded_schema)
+    def _encoded(self, raw: StackedColumns, are_exact: bool = True) -> StackedColumns:
+        """Encode completed rows; `are_exact`: their columns have the types of `raw_schema`."""
+        is_request = are_exact and raw.num_rows <= _FEW_ROWS
+        encoded: dict[tuple[str, ...], pa.Array] = {}
+        for group in self._together if is_request else self._one_by_one:
+            first = group.features[0]
+            if first.reads is None and isinstance(first, CategoricalFeature):  # a cross
+                so_far = StackedColumns(self.encoded_schema, raw.num_rows, encoded)
+                ids = encode_cross(first, [so_far.stack((name,)).to_numpy() for name in first.inputs])
+                encoded[group.names] = pa.array(ids)
+            elif len(group.names) > 1:
+                encoded[group.names] = self._encode(first, [raw.stack(group.columns)], group.lookup)
+            else:
+                given = [raw.stack((name,)) for name in group.columns]
+                encoded[group.names] = self._encode(first, given, group.lookup)
+        return StackedColumns(self.encoded_schema, raw.num_rows, encoded)
 
-    def _encode(self, feature: Feature, given: Sequence[pa.Array], ids_of: IdsOf) -> pa.Array:
-        """Encode a feature from its raw columns, or from the ids of the features that it crosses."""
+    def _encode(
+        self, feature: Feature, given: Sequence[pa.Array], lookup: VocabularyLookup | _JoinedVocabularies | None
+    ) -> pa.Array:
+        """Encode a feature from its raw columns."""
         match feature:
             case NumericFeature():
                 return pa.array(encode_numeric(feature.name, given[0], feature.transforms, *given[1:]))
             case VectorFeature():
                 return encode_vector(feature, given[0])
-            case CategoricalFeature() if feature.reads is None:
-                return pa.array(encode_cross(feature, [ids_of(name) for name in feature.inputs]))
-
-        lookup, values = self.vocabularies.get(feature.name), given[0]
+        values = given[0]
         if feature.name in self._from_digits:
             values, _ = read_column(values, self._from_digits[feature.name])
         if isinstance(feature, MultiHotFeature):
             return encode_multi_hot(feature, values, lookup, *given[1:])
         return pa.array(encode_categorical(feature, values, lookup))
+
+    def _group(self, *features: Feature) -> _Group:
+        lookups = tuple(self.vocabularies[f.name] for f in features if f.name in self.vocabularies)
+        of_all = lookups[0] if len(set(lookups)) == 1 else _JoinedVocabularies(lookups) if lookups else None
+        columns = tuple(name for feature in features for name in feature.columns)
+        return _Group(features, of_all, tuple(feature.name for feature in features), columns)
+
+
+def _likeness(feature: Feature, raw_schema: pa.Schema) -> Hashable:
+    """Return what is equal for features of one value a row that one call can encode; None for other features."""
+    if feature.reads is None or len(feature.columns) > 1 or isinstance(feature, MultiHotFeature | VectorFeature):
+        return None
+    ids: Hashable = None
+    if isinstance(feature, CategoricalFeature):
+        # The ids of a vocabulary are in its table, whatever its size.
+        ids = (id_dtype(feature), None if feature.vocabulary else feature.cardinality)
+    steps = tuple(Vocabulary if isinstance(step, Vocabulary) else step for step in feature.transforms)
+    return type(feature), raw_schema.field(feature.columns[0]).type, steps, ids
 
 
 def encoded_schema(schema: Schema) -> pa.Schema:

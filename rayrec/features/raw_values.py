@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.list_texts import in_brackets, split_lists
 from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.text_forms import few_in_form, few_without_blanks, in_form, without_blanks
+from rayrec.features.text_forms import in_form, without_blanks
 
 Values: TypeAlias = pa.Array | list[Any]
 """The values of a column; a list of Python's if their types differ."""
@@ -123,17 +123,6 @@ def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
         return _lists_of(elements, wrong, np.array([len(items) for items in lists]), np.zeros(len(lists), bool))
 
     return read_by_type(values, raw.arrow, read, read_lists if pa.types.is_list(raw.arrow) else None)
-
-
-def read_few_texts(texts: list[str | None], raw: RawColumn) -> list[str | None]:
-    """Read Python's texts as `read_column` does those of Arrow. `raw` is a column of texts."""
-    texts = few_without_blanks(texts)
-    if raw.null_values:
-        texts = [None if text in raw.null_values else text for text in texts]
-    if raw.number_format != "plain":
-        column, _ = _plainly(pa.array(texts, pa.string()), raw)
-        return _as_the_column_has_them(in_form(column, raw.form), raw).to_pylist()
-    return few_in_form(texts, raw.form)
 
 
 def read_by_type(

@@ -164,13 +164,17 @@ class Schema(Config):
     @property
     def list_lengths(self) -> tuple[ListLength, ...]:
         """Return how long lists of numbers must be: those of vectors, and of weights."""
-        vectors = (ListLength(f.columns[0], f.size) for f in self.features if isinstance(f, VectorFeature))
+        vectors = (ListLength(f.columns[0], f.size) for f in self.vectors)
         weights = (ListLength(f.inputs[1], f.inputs[0]) for f in self.weighted)
         return (*vectors, *weights)
 
     @property
     def numeric(self) -> tuple[NumericFeature, ...]:
         return tuple(f for f in self.features if isinstance(f, NumericFeature))
+
+    @property
+    def vectors(self) -> tuple[VectorFeature, ...]:
+        return tuple(f for f in self.features if isinstance(f, VectorFeature))
 
     @property
     def dense(self) -> tuple[NumericFeature | VectorFeature, ...]:

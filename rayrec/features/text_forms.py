@@ -67,7 +67,7 @@ def without_blanks(texts: pa.Array) -> pa.Array:
     """Remove blanks around (n,) texts (string or large_string); what is empty then is null."""
     if len(texts) <= _FEW:
         given = texts.to_pylist()
-        stripped = few_without_blanks(given)
+        stripped = [text.strip() or None if text is not None else None for text in given]
         return texts if stripped == given else pa.array(stripped, texts.type)
     offsets, data = _content(texts)
     starts, ends = offsets[:-1], offsets[1:]
@@ -104,7 +104,10 @@ def in_form(texts: pa.Array, form: TextForm) -> pa.Array:
         return texts
     if len(texts) <= _FEW:
         given = texts.to_pylist()
-        spelled = few_in_form(given, form)
+        if form == "number" and not _MARKED.search("\0".join(filter(None, given))):
+            return texts
+        is_changed = _CHANGED_HERE[form].fullmatch
+        spelled = [text if text is None or not is_changed(text) else _spelled(text, form) for text in given]
         return texts if spelled == given else pa.array(spelled, texts.type)
     if form == "number" and not (_has_byte(texts, _MARKS) or _has_booleans(texts)):
         return texts
@@ -114,19 +117,6 @@ def in_form(texts: pa.Array, form: TextForm) -> pa.Array:
         return texts
     distinct = pa.array([_spelled(text, form) for text in chosen.dictionary.to_pylist()], texts.type)
     return pc.replace_with_mask(texts, mask, distinct.take(chosen.indices))
-
-
-def few_without_blanks(texts: list[str | None]) -> list[str | None]:
-    """Remove blanks as `without_blanks` does, of Python's texts."""
-    return [text.strip() or None if text is not None else None for text in texts]
-
-
-def few_in_form(texts: list[str | None], form: TextForm) -> list[str | None]:
-    """Spell Python's texts as `in_form` does."""
-    if form == "text" or (form == "number" and not _MARKED.search("\0".join(filter(None, texts)))):
-        return texts
-    changed = _CHANGED_HERE[form].fullmatch
-    return [text if text is None or not changed(text) else _spelled(text, form) for text in texts]
 
 
 def _spelled(text: str, form: TextForm) -> str:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, ValuesView
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.raw_values import Values
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, JoinedArrays, MappedTable, TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.raw_rows import RawRows
-from rayrec.inference.scorer import CHUNK_ROWS, PooledLookup, Scorer, StoredModel
+from rayrec.inference.scorer import Scorer, StoredModel
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from rayrec.metrics.estimates import SplitMetrics
 
@@ -53,11 +52,6 @@ class Predictor(Scorer):
                 for file in vocabulary.mapped:
                     memory.add(file)
         self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns, self.recipe.source.other_names)
-        names, few_rows = self.encoded_columns.names, self._encoder.few_rows
-        self._id_rows = {names[place]: row for row, place in enumerate(few_rows.id_places)}
-        self._lookups_of_few = _joined(self._lookups, self._id_rows)
-        """All look-ups for a few rows, those of tables that are read as one joined."""
-        self._dense_of_numbers = [self._dense[names[place]] for place in few_rows.number_places]
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
@@ -104,21 +98,9 @@ class Predictor(Scorer):
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
         return self._encoder.encode(rows)
 
-    def encode_few(self, rows: PlainRows) -> pa.RecordBatch | EncodedRows:
-        """Encode a few rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
-        return self._encoder.encode_few(rows)
-
-    def logits_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
-        """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name, or what
-        `encode_few` gives.
-
-        Raises UserError if a feature has no column.
-        """
-        if isinstance(rows, EncodedRows):
-            if rows.num_rows <= CHUNK_ROWS:
-                return self._logits(*self._inputs_of_few(rows))
-            rows = rows.batch()
-        return super().logits_encoded(rows)
+    def encode_stacked(self, rows: StackedColumns) -> StackedColumns:
+        """Encode the rows of a request as `encode` does, for `predict_encoded`."""
+        return self._encoder.encode_stacked(rows)
 
     def columns_of(self, rows: Any) -> pa.RecordBatch:
         """Return the rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as
@@ -162,27 +144,6 @@ class Predictor(Scorer):
             columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
         return self.raw_rows.require_in_range(self.raw_rows.from_columns(columns, count))
 
-    def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what `_inputs` does, for a few encoded rows."""
-        # Numbers and ids are one array each; `others` are vectors and lists.
-        others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
-        dense = np.empty((rows.num_rows, self._dense_width), np.float32)
-        dense[:, self._dense_of_numbers] = rows.numbers.T
-        for name in self._dense.keys() & others.keys():
-            self._set_dense(dense, name, others[name])
-        pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
-        start = 0
-        for lookup in self._lookups_of_few:
-            out = pooled[:, start : start + lookup.width]
-            start += lookup.width
-            if isinstance(lookup, _JoinedLookups):
-                self._note(lookup.read(rows.ids, out))
-            elif lookup.feature in others:
-                self._note(lookup.read(others[lookup.feature], out))
-            else:
-                self._note(lookup.read_one_hot(rows.ids[self._id_rows[lookup.feature]], out))
-        return dense, pooled
-
 
 def _values_of(column: "pd.Series[Any]") -> Values:
     """Return the values of a pandas column: Arrow's array, or a list if their types differ."""
@@ -193,48 +154,3 @@ def _values_of(column: "pd.Series[Any]") -> Values:
     except (pa.ArrowException, TypeError, ValueError):
         return column.tolist()
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-
-
-class _JoinedLookups:
-    """Look-ups of one id a row in whole tables of one shape, whose embeddings follow each other, as one look-up."""
-
-    def __init__(self, lookups: Sequence[PooledLookup], ids: Sequence[int]) -> None:
-        """`ids`: for each look-up the row of `EncodedRows.ids` that it reads."""
-        tables = [lookup.rows.stored for lookup in lookups if isinstance(lookup.rows, MappedTable)]
-        self._dim = lookups[0].dim
-        self._ids = np.array(ids)
-        self._numbers = np.arange(len(tables))
-        self._rows = JoinedArrays([table[TABLE_TENSOR][:, : self._dim] for table in tables])
-        has_scales = SCALE_TENSOR in tables[0]
-        self._scales = JoinedArrays([table[SCALE_TENSOR] for table in tables]) if has_scales else None
-        self.width = len(tables) * self._dim
-
-    def read(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> int:
-        """Write the (n, width) embeddings of n rows, of (columns, n) ids; return how many rows were read."""
-        places = ids[self._ids].T.astype(np.int64)
-        embeddings = out.reshape(len(places), -1, self._dim)
-        rows = self._rows.take(self._numbers, places)
-        if self._scales is None:
-            embeddings[:] = rows
-        else:
-            np.multiply(rows, self._scales.take(self._numbers, places)[..., None], out=embeddings)
-        return places.size
-
-
-def _joined(lookups: Sequence[PooledLookup], id_rows: Mapping[str, int]) -> list[PooledLookup | _JoinedLookups]:
-    """Return the look-ups in their order, those joined that can be; `id_rows`: rows of `EncodedRows.ids`, by
-    feature.
-    """
-
-    def shape(lookup: PooledLookup) -> Any:
-        table = lookup.rows
-        if lookup.feature not in id_rows or not isinstance(table, MappedTable):
-            return None
-        weights = table.stored[TABLE_TENSOR]
-        return lookup.dim, weights.dtype, weights.strides
-
-    found: list[PooledLookup | _JoinedLookups] = []
-    for key, group in groupby(lookups, shape):
-        alike = list(group)
-        found += alike if key is None else [_JoinedLookups(alike, [id_rows[one.feature] for one in alike])]
-    return found

@@ -13,23 +13,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
-from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn, flat_row, is_index
-from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
+from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import Schema
+from rayrec.features.stacked_columns import StackedColumns
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_TOGETHER = 65_536
 """Most texts of several columns that are copied into one."""
-MOST_PLAIN = 32
-"""Most rows that are read without Arrow; about as many take as long either way."""
-_EXACT = 2.0**53
-"""Integers up to this have a float64 of their own."""
 _OR_NULL = ", or null if it is missing"
 _PLAIN = {
     kind: frozenset({*types, type(None)})
@@ -50,15 +45,16 @@ class RawRows:
         """
         self._raw = {column.name: column for column in schema.raw_columns}
         self._list_lengths = schema.list_lengths
-        self._alike: dict[RawColumn, list[str]] = {}
-        """The columns that are read alike, by how."""
+        self._in_lists = {name for needed in self._list_lengths for name in needed if isinstance(name, str)}
+        """The columns that `_check_lists` reads."""
+        alike: dict[RawColumn, list[str]] = {}
         for column in schema.raw_columns:
             if column.type in _PLAIN:
-                self._alike.setdefault(column.model_copy(update={"name": ""}), []).append(column.name)
+                alike.setdefault(column.model_copy(update={"name": ""}), []).append(column.name)
+        self._alike = {raw: tuple(names) for raw, names in alike.items()}
+        """The columns that are read alike, by how."""
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
-        self._plain = PlainColumns.of(self.columns)
-        self._alike_texts = [(raw, names) for raw, names in self._alike.items() if raw.type == "text"]
         self._known = frozenset({*self._raw, *schema.other_columns, *unneeded})
         self._other_names = {name: column for name, column in (other_names or {}).items() if name not in self._known}
         self._patterns = tuple(name for name in unneeded if "*" in name or "?" in name)
@@ -70,52 +66,29 @@ class RawRows:
         a text as a number or a boolean, a time as a text, a number or a `datetime`, a list as a text where the column
         has a separator.
         """
+        return self.stacked(rows).batch()
+
+    def stacked(self, rows: Sequence[Mapping[str, Any]]) -> StackedColumns:
+        """Read rows as `from_rows` does, into columns of which those that are read alike are stacked."""
         rows = self._of_known_names(rows)
-        together = self._plain_together(rows)
-        return self.checked(
-            [
-                together[name] if name in together else self.from_values(name, [row.get(name) for row in rows])
-                for name in self._raw
-            ]
-        )
-
-    def few(self, rows: Sequence[Mapping[str, Any]]) -> PlainRows | pa.RecordBatch:
-        """Read rows as `from_rows` does; a batch, if they are many, or if a number or a text is not plain."""
-        if not 0 < len(rows) <= MOST_PLAIN:
-            return self.from_rows(rows)
-        rows = self._of_known_names(rows)
-        numbers, texts = self._plain_numbers(rows), self._plain_texts(rows)
-        if numbers is None or texts is None:
-            return self.from_rows(rows)
-        others = {name: self.from_values(name, [row.get(name) for row in rows]) for name in self._plain.others}
-        self._check_lists(others)
-        return PlainRows(self._plain, len(rows), numbers, texts, others)
-
-    def _plain_numbers(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64] | None:
-        """Return (columns, n) numbers, NaN where missing; None if a value is no number that a float64 holds exactly."""
-        values = [row.get(name) for name in self._plain.numbers for row in rows]
-        if not set(map(type, values)) <= _PLAIN["number"]:
-            return None
-        try:
-            numbers = np.array(values, np.float64).reshape(-1, len(rows))
-        except OverflowError:
-            return None
-        return None if (np.abs(numbers) > _EXACT).any() else numbers
-
-    def _plain_texts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[str | None]] | None:
-        """Return the values of each column of texts; None if one is not a text that UTF-8 can hold."""
-        columns: dict[str, list[str | None]] = {}
-        for raw, names in self._alike_texts:
+        stacks: dict[tuple[str, ...], pa.Array] = {}
+        for raw, names in self._alike.items():
             values = [row.get(name) for name in names for row in rows]
-            if not set(map(type, values)) <= _PLAIN["text"]:
-                return None
-            try:
-                "".join(filter(None, values)).encode()
-            except UnicodeEncodeError:
-                return None
-            values = read_few_texts(values, raw)
-            columns |= {name: values[at * len(rows) : (at + 1) * len(rows)] for at, name in enumerate(names)}
-        return [columns[name] for name in self._plain.texts]
+            # Of plain values all columns are read in one call, unless one of their values may be wrong.
+            if set(map(type, values)) <= _PLAIN[raw.type]:
+                with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+                    together, unreadable = read_column(pa.array(values, raw.arrow, from_pandas=True), raw)
+                    if not unreadable.any() and (raw.type != "number" or _in_range(together)):
+                        stacks[names] = together
+        stacked = {name for names in stacks for name in names}
+        stacks |= {
+            (name,): self.from_values(name, [row.get(name) for row in rows])
+            for name in self._raw
+            if name not in stacked
+        }
+        columns = StackedColumns(self.columns, len(rows), stacks)
+        self._check_lists({name: columns.stack((name,)) for name in self._in_lists})
+        return columns
 
     def _of_known_names(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the rows, with the names of the schema. Raises UserError naming a row or a name that is not known."""
@@ -145,23 +118,6 @@ class RawRows:
 
     def _is_missing_object(self, name: str, value: Any) -> bool:
         return value is None and name not in self._known and any(column.startswith(f"{name}.") for column in self._raw)
-
-    def _plain_together(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-        """Return the columns by name. Those that are read alike are read in one call, unless one of their values may be
-        wrong.
-
-        A call for each column would take most of the time of a request of a few rows.
-        """
-        columns: dict[str, pa.Array] = {}
-        for raw, names in self._alike.items():
-            values = [row.get(name) for name in names for row in rows]
-            if not set(map(type, values)) <= _PLAIN[raw.type]:
-                continue
-            with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
-                together, unreadable = read_column(pa.array(values, raw.arrow, from_pandas=True), raw)
-                if not unreadable.any() and (raw.type != "number" or _in_range(together)):
-                    columns |= {name: together.slice(place * len(rows), len(rows)) for place, name in enumerate(names)}
-        return columns
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return Arrow columns named as the features; absent columns are missing in every row. Raises UserError.

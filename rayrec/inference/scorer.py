@@ -3,8 +3,10 @@
 A run's checkpoint is scored without an export, from its undistributed weights (`CheckpointModel`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +24,13 @@ from rayrec.features.encoder import encoded_schema
 from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (
+    SCALE_TENSOR,
     TABLE_TENSOR,
+    JoinedArrays,
     MappedTable,
     StoredTable,
     TableMemory,
@@ -171,6 +176,8 @@ class Scorer:
             )
             for output in model.pooled
         ]
+        self._joined_lookups = _joined(self._lookups)
+        """All of them, neighbours in tables of one shape as one."""
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
         self._memory = memory
         if memory is not None:
@@ -181,14 +188,23 @@ class Scorer:
         self._dense_width = self.schema.dense_width
         widths = [feature.size if isinstance(feature, VectorFeature) else 1 for feature in self.schema.dense]
         starts = np.cumsum([0, *widths]).tolist()
-        self._dense = dict(zip((feature.name for feature in self.schema.dense), starts, strict=False))
-        """The first column of each feature in the dense input."""
+        first = dict(zip((feature.name for feature in self.schema.dense), starts, strict=False))
+        self._vectors = [(f.name, slice(first[f.name], first[f.name] + f.size)) for f in self.schema.vectors]
+        """Features of several columns in the dense input, and their columns."""
+        self._numbers = tuple(feature.name for feature in self.schema.numeric)
+        self._number_places = [first[name] for name in self._numbers]
+        """Their columns in the dense input."""
 
-    def logits_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
-        """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
+    def logits_encoded(self, rows: pa.RecordBatch | StackedColumns) -> NDArray[np.float32]:
+        """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name, or what
+        `FeatureEncoder.encode_stacked` gives.
 
         Raises UserError if a feature has no column.
         """
+        if isinstance(rows, StackedColumns):
+            if 0 < rows.num_rows <= self._chunk_rows:
+                return self._logits(*self._inputs(rows))
+            rows = rows.batch()
         # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
@@ -197,13 +213,11 @@ class Scorer:
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
         # Look-ups and forward pass, chunk by chunk.
-        if 0 < rows.num_rows <= self._chunk_rows:
-            return self._logits(*self._inputs(rows))
         slices = (rows.slice(start, self._chunk_rows) for start in range(0, rows.num_rows, self._chunk_rows))
-        parts = [self._logits(*self._inputs(part)) for part in slices]
+        parts = [self._logits(*self._inputs(StackedColumns.of(part))) for part in slices]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
-    def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def predict_encoded(self, rows: pa.RecordBatch | StackedColumns) -> NDArray[np.float32]:
         """Return the probabilities (n,) float32 of n encoded rows, as `logits_encoded` takes them."""
         return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
 
@@ -238,7 +252,7 @@ class Scorer:
         """
         error = AmpError()
         if self.precision.name != self._exact.name and rows.num_rows:
-            inputs = self._inputs(rows.slice(0, CHUNK_ROWS))
+            inputs = self._inputs(StackedColumns.of(rows.slice(0, CHUNK_ROWS)))
             logits = (self._logits(*inputs, precision) for precision in (self.precision, self._exact))
             error.add(*(torch.sigmoid(torch.from_numpy(values)).numpy() for values in logits))
         return error
@@ -246,7 +260,7 @@ class Scorer:
     def _embeddings(self, lookup: "PooledLookup", ids: NDArray[np.int64]) -> Tensor:
         """Return the pooled embeddings of n rows of ids, (n, dim)."""
         rows = np.empty((len(ids), lookup.dim), np.float32)
-        self._note(lookup.read(pa.array(ids), out=rows))
+        self._note(lookup.read_one_hot(ids, rows))
         return torch.from_numpy(rows).to(self._device)
 
     def _note(self, rows: int) -> None:
@@ -254,28 +268,20 @@ class Scorer:
         if self._memory is not None:
             self._memory.note(rows)
 
-    def _inputs(self, rows: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _inputs(self, rows: StackedColumns) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
-        columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
-        for name in self._dense:
-            self._set_dense(dense, name, columns[name])
+        if self._numbers:
+            dense[:, self._number_places] = rows.stack(self._numbers).to_numpy().reshape(-1, rows.num_rows).T
+        for name, places in self._vectors:
+            vectors = rows.stack((name,)).flatten().to_numpy()
+            dense[:, places] = vectors.reshape(rows.num_rows, -1)
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
-        for lookup in self._lookups:
-            read = lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
-            start += lookup.dim
-            self._note(read)
+        for lookup in self._joined_lookups:
+            self._note(lookup.read(rows, out=pooled[:, start : start + lookup.width]))
+            start += lookup.width
         return dense, pooled
-
-    def _set_dense(self, dense: NDArray[np.float32], name: str, column: pa.Array) -> None:
-        """Write the encoded column of a feature to its columns of the dense input."""
-        start = self._dense[name]
-        if pa.types.is_fixed_size_list(column.type):
-            size = column.type.list_size
-            dense[:, start : start + size] = column.flatten().to_numpy().reshape(-1, size)
-        else:
-            dense[:, start] = column.to_numpy()
 
     def _logits(
         self, dense: NDArray[np.float32], pooled: NDArray[np.float32], precision: Precision | None = None
@@ -309,11 +315,12 @@ class PooledLookup:
         self.rows.read(ids, out)
         return len(ids)
 
-    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
+    def read(self, rows: StackedColumns, out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) pooled embeddings of B encoded rows (int32 or int64, or lists of them, or with weights).
 
         Return how many rows of the table were read.
         """
+        ids = rows.stack((self.feature,))
         if self.pooling is None:
             return self.read_one_hot(ids.to_numpy(), out)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
@@ -334,6 +341,48 @@ class PooledLookup:
                 pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
         out[:] = pooled.numpy()
         return len(values)
+
+
+class _JoinedLookups:
+    """Look-ups of one id a row in whole tables of one shape, whose embeddings follow each other, as one look-up."""
+
+    def __init__(self, lookups: Sequence[PooledLookup]) -> None:
+        tables = [lookup.rows.stored for lookup in lookups if isinstance(lookup.rows, MappedTable)]
+        self._features = tuple(lookup.feature for lookup in lookups)
+        self._dim = lookups[0].dim
+        self._numbers = np.arange(len(tables))
+        self._rows = JoinedArrays([table[TABLE_TENSOR][:, : self._dim] for table in tables])
+        has_scales = SCALE_TENSOR in tables[0]
+        self._scales = JoinedArrays([table[SCALE_TENSOR] for table in tables]) if has_scales else None
+        self.width = len(tables) * self._dim
+
+    def read(self, rows: StackedColumns, out: NDArray[np.float32]) -> int:
+        """Write the (B, width) embeddings of B encoded rows; return how many rows of the tables were read."""
+        ids = rows.stack(self._features).to_numpy().reshape(-1, rows.num_rows).T.astype(np.int64)
+        embeddings = out.reshape(len(ids), -1, self._dim)
+        read = self._rows.take(self._numbers, ids)
+        if self._scales is None:
+            embeddings[:] = read
+        else:
+            np.multiply(read, self._scales.take(self._numbers, ids)[..., None], out=embeddings)
+        return ids.size
+
+
+def _joined(lookups: Sequence[PooledLookup]) -> list[PooledLookup | _JoinedLookups]:
+    """Return the look-ups in their order, those joined that can be."""
+
+    def shape(lookup: PooledLookup) -> Any:
+        table = lookup.rows
+        if lookup.pooling is not None or not isinstance(table, MappedTable):
+            return None
+        weights = table.stored[TABLE_TENSOR]
+        return lookup.dim, weights.dtype, weights.strides, len(table) > 2**31  # whose ids are int64
+
+    found: list[PooledLookup | _JoinedLookups] = []
+    for key, group in groupby(lookups, shape):
+        alike = list(group)
+        found += alike if key is None else [_JoinedLookups(alike)]
+    return found
 
 
 def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:

@@ -81,12 +81,12 @@ def _scored(predictor: Predictor, rows: Any) -> NDArray[np.float32]:
 
 def _by_body(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
     body = json.dumps({"instances": rows}).encode()
-    return predictor.predict(parse_instances(body, predictor.raw_rows, 8).batch())
+    return predictor.predict(parse_instances(body, predictor.raw_rows, 8).columns.batch())
 
 
 def _one_by_one(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
     """A row alone is the body of a request."""
-    parsed = [parse_instances(json.dumps(row).encode(), predictor.raw_rows, 8).batch() for row in rows]
+    parsed = [parse_instances(json.dumps(row).encode(), predictor.raw_rows, 8).columns.batch() for row in rows]
     return np.concatenate([predictor.predict(row) for row in parsed])
 
 
@@ -422,8 +422,8 @@ def test_the_server_logs_once_that_most_of_a_column_is_unknown(predictor: Predic
         statistics = VersionStatistics(ServingMetrics(), "shop", "3", predictor.model_folder)
         for text in ("red", "News", "Sport", "News"):
             for _ in range(12):
-                requests = [RequestRows(predictor.columns_of([{"text": text}] * rows)) for rows in (1, 8)]
-                encoded = RequestRows(predictor.encode(requests[1].columns), encoded=True)
+                requests = [RequestRows(predictor.raw_rows.stacked([{"text": text}] * rows)) for rows in (1, 8)]
+                encoded = RequestRows(predictor.encode_stacked(requests[1].columns), encoded=True)
                 statistics.note(score_together(predictor, [encoded, *requests])[1])
             statistics.count()
     finally:

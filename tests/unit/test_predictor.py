@@ -12,7 +12,8 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
+from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.scorer import CHUNK_ROWS
 from rayrec.models.common.ranking import RankingModel
 from tests.model_folders import make_model_folder, make_raw_rows, scores_of_the_model
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.features.few_rows import PlainRows
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
@@ -47,7 +46,7 @@ def test_equals_a_ranking_by_hand(recommender: Recommender, user: int, exclude_k
 
 
 def test_all_pairs_have_the_scores_of_rows(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.inference.predictor.CHUNK_ROWS", 2)  # several blocks of users and of items
+    monkeypatch.setattr("rayrec.inference.scorer.CHUNK_ROWS", 2)  # several blocks of users and of items
     predictor, users, items = recommender.predictor, np.array([3, 1, 30]), np.arange(1, ITEMS + 1)
     found = predictor.predict_pairs(users, items)
     rows = [{"user": f"u-{user - 1}", "item": f"i-{item - 1}"} for user in users for item in items]
@@ -83,12 +82,11 @@ def test_rows_may_name_columns_as_the_files_do(recommender: Recommender) -> None
     ]
     ways: tuple[Any, ...] = (
         *(frame, table, batch, named, parse_columns(stream_of(batch), predictor.raw_rows, 10, 2**20)),
-        rows_of(tensors, predictor, 10, encoded=False).columns,
+        rows_of(tensors, predictor, 10, encoded=False).columns.batch(),
     )
     for rows in ways:
         assert np.array_equal(predictor.predict(rows), expected)
-    few = predictor.raw_rows.few(named)
-    assert isinstance(few, PlainRows) and few.batch().equals(predictor.columns_of(frame))
+    assert predictor.raw_rows.stacked(named).batch().equals(predictor.columns_of(frame))
 
 
 @pytest.mark.parametrize("names", [("userId", "user", "item"), ("user", "movieId", "item"), ("user", "itemId", "item")])

@@ -204,7 +204,7 @@ GOOD_BODIES = {
 @pytest.mark.parametrize("case", GOOD_BODIES)
 def test_good_bodies(case: str) -> None:
     body, numbers = GOOD_BODIES[case]
-    assert parse_instances(body, RAW_ROWS, 8).batch().column("I1").to_pylist() == numbers
+    assert parse_instances(body, RAW_ROWS, 8).columns.batch().column("I1").to_pylist() == numbers
 
 
 BAD_BODIES: dict[str, tuple[bytes, int, str]] = {

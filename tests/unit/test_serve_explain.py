@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.explanation.additive import Explainer, explainer_of
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.table_files import TableMemory
@@ -130,7 +131,7 @@ def test_scores_come_between_the_passes_of_explanations(version: ServedVersion) 
 
     async def score() -> None:
         await asyncio.sleep(0.02)
-        await version.score(RequestRows(columns))
+        await version.score(RequestRows(StackedColumns.of(columns)))
         done.append("scored")
 
     async def both() -> None:

@@ -222,7 +222,7 @@ def test_a_shadow_is_compared_and_never_answers(
     assert {served.version().version for _ in range(50)} == {"1"}
     one, two = (load_model(made / version) for version in ("1", "2"))
     rows = make_raw_rows(one.schema, 20)
-    columns = one.raw_rows.from_rows(rows)
+    columns = one.raw_rows.stacked(rows)
 
     async def ask() -> np.ndarray:
         scores = await served.score(served.version(), RequestRows(columns))
@@ -391,7 +391,7 @@ def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor
     (version,) = server.models.current[name].versions.values()
     version.statistics._reference = Mock(unknown_share={"größe": 0.5})
     version.statistics.report_facts()
-    asyncio.run(version.score(RequestRows(version.predictor.raw_rows.from_rows([{}]))))
+    asyncio.run(version.score(RequestRows(version.predictor.raw_rows.stacked([{}]))))
     version.statistics._ids["größe"], version.statistics._unknown["größe"] = (1, 2), 1
     version.statistics._report()
     call = Call("1", "", "POST", "/", None, 0, needs_token=False, model=name, version="1", method="predict")

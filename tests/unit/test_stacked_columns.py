@@ -1,6 +1,7 @@
-"""The few rows of a request are read, encoded and scored to the same bits, and with the same errors, as a batch."""
+"""Stacked columns are read, encoded and scored to the same bits and with the same errors as single ones."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.schema import Schema
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.raw_rows import MOST_PLAIN, RawRows
+from rayrec.inference.raw_rows import RawRows
 from serve.served_version import RequestRows, score_together
 from tests.model_folders import MODELS, finish, make_model_folder, make_raw_rows, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
@@ -46,17 +47,18 @@ ROWS = st.lists(
     max_size=5,
 )
 ANYTHING = st.none() | st.booleans() | NUMBERS | st.floats() | TEXTS | st.lists(NUMBERS | TEXTS, max_size=3)
-NAMES = st.sampled_from([*PLAIN, "weights", "label", "other", " text "])
-ANY_ROWS = st.lists(st.dictionaries(NAMES, ANYTHING, max_size=6), min_size=1, max_size=3)
+ANY_ROWS = st.lists(st.dictionaries(st.sampled_from([*PLAIN, "weights"]), ANYTHING, max_size=6), min_size=1, max_size=3)
 
 
-def _batch(rows: PlainRows | pa.RecordBatch) -> pa.RecordBatch:
-    return rows.batch() if isinstance(rows, PlainRows) else rows
+def _alone(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Read each column alone."""
+    columns = {column.name: [row.get(column.name) for row in rows] for column in WITHOUT_LOOKUPS.raw_columns}
+    return RAW_ROWS.from_columns(columns, len(rows))
 
 
-def _read(read: Any, rows: list[dict[str, Any]]) -> pa.RecordBatch | str:
+def _read(read: Callable[[list[dict[str, Any]]], pa.RecordBatch], rows: list[dict[str, Any]]) -> pa.RecordBatch | str:
     try:
-        return _batch(read(rows))
+        return read(rows)
     except UserError as error:
         return str(error)
 
@@ -64,24 +66,20 @@ def _read(read: Any, rows: list[dict[str, Any]]) -> pa.RecordBatch | str:
 @settings(max_examples=300)
 @given(rows=ANY_ROWS | ROWS)
 def test_what_is_read_and_what_is_refused(rows: list[dict[str, Any]]) -> None:
-    found, expected = _read(RAW_ROWS.few, rows), _read(RAW_ROWS.from_rows, rows)
-    if isinstance(expected, str) or isinstance(found, str):
-        assert found == expected
-    else:
-        assert found.equals(expected)
+    found, expected = _read(RAW_ROWS.from_rows, rows), _read(_alone, rows)
+    assert found == expected if isinstance(expected, str) else expected.equals(found)
 
 
 @pytest.mark.parametrize("number", [2**53, -(2**53), 2**53 + 1, 2**63, 10**400, 1e300, math.inf, math.nan, 1e-320])
 def test_numbers_that_float64_may_not_hold(number: float) -> None:
-    found, expected = _read(RAW_ROWS.few, [{"number": number}]), _read(RAW_ROWS.from_rows, [{"number": number}])
+    found, expected = _read(RAW_ROWS.from_rows, [{"number": number}]), _read(_alone, [{"number": number}])
     assert found == expected if isinstance(expected, str) else expected.equals(found)
 
 
-def test_plain_values_take_the_short_way() -> None:
+def test_columns_that_are_read_alike_are_stacked() -> None:
     row = {"number": 1, "integer": 5, "text": "red", "texts": ["red"], "numbers": [1, 2, 3]}
-    assert isinstance(RAW_ROWS.few([row] * MOST_PLAIN), PlainRows)
-    for other in ([row] * (MOST_PLAIN + 1), [{**row, "number": "1"}], [{**row, "text": 7}]):
-        assert isinstance(RAW_ROWS.few(other), pa.RecordBatch)
+    assert ("number", "users_age", "rate_text") in RAW_ROWS.stacked([row]).stacks
+    assert ("number",) in RAW_ROWS.stacked([{**row, "number": "1"}]).stacks
 
 
 @pytest.fixture(scope="module")
@@ -94,26 +92,24 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> FeatureEncoder:
 @settings(max_examples=100)
 @given(rows=ROWS)
 def test_every_transform_has_the_same_bits(encoder: FeatureEncoder, rows: list[dict[str, Any]]) -> None:
-    plain = RAW_ROWS.few(rows)
-    assert isinstance(plain, PlainRows)
-    encoded = encoder.encode_few(plain)
-    assert isinstance(encoded, EncodedRows)
+    stacked = encoder.encode_stacked(RAW_ROWS.stacked(rows))
     raw = RAW_ROWS.from_rows(rows)
     # A column that is not expected makes it encode column by column, as tables are.
     alone = encoder.encode(raw.append_column("other", pa.nulls(len(rows))))
-    assert encoded.batch().equals(encoder.encode(raw)) and encoded.batch().equals(alone)
-    singly = [encoder.encode_few(RAW_ROWS.few([row])) for row in rows]
-    assert EncodedRows.joined(singly).batch().equals(alone)
-    assert PlainRows.joined([RAW_ROWS.few([row]) for row in rows]).batch().equals(raw)
+    assert stacked.batch().equals(encoder.encode(raw)) and stacked.batch().equals(alone)
+    singly = [RAW_ROWS.stacked([row]) for row in rows]
+    assert StackedColumns.joined(singly).batch().equals(raw)
+    assert StackedColumns.joined([encoder.encode_stacked(row) for row in singly]).batch().equals(alone)
+    assert StackedColumns.joined([StackedColumns.of(raw), *singly]).batch().equals(pa.concat_batches([raw, raw]))
 
 
 def _require_same_scores(predictor: Predictor, rows: list[dict[str, Any]]) -> None:
-    for some in ([rows[0]], [rows[1]], rows[:5], rows[:MOST_PLAIN]):
-        raw = predictor.raw_rows.from_rows(some)
-        expected = predictor.predict_encoded(predictor.encode(raw))
-        plain = predictor.raw_rows.few(some)
-        assert isinstance(plain, PlainRows)
-        np.testing.assert_array_equal(predictor.predict_encoded(predictor.encode_few(plain)), expected)
+    for some in ([rows[0]], [rows[1]], rows[:5], rows[:32]):
+        raw = predictor.raw_rows.stacked(some)
+        # A column that is not expected makes it encode column by column, as tables are.
+        alone = predictor.encode(raw.batch().append_column("other", pa.nulls(len(some))))
+        found = predictor.predict_encoded(predictor.encode_stacked(raw))
+        np.testing.assert_array_equal(found, predictor.predict_encoded(alone))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -138,8 +134,9 @@ def test_requests_of_both_kinds_are_scored_in_one_pass(tmp_path: Path) -> None:
     predictor = load_model(tmp_path / "model")
     rows = make_raw_rows(predictor.schema, 6)
     raw = predictor.raw_rows.from_rows(rows)
-    few = [RequestRows(predictor.raw_rows.few(rows[:1])), RequestRows(predictor.raw_rows.few(rows[1:3]))]
-    others = [RequestRows(raw[3:5]), RequestRows(predictor.encode(raw[5:]), encoded=True)]
+    few = [RequestRows(predictor.raw_rows.stacked(some)) for some in (rows[:1], rows[1:3])]
+    encoded = predictor.encode(raw[5:])
+    others = [RequestRows(StackedColumns.of(raw[3:5])), RequestRows(StackedColumns.of(encoded), encoded=True)]
     expected = predictor.predict_encoded(predictor.encode(raw))
     for requests, until in ((few, 3), ([*few, *others], 6)):
         answers, scored = score_together(predictor, requests)
