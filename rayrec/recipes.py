@@ -89,6 +89,7 @@ class Recipe(Config):
     @model_validator(mode="before")
     @classmethod
     def _preprocess_as_the_source(cls, content: Any) -> Any:
+        # Each source has a kind of preprocessing, so a recipe need not name it. What is wrong here, validation says.
         if not isinstance(content, dict):
             return content
         source, preprocess = content.get("source"), content.get("preprocess", {})
@@ -100,6 +101,7 @@ class Recipe(Config):
     @model_validator(mode="before")
     @classmethod
     def _train_as_the_model(cls, content: Any) -> Any:
+        # The model's defaults lie below what is given: pydantic knows only those of the classes.
         model = content.get("model") if isinstance(content, dict) else None
         kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
         given = content.get("train", {}) if isinstance(content, dict) else None
@@ -122,6 +124,7 @@ class Recipe(Config):
                 f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
                 f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
             )
+        # Training chooses by metrics that it measures.
         measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
         stop = self.train.early_stop
         chosen = {

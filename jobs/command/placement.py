@@ -190,7 +190,7 @@ def _place(
     only_ray: str | None = None,
     is_large: bool = False,
 ) -> Place:
-    """Return where a command runs, and say so in a line. Raises ConfigError if `process` cannot be had.
+    """Return where a command runs, and say so in a line. Raises ConfigError for `process` if only Ray can do it.
 
     Args:
         engine: What does the work on Ray.

@@ -104,7 +104,7 @@ class Request(Config):
                 require_output(path, kind, inputs=self._reads(), is_own=is_own)
 
     def owns(self, output: Path) -> bool:
-        """Return whether an output that is there is the command's own, to go on with."""
+        """Return whether an existing output is the command's own, which it continues."""
         return getattr(self, "resume", False) and not is_vacant(output)
 
     def _reads(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Errors of disks, whatever library met them, as one line: which path, what is wrong, what is free, how to mend it.
+"""Errors of disks, from any library, as one line: which path, what is wrong, what is free, how to mend it.
 
 What writes a file names it, in the process that writes (`naming`), since most libraries do not. The runner of commands
-translates what is left, and adds what is kept of the work.
+translates other errors, and adds how much of the work is kept.
 """
 
 import errno
@@ -49,7 +49,7 @@ _BEING_WRITTEN = re.compile(r"/\.(?:unfinished-([^/]+)|([^/]+)\.(?:unfinished-[^
 
 @contextmanager
 def naming(*written: Path, needed: int | None = None) -> Iterator[None]:
-    """Raise DiskError for an error of a disk in the block, by one of the paths `written` if it does not say of which.
+    """Raise DiskError for an error of a disk in the block; if it names no path, it names one of `written`.
 
     `needed`: bytes that the block writes, if they are known.
     """
@@ -82,9 +82,9 @@ def temporary_folders() -> list[Path]:
 
 
 def disk_error(error: BaseException, written: Sequence[Path], needed: int | None = None) -> DiskError | None:
-    """Return what an exception, or one that led to it, says of a disk; None if it is of another kind.
+    """Return the error of a disk in an exception, or in one that led to it; None for other errors.
 
-    `written`: the paths one of which it is of, if it does not say which.
+    `written`: the paths that it may be about, if it names none.
     """
     written = [path for path in written if "://" not in str(path)] or temporary_folders()  # a URI is on no disk
     seen: list[BaseException] = []
@@ -105,7 +105,7 @@ def disk_error(error: BaseException, written: Sequence[Path], needed: int | None
 
 
 def _code_and_path(error: BaseException) -> tuple[int | None, Path | None]:
-    """Return the number of an error of a disk, and the path that it is of, as far as they are known."""
+    """Return the number of an error of a disk, and the path that it is about, as far as they are known."""
     if isinstance(error, OSError) and error.errno in _MENDED and isinstance(error.filename, str | Path):
         return error.errno, Path(error.filename2 or error.filename)  # a copy fails where it is written
     for line in str(error).splitlines():
@@ -136,5 +136,5 @@ def _described(code: int, path: Path, needed: int | None) -> DiskError:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder around it that is there."""
+    """Return the path, or the nearest folder around it that exists."""
     return next(place for place in (path, *path.absolute().parents) if os.path.exists(place))

@@ -31,7 +31,7 @@ _ERROR = "rayrec_user_error"
 _LOOK_SECONDS = 2.0
 """Pause between two looks at what waits for resources."""
 _PATIENCE_SECONDS, _REPEAT_SECONDS = 5.0, 30.0
-"""How long something waits until it is said, as resources that were just given back are had at once; and again."""
+"""How long something waits before it is said, since resources that are given back come at once; and said again."""
 _ANSWER_SECONDS = 5.0
 """How long the cluster's head may take to say it."""
 
