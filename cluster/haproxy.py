@@ -2,9 +2,9 @@
 """The program that Ray Serve starts as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH): it changes lines that Serve wrote.
 
 Serve calls it as `haproxy -db -f FILE ...` for every configuration. None of these lines has a setting in Serve: a path
-without a route gets a 404, also while no model is there yet, or any more; its statistics listen on all addresses, its
-control socket admits everybody, replicas are looked for on 127.0.0.1, wherever they listen, who stops within the
-headers of a request is never sent away, and a replica that is away or gone is a 500, not a 503.
+without a route gets a 404, also while no model is there yet, or any more; its statistics listen on all addresses,
+replicas are looked for on 127.0.0.1, wherever they listen, who stops within the headers of a request is never sent
+away, and a replica that is away or gone is a 500, not a 503.
 """
 
 import ctypes
@@ -52,9 +52,7 @@ def changed(config: str) -> str:
             continue  # one page of Serve says 500 for 502, 503 and 504; HAProxy's own have their status
         if section.startswith("backend grpc-") and words[:1] == ["server"] and words[-1] == "backup":
             continue  # Serve's own proxy, which tells clients that what has no replica does not exist
-        if words[:2] == ["stats", "socket"]:
-            line = line.replace(" mode 666 ", " mode 600 ")
-        elif words[:1] == ["bind"] and section in {"frontend prometheus", "listen stats"}:
+        if words[:1] == ["bind"] and section in {"frontend prometheus", "listen stats"}:
             line = f"    bind 127.0.0.1:{words[1].rpartition(':')[2]}"
         elif words[:1] == ["bind"]:
             host, _, port = words[1].rpartition(":")

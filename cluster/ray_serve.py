@@ -87,7 +87,7 @@ def without_haproxy() -> str | None:
     """Return why requests do not come through HAProxy, once Serve has started; None if they do."""
     import ray
 
-    kinds = ray.get([proxy.__ray_call__.remote(lambda self: type(self).__name__) for proxy in _proxies()])
+    kinds = ray.get([proxy.__ray_call__.remote(lambda self: type(self).__name__) for proxy in proxies()])
     if not kinds or "HAProxyManager" in kinds:
         return None
     if os.environ.get(HAPROXY_SWITCH) == "0":
@@ -123,18 +123,19 @@ def close_haproxy() -> None:
         )
 
     try:
-        proxies = _proxies()
-        ray.get([proxy.__ray_call__.remote(close) for proxy in proxies], timeout=_LONGEST_CLOSING)
+        found = proxies()
+        ray.get([proxy.__ray_call__.remote(close) for proxy in found], timeout=_LONGEST_CLOSING)
         deadline = time.monotonic() + _LONGEST_CLOSING
         while time.monotonic() < deadline:
-            if all(ray.get([proxy.__ray_call__.remote(is_closed) for proxy in proxies], timeout=_LONGEST_CLOSING)):
+            if all(ray.get([proxy.__ray_call__.remote(is_closed) for proxy in found], timeout=_LONGEST_CLOSING)):
                 return
             time.sleep(0.05)
     except (RayError, TimeoutError):
         pass  # it is gone, or too busy to be asked
 
 
-def _proxies() -> list[Any]:
+def proxies() -> list[Any]:
+    """Return the actors that Ray Serve runs on each node in front of the replicas."""
     import ray
 
     named = ray.util.list_named_actors(all_namespaces=True)

@@ -110,7 +110,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
     """
     from cluster.ray_serve import asking_replicas
     from rayrec.config.execution import SERVE, Execution
-    from serve.served_models import ServedModel, agreed, news
+    from serve.models import ServedModel, agreed, news
     from serve.server import APPLICATION
 
     # Signals are handled until the last request in work is answered.

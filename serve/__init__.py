@@ -9,8 +9,9 @@ A request, in the order in which it passes the modules:
   ask `admission`, which has the rule: token, size, memory and time. It records the answer, too.
 - `http.Router` finds its route (`app` has their table).
 - `v1`, `v2` and `grpc_app`, with `arrow` and `request_tensors`, read it into checked columns, `RequestRows`.
-- `served_models` chooses the version that answers, `batching` joins it with others that wait, and `served_version`
-  encodes and scores all of them in one pass. `metrics` counts, for Prometheus and for the `dashboard`.
+- `models.ServedModel` chooses the version that answers, `batching` joins it with others that wait, and
+  `models.ServedVersion` encodes and scores all of them in one pass. `metrics` counts, for Prometheus and for the
+  `dashboard`.
 
 Beside it, `updates` looks into the `folders` for new versions. `app` puts a replica together, `server` starts and ends
 Ray Serve.

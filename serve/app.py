@@ -36,9 +36,8 @@ from serve.grpc_app import GrpcMethods
 from serve.http import Front, Route, Router
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics, of_all_nodes, refused_requests
+from serve.models import ServedModel, ServedModels, ServedVersion
 from serve.openapi import document
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion
 from serve.tokens import read_tokens
 from serve.updates import Updates, poll_forever
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from rayrec.inference.predictor import Predictor
 from serve.admission import Admission, Call
 from serve.grpc_server import CODES, SERVICE, admitted_call, call_of, proto, set_health_of_this_replica
+from serve.models import ServedModel, ServedModels, ServedVersion
 from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import MOST_VALUES, RequestError
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion
 from serve.updates import Updates
 from serve.v2 import OUTPUT, SERVER, InferRequest, change_model, metadata, require_known_outputs
 

@@ -17,10 +17,9 @@ from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, V
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from serve import arrow
+from serve.models import ServedModels, ServedVersion
 from serve.request_tensors import DATA_TYPES
 from serve.requests import MOST
-from serve.served_models import ServedModels
-from serve.served_version import ServedVersion
 from serve.v1 import VERBS
 from serve.v2 import OUTPUT
 

@@ -19,8 +19,8 @@ from rayrec.features.raw_values import Values
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.raw_rows import RawRows
+from serve.models import RequestRows
 from serve.requests import RequestError, content_errors
-from serve.served_version import RequestRows
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NUMPY = {

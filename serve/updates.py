@@ -20,9 +20,8 @@ from rayrec.inference.folder.table_files import is_delta
 from serve.folders import TRAFFIC_FILE, LocalModels, ModelSource, TrafficSplit, scan, stamp_of_files
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
+from serve.models import ServedModel, ServedModels, ServedVersion, Shadow, news
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels, Shadow, news
-from serve.served_version import ServedVersion
 
 logger = logging.getLogger("ray.serve.rayrec")
 

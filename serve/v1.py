@@ -37,9 +37,8 @@ from rayrec.inference.recommender import UnknownUserError
 from serve import arrow
 from serve.admission import Admission
 from serve.http import Route, call_of, headers_of
+from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion
 from serve.requests import MOST, Body, RequestError, content_errors, of_model, parse_body, parse_json
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import RequestRows, ServedVersion
 
 
 def routes(models: ServedModels, admission: Admission) -> list[Route]:

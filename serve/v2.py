@@ -32,10 +32,9 @@ from starlette.responses import JSONResponse, Response
 from rayrec.inference.predictor import Predictor
 from serve.admission import Admission
 from serve.http import Route, call_of
+from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion
 from serve.request_tensors import Tensor, make_tensor, rows_of
 from serve.requests import RequestError, parse_json
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import RequestRows, ServedVersion
 from serve.updates import Updates
 
 SERVER = {

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+import ray
 import requests
 
 from benchmarks.serving_switch import LARGE_CLIENTS, measure_life
+from cluster.ray_serve import proxies
 from jobs.serve import ServeRequest, example, serving
 from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
@@ -101,6 +104,16 @@ def test_behind_a_prefix(url: str, strips: bool) -> None:
 def test_without_the_prefix_the_server_answers_too(url: str) -> None:
     assert requests.get(f"{url}/v1/models", timeout=60).json() == {"models": sorted(NAMES)}
     assert "servers" in requests.get(f"{url}/openapi.json", timeout=60).json()
+
+
+def test_haproxy_is_where_it_is_closed(url: str) -> None:
+    """`close_haproxy` finds its process by private names of Ray Serve, which an upgrade may change."""
+
+    def pid_of(self: Any) -> int | None:
+        return self._haproxy._proc.pid if hasattr(self, "_haproxy") else None
+
+    found = ray.get([proxy.__ray_call__.remote(pid_of) for proxy in proxies()])
+    assert any(found)
 
 
 @pytest.mark.minutes

@@ -18,7 +18,7 @@ from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.precision import resolve_precision
 from serve.metrics import ServingMetrics
-from serve.served_version import ServedVersion
+from serve.models import ServedVersion
 from tests.builders import make_rows, write_dataset
 from tests.model_folders import MODELS, make_model_folder, make_raw_rows, make_recommender_folder
 

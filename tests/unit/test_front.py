@@ -20,7 +20,7 @@ from serve.app import create_app
 from serve.http import Front, ProxyFront, Route, Router
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
-from serve.served_models import ServedModels
+from serve.models import ServedModels
 from serve.tokens import is_allowed, read_tokens
 from serve.updates import Updates
 

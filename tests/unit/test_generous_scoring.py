@@ -37,8 +37,8 @@ from serve.arrow import parse_columns, stream_of
 from serve.grpc_app import infer_request
 from serve.grpc_server import proto
 from serve.metrics import ServingMetrics, VersionStatistics
+from serve.models import RequestRows, score_together
 from serve.requests import RequestError
-from serve.served_version import RequestRows, score_together
 from serve.v1 import parse_instances
 from serve.v2 import parse_infer
 from tests.model_folders import finish, make_model_folder, make_recommender_folder, write_table_model

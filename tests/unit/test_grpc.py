@@ -21,9 +21,8 @@ from serve.admission import Admission
 from serve.grpc_app import GrpcMethods, infer_request, infer_response
 from serve.grpc_server import METHODS, proto
 from serve.metrics import ServingMetrics
+from serve.models import ServedModel, ServedModels, ServedVersion, score_together
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion, score_together
 from serve.tokens import read_tokens
 from serve.v2 import metadata
 from tests.model_folders import make_raw_rows

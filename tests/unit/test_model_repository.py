@@ -24,8 +24,7 @@ from serve.grpc_app import GrpcMethods
 from serve.grpc_server import add_to_server
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
-from serve.served_models import ServedModels
-from serve.served_version import ServedVersion
+from serve.models import ServedModels, ServedVersion
 from serve.tokens import read_tokens
 from serve.updates import Updates
 from tests.model_folders import make_model_folder

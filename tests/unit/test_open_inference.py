@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from rayrec.inference.predictor import Predictor
+from serve.models import score_together
 from serve.requests import RequestError
-from serve.served_version import score_together
 from serve.v2 import answer, metadata, parse_infer
 from tests.model_folders import make_raw_rows
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference.predictor import Predictor
+from serve.models import score_together
 from serve.request_tensors import DATA_TYPES
 from serve.requests import RequestError
-from serve.served_version import score_together
 from serve.v2 import answer, parse_infer
 
 FUZZ = settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)

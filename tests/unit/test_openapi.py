@@ -12,10 +12,9 @@ from rayrec.inference.folder.table_files import TableMemory
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 from rayrec.store.files import write_json
 from serve.metrics import ServingMetrics
+from serve.models import ServedModel, ServedModels, ServedVersion
 from serve.openapi import document
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion
 from serve.v1 import VERBS, parse_instances
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model

@@ -26,7 +26,8 @@ def test_the_environment_is_set_for_the_block(plain: None) -> None:
         assert os.environ[HAPROXY_SWITCH] == "1"
         program = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"])
         assert os.access(program, os.X_OK)
-        assert program.parent.stat().st_mode & 0o077 == 0
+        # Whoever reaches the control socket may change what HAProxy does.
+        assert Path(os.environ["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent.stat().st_mode & 0o077 == 0
         # All servers of a machine would share the ports that Serve has by default.
         kinds = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
         assert len({os.environ[f"RAY_SERVE_{kind}_PORT"] for kind in kinds} - {"8500", "9500"}) == 4
@@ -73,7 +74,7 @@ def test_a_setting_of_the_user_stands(plain: None, monkeypatch: pytest.MonkeyPat
         assert added == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.http.middlewares"}
 
 
-def test_statistics_and_control_are_this_machines() -> None:
+def test_statistics_are_this_machines() -> None:
     """The lines of Ray's own template, with the ports filled in."""
     metrics, statistics = "9101", "8404"
     config = haproxy_program.changed(
@@ -89,8 +90,6 @@ def test_statistics_and_control_are_this_machines() -> None:
         "bind *:9000 proto h2",
         f"bind 127.0.0.1:{statistics}",
     ]
-    (socket,) = [line for line in lines if line.startswith("stats socket")]
-    assert " mode 600 " in socket
 
 
 @pytest.mark.parametrize("temporary", ["short", "a/folder/whose/path/is/too/long/for/a/socket", "not there"])

@@ -18,10 +18,9 @@ from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.table_files import TableMemory
 from serve.admission import Admission
 from serve.metrics import ServingMetrics
+from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion
 from serve.openapi import document
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import RequestRows, ServedVersion
 from serve.v1 import MOST_EXPLAINED, VERBS
 from tests.model_folders import finish, make_model_folder, make_raw_rows
 

@@ -25,9 +25,8 @@ from serve.admission import Admission, Call
 from serve.folders import TrafficSplit, scan
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
+from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion, agreed, news
 from serve.requests import RequestError
-from serve.served_models import ServedModel, ServedModels, agreed, news
-from serve.served_version import RequestRows, ServedVersion
 from serve.tokens import read_tokens
 from serve.updates import Updates
 from tests.model_days import ModelDays

@@ -18,7 +18,7 @@ from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import RawRows
-from serve.served_version import RequestRows, score_together
+from serve.models import RequestRows, score_together
 from tests.model_folders import MODELS, finish, make_model_folder, make_raw_rows, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 

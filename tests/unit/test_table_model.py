@@ -15,8 +15,8 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.ranking import RankingModel
 from rayrec.raw.input_files import list_inputs, plan_chunks
 from rayrec.sources.table.source import SOURCE
+from serve.models import score_together
 from serve.requests import RequestError
-from serve.served_version import score_together
 from serve.v2 import metadata, parse_infer
 from tests.model_folders import scores_of_the_model, write_table_model
 
