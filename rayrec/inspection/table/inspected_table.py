@@ -26,9 +26,9 @@ from rayrec.inspection.table.decisions import (
 )
 from rayrec.inspection.table.file_form import FileForm, FoundEncoding, find_encoding, first_with_rows, recognize
 from rayrec.inspection.table.recipe_text import find_interactions, inspect_interactions, write_recipe
-from rayrec.inspection.table.roles import find_label, find_roles
+from rayrec.inspection.table.roles import Label, find_label, find_roles
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.raw.input_files import list_inputs
+from rayrec.raw.input_files import InputFile, list_inputs
 from rayrec.raw.rows import LEFT_OUT, Reason, describe_others, describe_reasons, describe_rejected
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table_reader import open_table
@@ -103,8 +103,37 @@ def inspect_table(
     recipe would leave out is counted by reading again; a column with too many bad values is taken for text, or else
     ignored. Raises UserError.
     """
-    # A sample of the rows, and what each of its columns holds.
     files = list_inputs(paths)
+    sample, form = _read_sample(files, label, rows, seed)
+    columns = _describe(sample, form)
+    # Who chose what, and perhaps when, has nothing else to learn from; a rating of two values may be a label.
+    pairs = find_interactions(columns, form)
+    if model is None:
+        is_plain = label is None and form.has_names and pairs is not None and not pairs.others
+        is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
+        model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
+    if not MODELS.configs[model].needs_interactions:
+        return _inspect_rows(paths[0], sample, form, columns, label, model, command, seed, missing_label)
+    if pairs is None:
+        names = ", ".join(map(repr, columns))
+        raise ConfigError(
+            f"--model {model}: needs one column of users and one of items, recognized by their names; "
+            f"the files have {names}"
+        )
+    if sample.rows.num_rows < sample.total_rows:
+        # How many rows a person has cannot be told from a few rows of all people.
+        sample = sample_rows(files, form.settings, max(rows, ROWS_OF_INTERACTIONS), seed)
+        columns = _describe(sample, form)
+        pairs = find_interactions(columns, form) or pairs
+    choices = None if label is None else find_label(columns, label)
+    decisions, warnings, text = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
+    labels = None if choices is None else choices.values
+    known = _known_values(decisions, text, labels, pairs.time, None, seed)
+    return InspectedTable(sample, decisions, [*form.warnings, *warnings], text, label=labels, known_values=known)
+
+
+def _read_sample(files: Sequence[InputFile], label: str | None, rows: int, seed: int) -> tuple[Sample, FileForm]:
+    """Return a sample of the rows, and how the files are written. Raises UserError if no row can be read."""
     first = first_with_rows(files)
     form = recognize(first, label)
     sample = sample_rows(files, form.settings, rows, seed)
@@ -119,80 +148,79 @@ def inspect_table(
         lost = read_again(sample, sample.table.reader([]))
         why = f"no row can be read: {_bad_rows(lost)}" if lost.bad else "no rows; give files with rows"
         raise UserError(f"{files[0].name}: {why}")
-    columns = _describe(sample, form)
-    pairs = find_interactions(columns, form)
-    if model is None:
-        # Of who chose what, and perhaps when, there is nothing else to learn; a rating of two values may be a label.
-        is_plain = label is None and form.has_names and pairs is not None and not pairs.others
-        is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
-        model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
-    if MODELS.configs[model].needs_interactions:
-        if pairs is None:
-            names = ", ".join(map(repr, columns))
-            raise ConfigError(
-                f"--model {model}: needs one column of users and one of items, recognized by their names; "
-                f"the files have {names}"
-            )
-        if sample.rows.num_rows < sample.total_rows:
-            # How many rows a person has cannot be told from a few rows of all people.
-            sample = sample_rows(files, form.settings, max(rows, ROWS_OF_INTERACTIONS), seed)
-            columns = _describe(sample, form)
-            pairs = find_interactions(columns, form) or pairs
-        choices = None if label is None else find_label(columns, label)
-        decisions, warnings, text = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
-        labels = None if choices is None else choices.values
-        known = _known_values(decisions, text, labels, pairs.time, None, seed)
-        warnings = [*form.warnings, *warnings]
-        return InspectedTable(sample, decisions, warnings, text, label=labels, known_values=known)
-    # A recipe, until few enough rows are bad for it: a column whose values are often not what it seemed to be becomes a
-    # text, or nothing.
+    return sample, form
+
+
+def _inspect_rows(
+    path: str,
+    sample: Sample,
+    form: FileForm,
+    columns: dict[str, ColumnProfile],
+    wanted_label: str | None,
+    model: str,
+    command: str,
+    seed: int,
+    missing_label: int | None,
+) -> InspectedTable:
+    """Inspect rows with a label, in which a model finds what goes with it.
+
+    What preprocessing would reject can only be told by reading: so the recipe is tried on the sample's rows, and while
+    too many are bad, the columns to blame become plainer: a number becomes a text, and a text nothing. Each column does
+    so at most twice, so the loop ends.
+    """
     while True:
-        found = find_label(columns, label, missing_label)
-        roles = find_roles(columns, found)
-        decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
+        # Decide what each column becomes.
+        label = find_label(columns, wanted_label, missing_label)
+        roles = find_roles(columns, label)
+        decisions = decide(columns, label, roles, total_rows=sample.total_rows, seed=seed)
         decisions, number_format = with_number_formats(decisions)
         if not any(decision.rules for decision in decisions):
             why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
-            raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
-        words = {word for d in decisions if d.role != "ignored" for word in d.column.null_words}
-        # A word that is a value of another column is no missing value there.
-        values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
-        words = (words & set(NULL_WORDS)) | (words - values)
-        words -= {text for text in columns[found.column].texts if text not in found.null_words}
-        null_values = ("", *sorted(words | set(found.null_words)))
-        written = form.having("null_values", null_values, "found among numbers, times or labels")
+            raise UserError(f"{path}: no column can be a feature ({why or 'there is none besides the label'})")
+        # Write it down as a recipe, and try that.
+        written = form.having(
+            "null_values", _null_values(columns, label, decisions), "found among numbers, times or labels"
+        )
         written = written.having("number_format", number_format, "how people write numbers; a rule may say another")
-        baseline, crosses = logistic_regression(columns, found, roles, decisions, seed)
-        text = write_recipe(command, sample, written, found, roles, decisions, model, baseline, crosses)
-        # The recipe is tried where the sample was read.
+        baseline, crosses = logistic_regression(columns, label, roles, decisions, seed)
+        text = write_recipe(command, sample, written, label, roles, decisions, model, baseline, crosses)
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
-        worst = [name for name, _ in left_out.columns.most_common() if name != found.column]
+        worst = [name for name, _ in left_out.columns.most_common() if name != label.column]
         if can_run or not worst:
             break
         limit = most * (left_out.rows + left_out.bad)
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
+
     # What a person should look at before training.
     warnings = [*sample.table.warnings, *form.warnings, *table_warnings(decisions, roles)]
     if sample.others:
         warnings.append(describe_others(sample.others))
-    fewer = min((found.values == side).sum() for side in (0, 1))
+    fewer = min((label.values == side).sum() for side in (0, 1))
     if sample.is_whole and fewer < _FEW_OF_A_KIND:
-        warnings.append(f"{found.column}: {fewer} rows of one kind are too few to train and to measure on")
+        warnings.append(f"{label.column}: {fewer} rows of one kind are too few to train and to measure on")
     if unknown := left_out.reasons[Reason.NO_LABEL]:
         share = unknown / (unknown + left_out.bad + left_out.rows)
         warnings.append(
-            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label gives them one"
+            f"{label.column}: {share:.2%} of the rows have no label and are left out; --missing-label gives them one"
         )
     if left_out.bad:
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
     time, group = (None if name is None else columns[name] for name in (roles.time, roles.group or roles.unit))
-    known_values = _known_values(decisions, text, found.values, time, group, seed)
-    return InspectedTable(
-        sample, decisions, warnings, text, left_out, can_run, baseline, found.values, crosses, known_values
-    )
+    known = _known_values(decisions, text, label.values, time, group, seed)
+    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, label.values, crosses, known)
+
+
+def _null_values(columns: Mapping[str, ColumnProfile], label: Label, decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Return the texts that stand for missing values in all columns."""
+    words = {word for d in decisions if d.role != "ignored" for word in d.column.null_words}
+    # A word that is a value of another column is no missing value there.
+    values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
+    words = (words & set(NULL_WORDS)) | (words - values)
+    words -= {text for text in columns[label.column].texts if text not in label.null_words}
+    return ("", *sorted(words | set(label.null_words)))
 
 
 def _known_values(
