@@ -21,9 +21,9 @@ from benchmarks.process_tree import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.batches import InMemorySplit
 from rayrec.ingest.dataset import Dataset, DatasetManifest, SplitInfo
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.memory import InMemorySplit
 from rayrec.recipes import load_recipe
 from rayrec.store.files import write_json
 from tests.builders import make_rows, make_schema, write_part

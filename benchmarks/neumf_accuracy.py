@@ -26,7 +26,7 @@ from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.config import RankingConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import Positives
+from rayrec.ingest.interactions import Positives
 from rayrec.ingest.loader import open_batches
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.training.run.folder import RunFolder

@@ -39,7 +39,7 @@ import rayrec
 from jobs.command.result import text_table
 from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import Positives
+from rayrec.ingest.interactions import Positives
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -24,7 +24,7 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import num_item_rows, positive_pairs
+from rayrec.ingest.interactions import num_item_rows, positive_pairs
 from rayrec.training.run.history import read_history
 
 K = 10

@@ -11,10 +11,9 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest.batches import assemble
+from rayrec.ingest.batches import InMemorySplit, ResidentSplit, assemble, read_split
 from rayrec.ingest.broker import SharedEpoch
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, row_groups_of
 from rayrec.ingest.row_groups import stream_row_groups
 from rayrec.models.common.batch import Batch

@@ -19,17 +19,19 @@ from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
-from rayrec.metrics.curves import Curve, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate
 from rayrec.metrics.paired import Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import (
     SLICE_METRICS,
+    Curve,
     ScoredRows,
     SliceMetrics,
     by_score,
     expected_calibration_error,
     reliability,
+    score_histogram,
     slices,
+    threshold_curves,
 )
 from rayrec.recipes import differing_values
 from rayrec.training.run.folder import METRICS_FILE, PLAN_FILE, RunFolder

@@ -1,4 +1,4 @@
-"""Rows with a model's scores: their metrics as a whole and by slices, and their reliability as probabilities."""
+"""Rows with a model's scores: metrics of all and of slices, reliability as probabilities, curves over thresholds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,8 @@ from rayrec.config.evaluate import BINARY_METRICS
 from rayrec.metrics.binary import BinaryMetrics, log_losses
 from rayrec.metrics.estimates import Estimate, wilson
 
+Floats = NDArray[np.float64]
+
 SLICE_METRICS = ("auc", "normalized_entropy", "calibration")
 """What slices are compared by: log loss is left out, as it follows from the label rate of a slice."""
 _LEAST = 10
@@ -24,17 +26,22 @@ _CELLS = 1 << 16
 _SHARES = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(9)])
 _TIMES = np.searchsorted(_SHARES, (np.arange(_CELLS) + 0.5) / _CELLS).astype(np.uint8)
 """How often a unit counts by a uniform number of 16 bits: looking it up takes a tenth of the time of drawing it."""
+_POINTS = 101
+_LEAST_ROWS = 10
+"""Rows above a threshold below which precision and lift are left out."""
+_RESAMPLES = 200
+_BAND = (0.025, 0.975)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
     """n rows in ascending order of their scores. A row counts by its weight; rows of weight 0 are absent."""
 
-    logit: NDArray[np.float64]
+    logit: Floats
     """(n,) scores: ln(p / (1 - p)) of the probability p."""
-    label: NDArray[np.float64]
+    label: Floats
     """(n,) 0 or 1."""
-    weight: NDArray[np.float64]
+    weight: Floats
     """(n,) above 0."""
     unit: NDArray[np.int64]
     """(n,) numbers from 0. Rows of a unit, such as those of one display, were drawn together: each unit is one piece of
@@ -81,12 +88,12 @@ class ScoredRows:
         )
 
     @cached_property
-    def score(self) -> NDArray[np.float64]:
+    def score(self) -> Floats:
         """Return probabilities, (n,)."""
         return torch.from_numpy(self.logit).sigmoid().numpy()
 
     @cached_property
-    def losses(self) -> NDArray[np.float64]:
+    def losses(self) -> Floats:
         """Return -ln p(label) of each row, (n,)."""
         return log_losses(torch.from_numpy(self.logit), torch.from_numpy(self.label)).numpy()
 
@@ -105,12 +112,12 @@ class ScoredRows:
         changes[1:] = self.logit[1:] != self.logit[:-1]
         return np.cumsum(changes)
 
-    def class_weights(self, weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def class_weights(self, weight: Floats) -> tuple[Floats, Floats]:
         """Return the weight of positives and of negatives at each distinct score, if rows count by `weight` (n,)."""
         positives = sums(self.run, weight * self.label)
         return positives, sums(self.run, weight) - positives
 
-    def resamples(self, count: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    def resamples(self, count: int, seed: int) -> Iterator[Floats]:
         """Yield the weight (n,) of each row in each of `count` resamples of the units, by the Poisson bootstrap.
 
         Every unit counts a random number of times, of Poisson distribution with mean 1, so that rows need not be
@@ -123,7 +130,7 @@ class ScoredRows:
             yield self.weight * _TIMES[rng.integers(_CELLS, size=units, dtype=np.uint16)][self.unit]
 
 
-def sums(place: NDArray[np.int64], weights: NDArray[np.float64], places: int = 0) -> NDArray[np.float64]:
+def sums(place: NDArray[np.int64], weights: Floats, places: int = 0) -> Floats:
     """Return the sum of the weights at each place, of at least so many places."""
     return np.bincount(place, weights=weights, minlength=places).astype(np.float64, copy=False)
 
@@ -181,7 +188,7 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
 
 
 def by_score(rows: ScoredRows, count: int = 10) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the places and values that divide rows into `count` parts of about as many rows by score, for `slices`."""
+    """Return the places and values, for `slices`, of `count` ranges of scores that hold about as many rows each."""
     edges = np.unique(np.quantile(rows.score, np.arange(1, count) / count))
     place = np.empty(int(rows.row.max()) + 1, np.int64)
     place[rows.row] = np.searchsorted(edges, rows.score, side="right")
@@ -232,3 +239,107 @@ def rate_interval(rows: ScoredRows) -> tuple[float, float]:
 def expected_calibration_error(found: list[ReliabilityBin]) -> float:
     """Return the mean distance of the label rate from the score, over the rows of all bins."""
     return float(np.average([abs(b.rate - b.score) for b in found], weights=[b.rows for b in found]))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a curve, and at each x the range that holds y with a probability of 95 %."""
+
+    x: Floats
+    y: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True)
+class ThresholdCurves:
+    """Curves over thresholds on the score. Each point is that of one threshold, exactly."""
+
+    roc: Curve
+    """The share of the positives above the threshold, over that of the negatives."""
+    precision_recall: Curve
+    """The share of positives among the rows above the threshold, over the share of the positives that are above."""
+    lift: Curve
+    """How many times as frequent positives are above the threshold as in all rows, over the share of rows above."""
+    average_precision: float
+    """The sum over thresholds of precision times the rise of recall."""
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Rows above each of k thresholds, in each of some samples: (samples, k) each."""
+
+    recall: Floats
+    """Share of the positives."""
+    fallout: Floats
+    """Share of the negatives."""
+    rows: Floats
+    """Share of the rows."""
+    precision: Floats
+    lift: Floats
+
+    @classmethod
+    def of(cls, positives: Floats, negatives: Floats) -> "_Shares":
+        """Make the curves from the weights (samples, k) of both classes above the thresholds, of which the last
+        is below all rows.
+        """
+        both = positives + negatives
+        recall, fallout, share = (weights / weights[:, -1:] for weights in (positives, negatives, both))
+        with np.errstate(invalid="ignore"):  # nothing may be above a threshold in a resample
+            return cls(recall, fallout, share, precision=positives / both, lift=recall / share)
+
+
+def threshold_curves(rows: ScoredRows, seed: int = 0) -> ThresholdCurves:
+    """Return the curves of rows of both classes, at a few hundred thresholds, the highest first."""
+    exact = _Shares.of(*(np.cumsum(w[::-1])[None] for w in rows.class_weights(rows.weight)))
+    recall, precision = exact.recall[0], exact.precision[0]
+    # Even steps of each share, as the one or the other curve needs them.
+    even, last = np.linspace(0.0, 1.0, _POINTS), len(recall) - 1
+    steps = [np.searchsorted(shares[0], even) for shares in (exact.recall, exact.fallout, exact.rows)]
+    kept = np.unique(np.concatenate(steps).clip(0, last))
+    drawn = _resampled(rows, np.searchsorted(kept, last - rows.run), len(kept), seed)
+    # The rates of a few rows are noise.
+    above = np.cumsum(np.bincount(rows.run)[::-1])[kept]
+    few = int(np.searchsorted(above, min(_LEAST_ROWS, len(rows))))
+    sure = kept[few:]
+    return ThresholdCurves(
+        roc=_with_band(exact.fallout[0, kept], recall[kept], drawn.fallout, drawn.recall),
+        precision_recall=_with_band(recall[sure], precision[sure], drawn.recall[:, few:], drawn.precision[:, few:]),
+        lift=_with_band(exact.rows[0, sure], exact.lift[0, sure], drawn.rows[:, few:], drawn.lift[:, few:]),
+        average_precision=float((precision * np.diff(recall, prepend=0.0)).sum()),
+    )
+
+
+def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Floats, Floats, Floats]:
+    """Return the (bins + 1,) edges of bins of equal width, and the (bins,) share of the negatives and positives in
+    each.
+
+    The bins end at the highest of the scores but for one in a thousand, which the last bin takes in.
+    """
+    edges = np.linspace(0.0, max(float(np.quantile(rows.score, 0.999)), 1e-9), bins + 1)
+    cell = np.minimum(np.searchsorted(edges, rows.score, side="right") - 1, bins - 1)
+    shares = []
+    for is_of_class in (1.0 - rows.label, rows.label):
+        counts = sums(cell, rows.weight * is_of_class, bins)
+        shares.append(counts / max(counts.sum(), 1e-300))
+    return edges, shares[0], shares[1]
+
+
+def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int) -> _Shares:
+    """Return what is above each of the thresholds at the ends of `cells` ranges of scores, the highest first."""
+    positives, negatives = np.empty((2, _RESAMPLES, cells))
+    place = 2 * cell + (rows.label > 0)
+    for number, weight in enumerate(rows.resamples(_RESAMPLES, seed)):
+        weights = sums(place, weight, 2 * cells)
+        negatives[number], positives[number] = weights[::2], weights[1::2]
+    # A class of few rows may be absent from a resample.
+    drawn = (positives.any(axis=1)) & (negatives.any(axis=1))
+    return _Shares.of(np.cumsum(positives[drawn], axis=1), np.cumsum(negatives[drawn], axis=1))
+
+
+def _with_band(x: Floats, y: Floats, xs: Floats, ys: Floats) -> Curve:
+    """Return the points with the band of resampled curves, (samples, k) of the same thresholds."""
+    is_defined = np.isfinite(ys)
+    heights = [np.interp(x, a[of], b[of]) for a, b, of in zip(xs, ys, is_defined, strict=True)]
+    low, high = np.quantile(heights, _BAND, axis=0)
+    return Curve(x, y, low, high)

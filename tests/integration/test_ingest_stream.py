@@ -13,8 +13,8 @@ import torch
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
 from rayrec.ingest import loader
+from rayrec.ingest.batches import InMemorySplit
 from rayrec.ingest.broker import SharedEpoch, start_broker
-from rayrec.ingest.memory import InMemorySplit
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset

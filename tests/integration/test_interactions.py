@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.ingest.interactions.pairs import Positives
+from rayrec.ingest.interactions import Positives
 from tests.builders import users_and_items, write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.optimizers.torch_optimizers import FTRL
+from rayrec.training.optimizers import FTRL
 from rayrec.training.run.folder import checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import AllCandidates
+from rayrec.ingest.interactions import AllCandidates
 from tests.builders import users_and_items, write_dataset
 
 SCHEMA = users_and_items(8, 6, item_first=True)

@@ -11,9 +11,9 @@ import torch
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
 from rayrec.features.lists import with_weights
+from rayrec.ingest.batches import InMemorySplit
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.memory import InMemorySplit
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.ingest.packed_rows import RowPacker, from_table, to_table
 from tests.builders import make_dataset, make_schema, write_dataset

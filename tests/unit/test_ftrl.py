@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
-from rayrec.training.optimizers.torch_optimizers import FTRL
+from rayrec.training.optimizers import FTRL
 
 TENSORFLOW = json.loads((Path(__file__).parents[1] / "assets" / "ftrl_of_tensorflow.json").read_text())
 SETTINGS = [case["settings"] for case in TENSORFLOW["cases"]]

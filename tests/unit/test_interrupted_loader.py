@@ -9,8 +9,8 @@ from types import FrameType
 import torch
 
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.batches import read_split
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.memory import read_split
 from tests.builders import make_dataset
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.ingest.interactions import negatives as negatives_module
-from rayrec.ingest.interactions.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
+from rayrec.ingest import negatives as negatives_module
+from rayrec.ingest.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.random.tensors import derive_key, random_bits, uniform_below
 
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.train import IngestConfig, NegativesConfig, TrainConfig
 from rayrec.inference.batch import prediction
 from rayrec.inference.predictor import load_model
+from rayrec.ingest.batches import InMemorySplit, ResidentSplit
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.recipes import dump_recipe
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.parallel.ranks import RankContext

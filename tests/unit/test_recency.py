@@ -6,8 +6,7 @@ import torch
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import NegativesConfig, RecencyConfig
-from rayrec.ingest.interactions.pairs import Positives
-from rayrec.ingest.interactions.sampled_epochs import RecencyDraws, SampledSplit
+from rayrec.ingest.interactions import Positives, RecencyDraws, SampledSplit
 from rayrec.recipes import load_recipe
 from tests.builders import users_and_items
 

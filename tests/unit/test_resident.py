@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.batches import InMemorySplit, ResidentSplit
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 

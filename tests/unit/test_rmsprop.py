@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayrec.config.optimizers import EmbeddingOptimizerConfig
-from rayrec.training.optimizers.torch_optimizers import build_optimizer, table_moments
+from rayrec.training.optimizers import build_optimizer, table_moments
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

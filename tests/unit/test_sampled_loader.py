@@ -11,7 +11,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.schema import InteractionColumns, Schema
-from rayrec.ingest.interactions import sampled_epochs as loader_module
+from rayrec.ingest import interactions as loader_module
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.preflight import require_trainable

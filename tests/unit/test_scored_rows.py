@@ -9,15 +9,17 @@ from scipy import stats
 from sklearn import metrics as sklearn
 from sklearn.calibration import calibration_curve
 
-from rayrec.metrics.curves import ThresholdCurves, score_histogram, threshold_curves
 from rayrec.metrics.estimates import Estimate, wilson
 from rayrec.metrics.scored_rows import (
     ScoredRows,
+    ThresholdCurves,
     by_score,
     expected_calibration_error,
     rate_interval,
     reliability,
+    score_histogram,
     slices,
+    threshold_curves,
 )
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]

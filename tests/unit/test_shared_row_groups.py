@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.features.schema import Schema
-from rayrec.ingest.batches import assemble
-from rayrec.ingest.memory import InMemorySplit
+from rayrec.ingest.batches import InMemorySplit, assemble
 from rayrec.ingest.order import BatchOrder, RowGroup
 from rayrec.ingest.packed_rows import PackedRows
 from rayrec.ingest.row_groups import share

@@ -23,7 +23,7 @@ from rayrec.features.schema import Schema
 from rayrec.inference.batch.pool import ROWS_PER_PART, ScoringPool
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset, PartInfo
-from rayrec.ingest.interactions.pairs import AllCandidates
+from rayrec.ingest.interactions import AllCandidates
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.ranking import RankingMetrics

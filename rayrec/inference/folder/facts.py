@@ -14,7 +14,7 @@ from rayrec.features.schema import Schema
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.tensor_files import open_tensors, save_tensors
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import interaction_columns, num_item_rows, positive_pairs
+from rayrec.ingest.interactions import interaction_columns, num_item_rows, positive_pairs
 from rayrec.store.files import write_json
 
 KNOWN_ITEMS_FILE = "known_items.safetensors"

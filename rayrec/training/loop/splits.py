@@ -11,12 +11,11 @@ from torch import Tensor
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns
+from rayrec.ingest.batches import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.pairs import AllCandidates, Positives
-from rayrec.ingest.interactions.sampled_epochs import SampledLoader, SampledSplit
+from rayrec.ingest.interactions import AllCandidates, Positives, SampledLoader, SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
-from rayrec.ingest.memory import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
 from rayrec.metrics.estimates import MetricValues
@@ -75,7 +74,7 @@ class SplitReader:
         )
 
     def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:
-        """Return every user of `split` with every item: see `rayrec.ingest.interactions.pairs`."""
+        """Return every user of `split` with every item: see `rayrec.ingest.interactions`."""
         context = self.context
         if split not in self._candidates:
             read = AllCandidates.read(self.dataset, split, rank=context.rank, world_size=context.world_size)

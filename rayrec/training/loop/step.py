@@ -25,7 +25,7 @@ from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
 from rayrec.training.loop.loss import BatchTotals, LossScale, batch_loss
-from rayrec.training.optimizers.torch_optimizers import build_optimizer
+from rayrec.training.optimizers import build_optimizer
 from rayrec.training.parallel.parallel_model import ParallelModel, SentIds
 
 

@@ -32,7 +32,7 @@ from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.optimizers.table_optimizer import TableOptimizer, set_fused_optimizers
+from rayrec.training.optimizers import TableOptimizer, set_fused_optimizers
 from rayrec.training.parallel.ranks import RankContext, WorkerThreads
 from rayrec.training.parallel.sharded_tables import LocalTables, SentIds, WireFormat
 from rayrec.training.parallel.sharding_plan import EmbeddingTables, plan_sharding, torchrec_plan

@@ -38,12 +38,12 @@ from rayrec.common.text import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.embedding_tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
-from rayrec.training.optimizers.table_optimizer import FUSED_OPTIMIZERS
+from rayrec.training.optimizers import FUSED_OPTIMIZERS
 
 Kernel = Literal["fused", "fused_uvm_caching", "dense"]
 """TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `fused_uvm_caching` does so, too, but
 the shard is in the host's memory, and its GPU caches the rows that it needed last; `dense` leaves a gradient of the
-whole shard, which a torch optimizer takes (`rayrec.training.optimizers.table_optimizer`)."""
+whole shard, which a torch optimizer takes (`rayrec.training.optimizers`)."""
 
 # Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel
 # (RMSprop, FTRL) TorchRec puts column shards of one table that lie on one worker behind each other.

@@ -1,1 +1,0 @@
-"""Positive interactions kept on the device, and training samples with negatives drawn there."""
