@@ -38,10 +38,16 @@ from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.fitting import fit_features
-from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.found_keys import count_found_keys
-from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
-from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
+from rayrec.preprocessing.found_keys import count_found_keys
+from rayrec.preprocessing.lookups import (
+    CompletedRows,
+    Folds,
+    WrittenTable,
+    table_reader,
+    write_rates,
+    write_served_rates,
+    write_side_table,
+)
 from rayrec.preprocessing.numbers import Number, summarize
 from rayrec.preprocessing.parts import Encode, NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.row_splits import (

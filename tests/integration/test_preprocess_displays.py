@@ -20,7 +20,6 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.engines.spark import SparkEngine
-from rayrec.preprocessing.lookups import keyed_rows
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing
@@ -61,7 +60,7 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
     def make(feature_set: str) -> Dataset:
         with pytest.MonkeyPatch.context() as patch:
             if feature_set == "full":  # cut into many tasks, whose number must not show
-                patch.setattr(keyed_rows, "ROWS_PER_RANGE", 900)
+                patch.setattr("rayrec.preprocessing.lookups.ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
             preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(
                 SparkEngine(spark)

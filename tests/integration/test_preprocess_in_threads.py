@@ -16,7 +16,6 @@ from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_f
 from rayrec.preprocessing import vocabularies as vocabulary_fitting
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.spark import SparkEngine
-from rayrec.preprocessing.lookups import keyed_rows
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.sources.registry import preprocessing
 
@@ -32,7 +31,7 @@ def job(arguments: list[str], output: Path) -> Preprocessing:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_rows, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
+    monkeypatch.setattr("rayrec.preprocessing.lookups.ROWS_PER_RANGE", 2_600)  # so that tables are several files
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]

@@ -18,10 +18,7 @@ from rayrec.features.schema import Schema
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.extract import extract, pieces_of
-from rayrec.preprocessing.lookups import keyed_rows
-from rayrec.preprocessing.lookups.completed_rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.label_rates import write_rates, write_served_rates
-from rayrec.preprocessing.lookups.side_tables import write_side_table
+from rayrec.preprocessing.lookups import CompletedRows, Folds, write_rates, write_served_rates, write_side_table
 from rayrec.preprocessing.segments import cut_pieces, make_segments
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import list_inputs
@@ -187,7 +184,7 @@ def test_completed_rows_equal_pandas_row_by_row(
     files: int, workspace: Workspace, write: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
-    monkeypatch.setattr(keyed_rows, "ROWS_PER_RANGE", 200)
+    monkeypatch.setattr("rayrec.preprocessing.lookups.ROWS_PER_RANGE", 200)
     log, tables = make_log(), make_tables()
     opened = open_table(list_inputs(write_csv(log, tmp_path / "log", files)), FileFormat())
     chunks, _ = extract(workspace, opened.reader(LOG, "click"), opened.files, 0.0)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, range_count, shuffle_rows
+from rayrec.preprocessing.lookups import KeyedRows, range_count, shuffle_rows
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,

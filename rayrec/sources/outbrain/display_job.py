@@ -26,8 +26,7 @@ from rayrec.features.table_parts import HASH
 from rayrec.ingest.dataset import FoundKeys, SplitInfo
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, shuffle_rows
-from rayrec.preprocessing.lookups.label_rates import write_totals
+from rayrec.preprocessing.lookups import KeyedRows, shuffle_rows, write_totals
 from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.parts import RandomGroups, RowEncoder, write_shuffled
 from rayrec.preprocessing.segments import (

@@ -16,8 +16,16 @@ from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import UNKNOWN, LookupTable
 from rayrec.features.table_parts import HASH
 from rayrec.preprocessing.engines.sql import query
-from rayrec.preprocessing.lookups.keyed_rows import KeyedRows, range_count, shuffle_rows, write_sorted, write_table
-from rayrec.preprocessing.lookups.label_rates import count_columns, sums_by_fold, with_folds
+from rayrec.preprocessing.lookups import (
+    KeyedRows,
+    count_columns,
+    range_count,
+    shuffle_rows,
+    sums_by_fold,
+    with_folds,
+    write_sorted,
+    write_table,
+)
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, make_segments, read_piece, write_piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.raw.input_files import Chunk

@@ -14,7 +14,7 @@ from rayrec.features.lookups import KEY, SEPARATOR, Lookups
 from rayrec.features.raw_columns import Rate, SideTable
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import FoundKeys
-from rayrec.preprocessing.lookups.completed_rows import CompletedRows
+from rayrec.preprocessing.lookups import CompletedRows
 from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 
