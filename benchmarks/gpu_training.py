@@ -108,7 +108,7 @@ def kinds() -> list[Kind]:
     drawn = {"model": NEUMF, "source": "interactions", "embedding_optimizer": ADAM, "sharding": COPIES}
     drawn |= {"dense_optimizer": ADAM, "evaluate": RANKING}
     others = [
-        Kind("parts of the batch", {"gradient_accumulation": 3, "precision": "bf16"}),
+        Kind("micro-batches", {"gradient_accumulation": 3, "precision": "bf16"}),
         Kind("penalty in fp16", {"embedding_l2": 0.1, "precision": "fp16"}),
         Kind("weights of rows", {"precision": "bf16"}, data="weighted"),
         Kind("two parts, lists", {"model": WIDE_DEEP, "parts": wide, "loss": {"listwise": 0.5}}, data="displays"),

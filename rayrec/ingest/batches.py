@@ -166,47 +166,47 @@ def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pi
         return BatchArrays(dense, ids.view(-1), None, [size] * features, label, weight, group)
 
     # With lists: first how many ids each row of each feature has ...
-    parts: list[list[NDArray]] = []
+    values: list[list[NDArray]] = []
     weights: list[list[NDArray] | None] = []
     """None for features whose ids all weigh 1."""
     lengths = empty(features, size, dtype=ids_are)
     one_hot = multi_hot = 0
     for index, feature in enumerate(schema.categorical):
         if isinstance(feature, MultiHotFeature):
-            lists = [row_group.multi_hot[multi_hot].part(rows) for row_group, rows in pieces]
-            parts.append([part.values for part in lists])
-            weights.append([present(part.weights) for part in lists] if feature.weights else None)
-            _join(lengths[index], [np.diff(part.offsets) for part in lists])
+            lists = [row_group.multi_hot[multi_hot][rows] for row_group, rows in pieces]
+            values.append([ragged.values for ragged in lists])
+            weights.append([present(ragged.weights) for ragged in lists] if feature.weights else None)
+            _join(lengths[index], [np.diff(ragged.offsets) for ragged in lists])
             lengths[index, filled:] = 0
             multi_hot += 1
         else:
-            parts.append([row_group.one_hot[one_hot, rows] for row_group, rows in pieces])
+            values.append([row_group.one_hot[one_hot, rows] for row_group, rows in pieces])
             weights.append(None)
             lengths[index] = 1
             one_hot += 1
     per_feature = [
-        sum(map(len, values)) if isinstance(feature, MultiHotFeature) else size
-        for feature, values in zip(schema.categorical, parts, strict=True)
+        sum(map(len, own)) if isinstance(feature, MultiHotFeature) else size
+        for feature, own in zip(schema.categorical, values, strict=True)
     ]
     # ... then the ids one feature after the other, and their weights beside them.
     ids = empty(sum(per_feature), dtype=ids_are)
-    for target, values in zip(ids.split(per_feature), parts, strict=True):
-        _join(target, values)
+    for target, own in zip(ids.split(per_feature), values, strict=True):
+        _join(target, own)
     id_weights = None
     if schema.weighted:
         id_weights = empty(len(ids)).fill_(1.0)
-        for target, own in zip(id_weights.split(per_feature), weights, strict=True):
-            if own is not None:
-                _join(target, own)
+        for target, of_ids in zip(id_weights.split(per_feature), weights, strict=True):
+            if of_ids is not None:
+                _join(target, of_ids)
     return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group, id_weights)
 
 
-def _join(target: Tensor, parts: list[NDArray]) -> None:
-    """Fill the rows of `target` with those of the parts, and the rest with its first row, or with 0 without any row."""
+def _join(target: Tensor, arrays: list[NDArray]) -> None:
+    """Fill the rows of `target` with those of the arrays, the rest with its first row, or with 0 without any row."""
     rows, filled = target.numpy(), 0
-    for part in parts:
-        rows[filled : filled + len(part)] = part
-        filled += len(part)
+    for array in arrays:
+        rows[filled : filled + len(array)] = array
+        filled += len(array)
     rows[filled:] = rows[:1] if filled else 0
 
 
@@ -362,16 +362,16 @@ class ResidentSplit:
 
     def _lists_of(self, packed: tuple[PackedRows, ...], place: int, feature: MultiHotFeature) -> _Lists:
         ragged = [rows.multi_hot[place] for rows in packed]
-        lengths = np.concatenate([np.diff(part.offsets) for part in ragged]).astype(np.int64)
+        lengths = np.concatenate([np.diff(lists.offsets) for lists in ragged]).astype(np.int64)
         return _Lists(
-            values=self._moved([part.values for part in ragged]),
+            values=self._moved([lists.values for lists in ragged]),
             starts=self._moved([np.cumsum(lengths) - lengths]),
             lengths=lengths,
-            weights=self._moved([present(part.weights) for part in ragged]) if feature.weights else None,
+            weights=self._moved([present(lists.weights) for lists in ragged]) if feature.weights else None,
         )
 
-    def _moved(self, parts: list[NDArray[Any]], axis: int = 0) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts, axis)).to(self._device)
+    def _moved(self, arrays: list[NDArray[Any]], axis: int = 0) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays, axis)).to(self._device)
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """Return the tensor on the device, without waiting for it."""

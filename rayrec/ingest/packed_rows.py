@@ -39,7 +39,7 @@ class Ragged:
     weights: NDArray[np.float32] | None = None
     """The weight of each of `values`; None if all weigh the same."""
 
-    def part(self, rows: slice) -> "Ragged":
+    def __getitem__(self, rows: slice) -> "Ragged":
         """Return some lists that follow each other; their first offset need not be 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return self._select(offsets, slice(offsets[0], offsets[-1]))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
-    """Return the rank's parts of a table, or of a moment of it, as (tensor, first row, first column); views, not
+    """Return the rank's shards of a table, or of a moment of it, as (tensor, first row, first column); views, not
     copies.
 
     The tensors are (rows, columns), or (rows,) of a moment that has one number a row.
@@ -34,18 +34,18 @@ def whole_shape(value: "TableTensor") -> tuple[int, ...]:
     return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
 
 
-def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":
-    """Return this rank's part of the optimizer state of `table` as a part of the state of the whole table.
+def sharded_like(state: "Tensor", table: "TableTensor") -> "TableTensor":
+    """Return this rank's optimizer state of `table` as a shard of the state of the whole table.
 
-    `part` has the shape of this rank's one shard; scalars, and parts of tables that are not sharded, stay as they are.
+    `state` has the shape of this rank's one shard; scalars, and states of tables that are not sharded, stay.
     """
     from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 
-    if not isinstance(table, ShardedTensor) or part.ndim == 0:
-        return part
+    if not isinstance(table, ShardedTensor) or state.ndim == 0:
+        return state
     (shard,) = table.local_shards()
     return ShardedTensor._init_from_local_shards_and_global_metadata(
-        local_shards=[Shard(part, shard.metadata)], sharded_tensor_metadata=table.metadata()
+        local_shards=[Shard(state, shard.metadata)], sharded_tensor_metadata=table.metadata()
     )
 
 
@@ -99,10 +99,10 @@ def table_kernels(model: "nn.Module") -> list[TableKernel]:
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for lookup in module._lookups:
-                for part in lookup._emb_modules:
-                    c = part.config
+                for kernel in lookup._emb_modules:
+                    c = kernel.config
                     kernels.append(
-                        TableKernel(part.emb_module, c.feature_names(), c.embedding_names(), c.embedding_dims())
+                        TableKernel(kernel.emb_module, c.feature_names(), c.embedding_names(), c.embedding_dims())
                     )
     return kernels
 

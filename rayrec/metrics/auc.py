@@ -23,7 +23,7 @@ class ScoresOfClass:
     """The scores of one class, kept for sorting, with their weights and units."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[NDArray[np.float32], Weights, NDArray[np.int64] | None]] = []
+        self._added: list[tuple[NDArray[np.float32], Weights, NDArray[np.int64] | None]] = []
         self.rows = 0
 
     def add(
@@ -31,31 +31,31 @@ class ScoresOfClass:
     ) -> None:
         """Add rows of positive weight."""
         # Nearly always all weights are 1, and half the memory is saved.
-        self._parts.append((logits, weights if (weights != 1.0).any() else None, units))
+        self._added.append((logits, weights if (weights != 1.0).any() else None, units))
         self.rows += len(logits)
 
     def extend(self, other: "ScoresOfClass") -> None:
         """Add the rows of another one."""
-        self._parts += other._parts
+        self._added += other._added
         self.rows += other.rows
 
     @property
     def logits(self) -> NDArray[np.float32]:
         """Return the logits in the order of their arrival, (rows,)."""
-        return np.concatenate([np.empty(0, np.float32), *(logits for logits, _, _ in self._parts)])
+        return np.concatenate([np.empty(0, np.float32), *(logits for logits, _, _ in self._added)])
 
     @property
     def weights(self) -> Weights:
         """Return the weights in the order of their arrival, (rows,); None if all are 1."""
-        if all(weights is None for _, weights, _ in self._parts):
+        if all(weights is None for _, weights, _ in self._added):
             return None
-        ones = (np.broadcast_to(np.float32(1.0), len(logits)) for logits, _, _ in self._parts)
-        return np.concatenate([w if w is not None else one for (_, w, _), one in zip(self._parts, ones, strict=True)])
+        ones = (np.broadcast_to(np.float32(1.0), len(logits)) for logits, _, _ in self._added)
+        return np.concatenate([w if w is not None else one for (_, w, _), one in zip(self._added, ones, strict=True)])
 
     @property
     def units(self) -> NDArray[np.int64] | None:
         """Return the unit of each row, (rows,); None if each row is one."""
-        found = [units for _, _, units in self._parts if units is not None]
+        found = [units for _, _, units in self._added if units is not None]
         return np.concatenate(found) if found else None
 
 

@@ -51,12 +51,12 @@ class RankedRows:
         return len(self.group)
 
     @classmethod
-    def concat(cls, parts: "list[RankedRows]") -> "RankedRows":
+    def concat(cls, several: "list[RankedRows]") -> "RankedRows":
         return cls(
-            np.concatenate([np.empty(0, np.int64), *(p.group for p in parts)]),
-            np.concatenate([np.empty(0, np.float64), *(p.score for p in parts)]),
-            np.concatenate([np.empty(0, np.bool_), *(p.positive for p in parts)]),
-            np.concatenate([np.empty(0, np.int64), *(p.item for p in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(rows.group for rows in several)]),
+            np.concatenate([np.empty(0, np.float64), *(rows.score for rows in several)]),
+            np.concatenate([np.empty(0, np.bool_), *(rows.positive for rows in several)]),
+            np.concatenate([np.empty(0, np.int64), *(rows.item for rows in several)]),
         )
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RankedRows":

@@ -206,10 +206,10 @@ def _extract_chunk(
                 values = column.flatten() if pa.types.is_list(field.type) else column
                 if pa.types.is_string(values.type):
                     texts[field.name] = texts.get(field.name, TextFacts()) | TextFacts.of(values)
-            parts = division.divide(block, chunk, lines_before) if division else {"": block.rows}
-            for label, part in parts.items():
+            divided = division.divide(block, chunk, lines_before) if division else {"": block.rows}
+            for label, rows in divided.items():
                 write, _ = files[label]
-                write(part)
+                write(rows)
             if block.rejected.num_rows:
                 if rejected_writer is None:
                     rejected_writer = stack.enter_context(new_parquet(rejected_path, REJECTED_SCHEMA))

@@ -58,7 +58,7 @@ class Summary:
 
     def __add__(self, other: "Summary") -> "Summary":
         shift = max(self.shift, other.shift)
-        keys = np.concatenate([part.keys >> (shift - part.shift) for part in (self, other)])
+        keys = np.concatenate([one.keys >> (shift - one.shift) for one in (self, other)])
         return Summary(
             *_coarse(*_added(keys, np.concatenate([self.counts, other.counts])), shift),
             min(self.least, other.least),
@@ -278,11 +278,11 @@ def look(batch: pa.RecordBatch, numbers: Sequence[Number]) -> Summaries:
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def merged(parts: Iterable[Mapping[str, Summary]]) -> Summaries:
+def merged(several: Iterable[Mapping[str, Summary]]) -> Summaries:
     """Return what is known of numbers in several batches."""
     result: Summaries = {}
-    for part in parts:
-        for name, summary in part.items():
+    for summaries in several:
+        for name, summary in summaries.items():
             result[name] = result[name] + summary if name in result else summary
     return result
 

@@ -261,7 +261,7 @@ def _counted(
         for name in columns:
             partial[name].append(distinct_values(batch.column(name)))
     for number, listing in enumerate(listings):
-        found = [part for name in listing.columns for part in partial[name]]
+        found = [counts for name in listing.columns for counts in partial[name]]
         yield number, *_summed(found, listing.values)
 
 

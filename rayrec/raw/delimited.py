@@ -248,7 +248,7 @@ class DelimitedLayout:
         positions = np.flatnonzero(lines.good)
         ends = np.cumsum(lines.ends[lines.last_lines(positions)] + 1 - lines.starts[positions])
         irregular = np.unique(np.searchsorted(ends, quotes.reshape(-1, 2).T[~is_regular], "right"))
-        parts, done = [], 0
+        written, done = [], 0
         for place in irregular.tolist():
             number = int(positions[place])
             row = lines.line(number)
@@ -257,7 +257,7 @@ class DelimitedLayout:
                 None if self.escape and self.escape.encode() in lines.line(number, is_shown=True) else self.fields(row)
             )
             end = int(ends[place])
-            parts.append(data[done : end - len(row) - 1])
+            written.append(data[done : end - len(row) - 1])
             done = end
             if fields is None:
                 lines.reject([number], Reason.QUOTE)
@@ -266,8 +266,8 @@ class DelimitedLayout:
                 csv.writer(
                     quoted, delimiter=self._mark, quotechar=self.quote, quoting=csv.QUOTE_ALL, lineterminator="\n"
                 ).writerow(fields)
-                parts.append(quoted.getvalue().encode("utf-8", "surrogateescape"))
-        return b"".join([*parts, data[done:]])
+                written.append(quoted.getvalue().encode("utf-8", "surrogateescape"))
+        return b"".join([*written, data[done:]])
 
 
 def _split_fields(

@@ -70,7 +70,7 @@ class InputFile:
         return self.unpack(self.open_packed())
 
     def open_packed(self) -> pa.NativeFile:
-        """Open the file's bytes as they are, any part of which can be read; a bucket gives all that are asked for.
+        """Open the file's bytes as they are, any range of which can be read; a bucket gives all that are asked for.
 
         Raises OSError, and UserError if a bucket cannot be read.
         """
@@ -211,7 +211,7 @@ def _files(found: Iterable[Path]) -> list[Path]:
 
 
 def _at_uri(path: RemotePath) -> tuple[dict[Path, RemoteFile], bool]:
-    """Return the files at a URI as `_on_disk` does; a glob may stand in the last part."""
+    """Return the files at a URI as `_on_disk` does; a glob may stand in the last name."""
     state = status(path)
     if state is not None and state.is_folder:
         below = files_below(path)
@@ -226,7 +226,7 @@ def _at_uri(path: RemotePath) -> tuple[dict[Path, RemoteFile], bool]:
 
 def _describe(path: Path, size: int, modified: float, outside: int) -> InputFile:
     """Return a file, of whose folders the first `outside` tell no columns."""
-    pairs = (part.partition("=") for part in path.parent.parts[outside:])
+    pairs = (name.partition("=") for name in path.parent.parts[outside:])
     partitions = {
         unquote(key): None if value == _NO_VALUE else unquote(value) for key, is_pair, value in pairs if key and is_pair
     }
@@ -257,7 +257,7 @@ def _is_object(line: bytes) -> bool:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that reads runs of digits as numbers."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+    return [(int(run), "") if run.isdigit() else (-1, run) for run in re.split(r"([0-9]+)", name)]
 
 
 @dataclass(frozen=True)

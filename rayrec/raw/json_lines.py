@@ -32,7 +32,7 @@ from rayrec.raw.text import (
 )
 
 _HEAD_BYTES, _HEAD_ROWS = 2**21, 1_000
-"""The part of a file that its columns are told from, and the rows that tell their types, too."""
+"""Bytes of a file that its columns are told from, and the rows that tell their types, too."""
 _PLACE_BYTES, _PLACE_EVERY, _MOST_PLACES = 2**16, 2**22, 16
 """Places at equal distances behind it, up to the end, where columns are looked for that begin late."""
 _OF_COLUMNS = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[\[{]')
@@ -90,13 +90,13 @@ class JsonLinesLayout:
             yield from read_objects(chunk.file, self.text)
 
     def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, RawCells]]:
-        """Parse whole lines, each ended by a newline; in one part or several."""
+        """Parse whole lines, each ended by a newline; in one block or several."""
         kinds = {name: self._read_as(name, raw) for name, raw in wanted.items()}
         paths = {".".join(path): path for path in self.nested}
         exact = {paths.get(name, (name,)): kind for name, kind in kinds.items() if kind is not None}
         schema = nested_schema(exact) if len(exact) == len(kinds) else None
         is_all = {name for name in self.columns.names if self.type_of(name) is not None} <= kinds.keys()
-        return _parse_parts(data, kinds, schema, frozenset({*self.columns.names, *kinds}) if is_all else None)
+        return _parse_blocks(data, kinds, schema, frozenset({*self.columns.names, *kinds}) if is_all else None)
 
     def type_of(self, name: str) -> pa.DataType | None:
         """Return the type with which all values of a column can be read; None if there is none."""
@@ -116,14 +116,14 @@ class JsonLinesLayout:
         return kind
 
 
-def _parse_parts(
+def _parse_blocks(
     data: bytes,
     wanted: Collection[str],
     schema: pa.Schema | None,
     known: Collection[str] | None,
     others: Literal["error", "ignore"] = "error",
 ) -> Iterator[tuple[bytes, RawCells]]:
-    """Yield whole lines in parts, so that a line that Arrow cannot read with `schema` slows down few others.
+    """Yield whole lines in blocks, so that a line that Arrow cannot read with `schema` slows down few others.
 
     `schema`: None if Arrow has no types for all columns. `known`: the columns that are no other ones; None to count
     none. `others`: what Arrow tries first where there are others.
@@ -139,9 +139,9 @@ def _parse_parts(
             counts = _other_names(lines, known)
     if columns is None and schema is not None and len(lines) > _FEW_LINES:
         middle = data.index(b"\n", len(data) // 2) + 1
-        for part in (data[:middle], data[middle:]):
-            if part:
-                yield from _parse_parts(part, wanted, schema, known, "ignore")
+        for half in (data[:middle], data[middle:]):
+            if half:
+                yield from _parse_blocks(half, wanted, schema, known, "ignore")
         return
     if columns is None:
         rows = _parse_by_line(lines, wanted)
@@ -163,7 +163,7 @@ def _other_names(lines: TextLines, known: Collection[str]) -> Counter[str]:
     all if it is an object. Where there is none, an object may have a name that another has: then all rows are parsed.
     """
     is_known = np.zeros(2**_HASH_BITS, bool)
-    is_known[[number for name in known for part in (name, *name.split(".")) for number in _hashes_of(part)]] = True
+    is_known[[number for name in known for step in (name, *name.split(".")) for number in _hashes_of(step)]] = True
     hashes, places = _hashed_names(lines.raw)
     is_other = ~is_known[hashes]
     hashes, places = hashes[is_other], places[is_other]
@@ -173,7 +173,7 @@ def _other_names(lines: TextLines, known: Collection[str]) -> Counter[str]:
         row = _parse_line(lines.line(rows[0]))
         assert isinstance(row, dict)
         for path, value in fields_of(row, known):
-            if any(name in _hashes_of(part) for part in path[:-1]):  # an object, perhaps with names that others have
+            if any(name in _hashes_of(step) for step in path[:-1]):  # an object, perhaps with names that others have
                 found = _parse_lines([lines.line(number) for number in rows])
                 counts |= _names_but(known, [flat_row(row, known) for row in found])
                 break

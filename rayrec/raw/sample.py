@@ -96,7 +96,7 @@ class _Kept:
     rows: int
     random: np.random.Generator
     columns: Sequence[str]
-    parts: list[pa.Table] = field(default_factory=list)
+    tables: list[pa.Table] = field(default_factory=list)
     keys: list[NDArray[np.float64]] = field(default_factory=list)
     unreadable: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
@@ -105,7 +105,7 @@ class _Kept:
         self.unreadable.update(cells.bad_lines.values())
         self.others.update({n: rows for n, rows in cells.others.items() if n not in self.columns})
         held = {name: _as_array(cells.columns.get(name), len(cells.positions)) for name in self.columns}
-        self.parts.append(pa.table(held))
+        self.tables.append(pa.table(held))
         self.keys.append(self.random.random(len(cells.positions)))
         if sum(map(len, self.keys)) > 2 * self.rows:
             self.prune()
@@ -115,7 +115,7 @@ class _Kept:
         keys = np.concatenate([*self.keys, np.zeros(0)])
         if len(keys) > self.rows:
             limit = np.partition(keys, self.rows)[self.rows]
-            self.parts = [part.filter(pa.array(key < limit)) for part, key in zip(self.parts, self.keys, strict=True)]
+            self.tables = [t.filter(pa.array(key < limit)) for t, key in zip(self.tables, self.keys, strict=True)]
             self.keys = [key[key < limit] for key in self.keys]
 
 
@@ -144,7 +144,7 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
         places[number] = replace(place, max_rows=lines)
     kept.prune()
     total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
-    held = _concat(kept.parts, table.columns)
+    held = _concat(kept.tables, table.columns)
     return Sample(held, bytes_read, total_rows, is_whole, table, places, kept.unreadable, kept.others)
 
 
@@ -239,16 +239,16 @@ def _as_array(values: Values | None, rows: int) -> pa.Array:
         return _as_texts(values)
 
 
-def _concat(parts: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
-    """Return one table of parts in which the type of a column may differ; text where none suits all."""
-    if not parts:
+def _concat(tables: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
+    """Return one table of several in which the type of a column may differ; text where none suits all."""
+    if not tables:
         return columns.empty_table()
-    return pa.table({name: _join([part.column(name) for part in parts]) for name in columns.names})
+    return pa.table({name: _join([table.column(name) for table in tables]) for name in columns.names})
 
 
-def _join(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    kind = common_type({part.type for part in parts})
-    chunks = [chunk for part in parts for chunk in part.chunks]
+def _join(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    kind = common_type({column.type for column in columns})
+    chunks = [chunk for column in columns for chunk in column.chunks]
     if kind == pa.string():
         chunks = [chunk if chunk.type in (kind, pa.null()) else _as_texts(chunk.to_pylist()) for chunk in chunks]
     return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)

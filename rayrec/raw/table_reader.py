@@ -169,8 +169,8 @@ def open_table(
 
     `optional`: columns that a file may lack all the same, as the label in files that are to be scored. `needed`: the
     columns in which files must not differ, by default all others that the recipe does not ignore (`is_ignored`). Files
-    without rows, such as Spark writes for a part that nothing falls into, say nothing of the columns. Raises UserError
-    if the columns of a file are unclear or differ, or if all files are empty.
+    without rows, such as Spark writes for an empty partition, say nothing of the columns. Raises UserError if the
+    columns of a file are unclear or differ, or if all files are empty.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))

@@ -48,7 +48,7 @@ def train(
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
-    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's part of a new run where the
+    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's shards of a new run where the
     recipe has `train.initial_weights`, or where it is warm-started from `origin`; it travels to the workers by pickle.
     `refit_of`: the run folder whose metrics stand for this model. Raises UserError, and keeps what was trained so far.
     """

@@ -81,7 +81,7 @@ class TableOptimizer:
     def _add_stepped(
         self, part: str, names: Sequence[str], tables: DistributedModelParallel, config: EmbeddingOptimizerConfig
     ) -> None:
-        """Give this rank's parts of the tables `names` to a torch optimizer."""
+        """Give this rank's shards of the tables `names` to a torch optimizer."""
         # Plain parameters over the memory of this rank's shards: torch's optimizers know no ShardedTensor.
         weights, parameters = tables.state_dict(), dict(tables.named_parameters())
         held: list[tuple[str, Any, nn.Parameter]] = []
@@ -93,7 +93,7 @@ class TableOptimizer:
                 held.append((name, weights[key], own))
         if not held:
             return
-        # One optimizer steps all of them; a checkpoint sees its moments as parts of whole tables.
+        # One optimizer steps all of them; a checkpoint sees its moments as shards of whole tables.
         optimizer = build_optimizer(config, [own for _, _, own in held])
         self._stepped.append(optimizer)
         self._by_part[part].append(optimizer)
@@ -121,7 +121,7 @@ class TableOptimizer:
             theirs.grad = own.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return by `<table>.<moment>` the tensor that holds it, or this rank's part of it as a ShardedTensor.
+        """Return by `<table>.<moment>` the tensor that holds it, or this rank's shards of it as a ShardedTensor.
 
         Names and shapes are the same whether a table is sharded or data-parallel, except for dense Adam's own step.
         Loading happens in place.

@@ -76,7 +76,7 @@ class WarmStart:
         )
 
     def fill(self, step: TrainStep) -> RunProgress:
-        """Fill this rank's part of a new model and its optimizers in place; memory holds one table beside them."""
+        """Fill this rank's shards of a new model and its optimizers in place; memory holds one table beside them."""
         stored, state = StoredTensors(self.checkpoint), step.state_dict()
         new = Dataset.open(self.new_dataset)
         for table in step.model.stated_tables:

@@ -9,7 +9,7 @@ from tests.training_runs import Case, recipe, require_same_bits, run_cases
 
 STEPS = 3
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
-# Large enough for eight parts of a batch of 2,048, and for four of half of it.
+# Large enough for eight micro-batches of a batch of 2,048, and for four of half of it.
 DLRM = {"kind": "dlrm", "embedding_dim": 32, "bottom_mlp": [512, 32], "top_mlp": [1024, 1024]}
 WIDE_DEEP = {"kind": "wide_deep", "embedding_dim": 32, "mlp": [1024, 1024], "dropout": 0.3}
 

@@ -10,7 +10,7 @@ i the rows G(i) of its group that have weight:
 `list_i` is ListNet's loss with one true item (Cao et al. 2007, "Learning to Rank: From Pairwise Approach to Listwise
 Approach", equation 4 with top-one probabilities), and the log likelihood of a multinomial logit, where one of the
 rows that are shown together is chosen. It is the same for all scores of a group raised by any number, so with a = 1
-sigmoid(s) is no probability; the rows' part keeps it one.
+sigmoid(s) is no probability; the rows' term keeps it one.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class BatchTotals:
 def batch_loss(
     logits: Tensor, label: Tensor, weight: Tensor, group: Tensor | None, totals: BatchTotals, listwise: float
 ) -> Tensor:
-    """Return () float32: these rows' part of the loss; the parts of a global batch, which cut no group, sum to it.
+    """Return () float32: these rows' share of the loss; the shares of a global batch, which cut no group, sum to it.
 
     All tensors are (B,), logits float32. `listwise` is the share of the lists, which need groups.
     """

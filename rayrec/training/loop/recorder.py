@@ -40,7 +40,7 @@ class _Window:
     """Sums between two records of the history."""
 
     loss: torch.Tensor
-    """() Sum over the steps of this rank's part of the mean loss."""
+    """() Sum over the steps of this rank's share of the mean loss."""
     overflows: torch.Tensor
     """() Steps that gradients overflowed in, and that changed nothing."""
     started: float

@@ -2,8 +2,8 @@
 
 The backward pass is cut at the pooled embeddings: the dense network's runs first, then, once its gradients are known
 to be finite and are unscaled, the tables', which updates them. So fused optimizers see true gradients under loss
-scaling, an overflow on any rank changes nothing anywhere, and gradient accumulation runs the dense network in parts
-but updates each table once, exactly as without it.
+scaling, an overflow on any rank changes nothing anywhere, and gradient accumulation runs the dense network on
+micro-batches but updates each table once, exactly as without it.
 
 While the dense network computes, the ids of the next batch set out to the ranks that hold their tables.
 """
@@ -133,19 +133,19 @@ class TrainStep:
                 group["lr"] = rates[part].dense
 
     def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> tuple[Tensor, Tensor]:
-        """Run the dense network forward and backward, in parts; gradients end in its parameters and `boundary`.
+        """Run the dense network forward and backward on micro-batches; gradients end in its parameters and `boundary`.
 
         Return the loss and the logits, as `StepOutcome` has them.
         """
         # Cut the batch: for gradient accumulation, or for threads. Lists of rows that are compared stay whole.
         listwise = self._config.loss.listwise
-        count = max(self._config.gradient_accumulation, self.model.parts_of(batch.size))
-        sizes = _part_sizes(batch, count, cuts_groups=not listwise)
+        count = max(self._config.gradient_accumulation, self.model.micro_batches(batch.size))
+        sizes = _micro_batch_sizes(batch, count, cuts_groups=not listwise)
         columns = [column.split(sizes) for column in (batch.dense, batch.label, batch.weight)]
         groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
 
         def forward(number: int, network: nn.Module, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Return the loss and the logits of a part, and the number to go backward from."""
+            """Return the loss and the logits of a micro-batch, and the number to go backward from."""
             dense, label, weight = (column[number] for column in columns)
             with self._precision.autocast(), drawing_dropout_from(self._seeded_dropout(number)):
                 logits = network(dense, pooled).float()
@@ -157,32 +157,32 @@ class TrainStep:
                 scaled = scaled * self.loss_scale.scale
             return loss.detach(), logits.detach(), scaled
 
-        # On a CPU, threads compute parts beside each other: the first `beside` ones.
+        # On a CPU, threads take micro-batches beside each other: the first `beside` ones.
         total, logits = torch.zeros((), device=self.model.device), []
         beside = 0
         if self.model.has_threads and len(sizes) > 1:
-            # DDP sums gradients over the ranks in the backward pass of the last part, which therefore comes by itself.
+            # DDP sums gradients over the ranks in the backward pass of the last one, which therefore comes by itself.
             beside = len(sizes) - (self.model.dense is not self.model.dense_network)
-            for loss, part in self._passes_of_threads(forward, boundary, sizes, beside):
+            for loss, of_rows in self._passes_of_threads(forward, boundary, sizes, beside):
                 total += loss
-                logits.append(part)
+                logits.append(of_rows)
             if beside == len(sizes) and self._sent is not None:
                 self._sent.send()
 
-        # The other parts come one after the other: on a GPU all, on CPUs of several ranks the last one.
-        # The backward pass of a split copies the gradient, even where there is one part.
+        # The others come one after the other: on a GPU all, on CPUs of several ranks the last one.
+        # The backward pass of a split copies the gradient, even where there is one.
         pooled = boundary.split(sizes) if len(sizes) > 1 else [boundary]
         for number in range(beside, len(sizes)):
             last = number == len(sizes) - 1
             with nullcontext() if last else self.model.without_dense_sync():
-                loss, part, scaled = forward(number, self.model.dense, pooled[number])
+                loss, of_rows, scaled = forward(number, self.model.dense, pooled[number])
                 if number == beside and self._sent is not None:
                     # By now their numbers are known, and until the backward pass no other collective is due.
                     self._sent.send()
                 if scaled.requires_grad:
                     scaled.backward()
             total += loss
-            logits.append(part)
+            logits.append(of_rows)
         return total, torch.cat(logits)
 
     def _passes_of_threads(
@@ -192,9 +192,9 @@ class TrainStep:
         sizes: list[int],
         count: int,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield loss and logits of the first `count` parts, which threads compute beside each other.
+        """Yield loss and logits of the first `count` micro-batches, which threads take beside each other.
 
-        Gradients are summed in the order of the parts, whichever was there first.
+        Gradients are summed in the order of the micro-batches, whichever was there first.
         """
         # Each thread has a gradient of its own for the network, and writes that of its rows into one for all.
         parameters = [p for of_part in self.model.dense_parameters.values() for p in of_part]
@@ -221,11 +221,11 @@ class TrainStep:
         for remaining in of_rows[count:]:
             remaining.zero_()
 
-    def _seeded_dropout(self, part: int) -> torch.Generator | None:
-        """Seed the masks of a part; return a generator for them where threads draw beside each other."""
+    def _seeded_dropout(self, number: int) -> torch.Generator | None:
+        """Seed the masks of a micro-batch; return a generator for them where threads draw beside each other."""
         if not self._has_dropout:
             return None
-        seed = derived_seed(self._dropout_seed, part) if part else self._dropout_seed
+        seed = derived_seed(self._dropout_seed, number) if number else self._dropout_seed
         if self.model.has_threads:
             return torch.Generator().manual_seed(seed)
         is_cuda = self.model.device.type == "cuda"
@@ -286,14 +286,14 @@ def _skips_on_device(config: TrainConfig) -> bool:
     )
 
 
-def _part_sizes(batch: Batch, parts: int, *, cuts_groups: bool) -> list[int]:
-    """Return the number of rows in each part, as even as possible."""
-    size = -(-batch.size // parts)
+def _micro_batch_sizes(batch: Batch, count: int, *, cuts_groups: bool) -> list[int]:
+    """Return the number of rows in each of `count` micro-batches, as even as possible."""
+    size = -(-batch.size // count)
     ends = [*range(size, batch.size, size), batch.size]
     if not cuts_groups and len(ends) > 1:
         assert batch.group is not None
         numbers = group_numbers(batch.group)
-        # To the end of the group that a part would cut.
+        # To the end of the group that a micro-batch would cut.
         last_rows = torch.tensor([end - 1 for end in ends], device=numbers.device)
         ends = torch.searchsorted(numbers, numbers[last_rows], right=True).unique().tolist()
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]

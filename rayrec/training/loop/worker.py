@@ -96,7 +96,7 @@ def _writing(run: RunFolder, context: RankContext) -> Iterator[RunFolder]:
 
 
 class _Training:
-    """One rank's part in a run.
+    """One rank of a run.
 
     Its state is that of the model and the optimizers, which `TrainStep` holds, and `RunProgress`.
     """
@@ -117,7 +117,7 @@ class _Training:
         self._model = ParallelModel(recipe, dataset.schema, context, wire, precision.pooled(wire))
         steps_per_epoch = self._config.steps_per_epoch(dataset.split("train").rows)
         self._step = TrainStep(self._model, self._config, precision, steps_per_epoch)
-        # The rows of each split in batches, of which every rank reads its own part.
+        # The rows of each split in batches, of which every rank reads its own share.
         self._splits = SplitReader(
             dataset,
             self._config.ingest,
@@ -183,7 +183,7 @@ class _Training:
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
             for batch, following in self._model.with_next(batches):
-                # One optimizer step on this rank's part of a global batch; the ids of the next one are sent meanwhile.
+                # One optimizer step on this rank's share of a global batch; the ids of the next one are sent meanwhile.
                 waited, rows = loader.wait_seconds, loader.row_count(self._progress.batch)
                 outcome = self._train_on(batch, following, rows, loader.share(self._progress.batch))
                 recorder.add(outcome, rows or config.global_batch_size, waited)

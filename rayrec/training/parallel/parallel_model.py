@@ -38,12 +38,12 @@ from rayrec.training.parallel.sharded_tables import LocalTables, SentIds, WireFo
 from rayrec.training.parallel.sharding_plan import EmbeddingTables, plan_sharding, torchrec_plan
 
 _LEAST_WORK = 2e8
-"""Multiplications of a part of a batch, forward, for which the few hundred calls of its way cost next to nothing."""
+"""Multiplications of a micro-batch, forward, for which the few hundred calls of its way cost next to nothing."""
 _WORK_OF_COLUMN = 100
 """What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
 _LEAST_ROWS = 256
-"""Least rows of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
-_MOST_PARTS = 8
+"""Least rows of a micro-batch: adding its gradient of the whole network costs as much for few rows as for many."""
+_MOST_MICRO_BATCHES = 8
 
 
 class ParallelModel:
@@ -72,7 +72,7 @@ class ParallelModel:
         self.schema, self.device = whole.schema, context.device
         self.stated_tables, self._outputs = whole.tables, whole.outputs
 
-        # Plan which rank holds which part of which table. Every rank makes the same plan by itself.
+        # Plan which rank holds which shard of which table. Every rank makes the same plan by itself.
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -138,10 +138,10 @@ class ParallelModel:
         self.dense = called
         """The dense network as it is called in training: compiled and replicated as asked for."""
 
-        # On a CPU threads share out the parts of a batch; on a GPU the next batch travels on a stream of its own.
+        # On a CPU threads share out the micro-batches; on a GPU the next batch travels on a stream of its own.
         self.threads = WorkerThreads(context.threads(train.threads))
         self.has_threads = self.device.type == "cpu" and train.compile is not True
-        """Whether `threads` compute parts of the dense network beside each other."""
+        """Whether `threads` run the dense network on micro-batches beside each other."""
         columns = sum(output.table.dim for output in whole.pooled)
         self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -188,23 +188,23 @@ class ParallelModel:
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
-        """Return the exact logits (B,) float32 without gradients; a collective, as ranks hold parts of the tables."""
+        """Return the exact logits (B,) float32 without gradients; a collective, as ranks hold shards of the tables."""
         with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
-        size = -(-batch.size // self.parts_of(batch.size))
+        size = -(-batch.size // self.micro_batches(batch.size))
 
         @torch.no_grad()  # which each thread has for itself
-        def logits_of(part: tuple[Tensor, Tensor]) -> Tensor:
-            return cast(Tensor, self.dense_network(*part)).float()
+        def logits_of(rows: tuple[Tensor, Tensor]) -> Tensor:
+            return cast(Tensor, self.dense_network(*rows)).float()
 
-        parts = zip(batch.dense.split(size), pooled.split(size), strict=True)
-        return torch.cat(list(self.threads.map(logits_of, parts)))
+        cut = zip(batch.dense.split(size), pooled.split(size), strict=True)
+        return torch.cat(list(self.threads.map(logits_of, cut)))
 
-    def parts_of(self, rows: int) -> int:
-        """Return the number of parts that the dense network takes a batch of so many rows in, for `WorkerThreads`."""
+    def micro_batches(self, rows: int) -> int:
+        """Return the number of micro-batches into which `WorkerThreads` cut a batch of so many rows."""
         if not self.has_threads:
             return 1
-        return max(1, min(_MOST_PARTS, rows // _LEAST_ROWS, int(rows * self._work_of_row / _LEAST_WORK)))
+        return max(1, min(_MOST_MICRO_BATCHES, rows // _LEAST_ROWS, int(rows * self._work_of_row / _LEAST_WORK)))
 
     @contextmanager
     def _exact_kernels(self) -> Iterator[None]:
@@ -229,10 +229,10 @@ class ParallelModel:
 
     @torch.no_grad()
     def load(self, weights: Callable[[EmbeddingTable], Tensor], dense: Mapping[str, Tensor]) -> None:
-        """Copy undistributed weights into this rank's part of the model.
+        """Copy undistributed weights into this rank's shards and its copy of the dense network.
 
-        `weights(table)` gives a table of (rows, columns), of which this rank's part is taken; tables are asked for one
-        after the other. `dense` is the state dict of the dense network.
+        `weights(table)` gives a table of (rows, columns), of which this rank's shards are taken; tables are asked for
+        one after the other. `dense` is the state dict of the dense network.
         """
         for table, shard, row, column in self._local_shards():
             shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
@@ -245,7 +245,7 @@ class ParallelModel:
         return state
 
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
-        """Yield (table, shard, first row, first column) of this rank's parts of the tables."""
+        """Yield (table, shard, first row, first column) of this rank's shards of the tables."""
         state = self._table_state()
         for table in self.stated_tables:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):

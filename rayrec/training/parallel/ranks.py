@@ -2,9 +2,9 @@
 
 On a CPU, torch divides an operator among threads that wait for each other at its end, by spinning. A step has dozens of
 these waits, and beside another busy process each of them lasts until the thread that was put off has its turn again:
-training falls to a hundredth. So every operator here runs on one thread, and threads share out larger parts of the
-step: a free thread takes the next one, and a thread that is put off delays the step by one part at most. How the work
-is cut into parts follows from the batch and the model, never from the number of threads, so neither do the results.
+training falls to a hundredth. So every operator here runs on one thread, and threads share out micro-batches: a free
+thread takes the next one, and a thread that is put off delays the step by one of them at most. How a batch is cut
+follows from the batch and the model, never from the number of threads, so neither do the results.
 """
 
 import threading
@@ -86,11 +86,11 @@ class WorkerThreads:
         # Simple queues, as a signal's exception can leave the lock of a `Queue` or a `Future` taken for ever.
         self._tasks: SimpleQueue[Any] | None = None
 
-    def map(self, work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
-        """Yield the result of `work` for each part, in their order, as soon as it is there; raise what it raised."""
-        parts = list(parts)
-        if self.count == 1 or len(parts) == 1:
-            yield from map(work, parts)
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Yield the result of `work` for each item, in their order, as soon as it is there; raise what it raised."""
+        items = list(items)
+        if self.count == 1 or len(items) == 1:
+            yield from map(work, items)
             return
         if self._tasks is None:
             self._tasks = SimpleQueue()
@@ -99,10 +99,10 @@ class WorkerThreads:
                 name = f"rayrec-train-{number}"
                 threading.Thread(target=_compute, args=(self._tasks,), name=name, daemon=True).start()
         done: SimpleQueue[tuple[int, R | None, BaseException | None]] = SimpleQueue()
-        for number, part in enumerate(parts):
-            self._tasks.put((work, number, part, done))
+        for number, item in enumerate(items):
+            self._tasks.put((work, number, item, done))
         results: dict[int, tuple[Any, BaseException | None]] = {}
-        for number in range(len(parts)):
+        for number in range(len(items)):
             while number not in results:
                 finished, result, error = done.get()
                 results[finished] = result, error
@@ -115,12 +115,12 @@ class WorkerThreads:
 def _compute(tasks: "SimpleQueue[Any]") -> None:
     torch.set_num_threads(1)
     while (task := tasks.get()) is not None:
-        work, number, part, done = task
+        work, number, item, done = task
         try:
-            done.put((number, work(part), None))
+            done.put((number, work(item), None))
         except BaseException as error:  # raised again by the caller's thread
             done.put((number, None, error))
-        del work, part, task  # and with them a batch, until the next one comes
+        del work, item, task  # and with them a batch, until the next one comes
 
 
 def _end(tasks: "SimpleQueue[Any]", count: int) -> None:

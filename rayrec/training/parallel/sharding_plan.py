@@ -1,4 +1,4 @@
-"""The sharding plan: which worker holds which part of which embedding table.
+"""The sharding plan: which worker holds which shard of which embedding table.
 
 TorchRec's planner chooses, within what the recipe and the optimizer allow. It plans as for an accelerator with the
 given memory on every device: its CPU mode never offers row-wise sharding, which CPU workers need as much.
@@ -53,7 +53,7 @@ _OF_NODES: tuple[Sharding, ...] = ("table_row_wise", "grid_shard")
 _DOES_NOT_FIT = {
     PlannerErrorType.INSUFFICIENT_STORAGE,
     PlannerErrorType.PARTITION,
-    PlannerErrorType.STRICT_CONSTRAINTS,  # all workers together have the memory, but no worker has it for its part
+    PlannerErrorType.STRICT_CONSTRAINTS,  # all workers together have the memory, but no worker has it for its share
 }
 _CACHED_SHARE = 0.2
 """The share of a table in the host's memory that its GPU caches: what FBGEMM does and the planner counts on."""
@@ -213,11 +213,11 @@ def plan_sharding(
         constraints = {}
         for table in tables:
             allowed = shardings[table.name]
-            parts = {"column_wise": world_size, "grid_shard": nodes}.get(allowed[0] if len(allowed) == 1 else "auto")
+            shards = {"column_wise": world_size, "grid_shard": nodes}.get(allowed[0] if len(allowed) == 1 else "auto")
             constraints[table.name] = ParameterConstraints(
                 sharding_types=list(allowed),
                 compute_kernels=kernels if rules[table.name].optimizer in FUSED_OPTIMIZERS else ["fused", "dense"],
-                min_partition=None if parts is None else _columns_per_shard(table.columns, parts),
+                min_partition=None if shards is None else _columns_per_shard(table.columns, shards),
             )
         planner = EmbeddingShardingPlanner(
             topology=topology,
