@@ -23,8 +23,7 @@ from jobs.command.result import text_table
 from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.models.common.precision import PrecisionName, resolve_precision
-from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.step import TrainStep
+from rayrec.training.loop.step import BatchTotals, TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from tests.naive_models import random_batch

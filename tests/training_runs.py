@@ -19,7 +19,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.driver import Metrics, train
-from rayrec.training.loop.checkpoint import load_state
+from rayrec.training.loop.records import load_state
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
 from rayrec.training.parallel.parallel_model import ParallelModel

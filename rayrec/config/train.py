@@ -19,7 +19,7 @@ node, `grid_shard` its columns over nodes and the rows of each over the node's w
 
 
 class LossConfig(Config):
-    """The loss; equations in `rayrec.training.loop.loss`."""
+    """The loss; equations in `rayrec.training.loop.step`."""
 
     listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Fraction of the loss that is softmax cross-entropy of each positive within its group; the rest is binary

@@ -20,7 +20,7 @@ from rayrec.store.files import copy, files_below, remove
 from rayrec.store.growing_files import growing_files
 from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import to_path
-from rayrec.training.loop.checkpoint import Checkpoints, load_state
+from rayrec.training.loop.records import Checkpoints, load_state
 from rayrec.training.run.folder import HISTORY_FILE, RunFolder, RunProgress, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import append_history, read_history
 from tests.builders import make_dataset

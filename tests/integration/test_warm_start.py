@@ -21,7 +21,7 @@ from rayrec.models.common.precision import resolve_precision
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.tensors import StoredTensors
-from rayrec.training.loop.checkpoint import Checkpoints
+from rayrec.training.loop.records import Checkpoints
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.run.folder import CheckpointManifest, RunFolder, checkpoint_name, read_progress

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.config.train import CheckpointConfig
 from rayrec.internals.torch_checkpoint import load
-from rayrec.training.loop.checkpoint import Checkpoints
+from rayrec.training.loop.records import Checkpoints
 from rayrec.training.run.folder import RunProgress, checkpoint_name, checkpoint_steps
 
 pytestmark = pytest.mark.usefixtures("one_rank")

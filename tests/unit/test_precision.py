@@ -7,7 +7,7 @@ import torch
 from rayrec.common.errors import ConfigError
 from rayrec.models.common import precision
 from rayrec.models.common.precision import AmpError, resolve_precision
-from rayrec.training.loop.loss import LossScale
+from rayrec.training.loop.step import LossScale
 from rayrec.training.run.preflight import resolve_device
 
 

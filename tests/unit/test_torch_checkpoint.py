@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from rayrec.common.errors import UserError
 from rayrec.internals import torch_checkpoint
 from rayrec.internals.torch_checkpoint import load, read_metadata
-from rayrec.training.loop.checkpoint import load_state
+from rayrec.training.loop.records import load_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
 

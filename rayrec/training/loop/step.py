@@ -1,4 +1,4 @@
-"""One optimizer step.
+"""One optimizer step, with the loss that it minimizes and the scale of the loss in float16.
 
 The backward pass is cut at the pooled embeddings: the dense network's runs first, then, once its gradients are known
 to be finite and are unscaled, the tables', which updates them. So fused optimizers see true gradients under loss
@@ -11,10 +11,11 @@ While the dense network computes, the ids of the next batch set out to the ranks
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -24,7 +25,6 @@ from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
-from rayrec.training.loop.loss import BatchTotals, LossScale, batch_loss
 from rayrec.training.optimizers import build_optimizer
 from rayrec.training.parallel.parallel_model import ParallelModel, SentIds
 
@@ -39,6 +39,18 @@ class StepOutcome:
     """() float32: 1 where gradients overflowed, and nothing was changed; else 0."""
     logits: Tensor
     """(B,) float32: those of this rank's rows before the update, without gradients."""
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """Sums over all rows of a global batch, on all ranks."""
+
+    weight: float | Tensor
+    """Sum of the weights; a tensor () on the rows' device where only the rows tell, as reading it would be a wait."""
+    positives: Tensor | None
+    """() Sum of the products of weight and label; None if the loss has no lists."""
+    share: float = 1.0
+    """Rows of the batch by those of a full one, to which its step is in proportion. The loss is a mean all the same."""
 
 
 class TrainStep:
@@ -265,6 +277,19 @@ class TrainStep:
         return gradient if self.loss_scale is None else gradient.masked_fill_(overflow > 0, 0.0)
 
 
+def _micro_batch_sizes(batch: Batch, count: int, *, cuts_groups: bool) -> list[int]:
+    """Return the number of rows in each of `count` micro-batches, as even as possible."""
+    size = -(-batch.size // count)
+    ends = [*range(size, batch.size, size), batch.size]
+    if not cuts_groups and len(ends) > 1:
+        assert batch.group is not None
+        numbers = group_numbers(batch.group)
+        # To the end of the group that a micro-batch would cut.
+        last_rows = torch.tensor([end - 1 for end in ends], device=numbers.device)
+        ends = torch.searchsorted(numbers, numbers[last_rows], right=True).unique().tolist()
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def _skips_on_device(config: TrainConfig) -> bool:
     """Return whether no optimizer changes anything in a step whose gradients are all 0, or that is marked as an
     overflow.
@@ -286,14 +311,88 @@ def _skips_on_device(config: TrainConfig) -> bool:
     )
 
 
-def _micro_batch_sizes(batch: Batch, count: int, *, cuts_groups: bool) -> list[int]:
-    """Return the number of rows in each of `count` micro-batches, as even as possible."""
-    size = -(-batch.size // count)
-    ends = [*range(size, batch.size, size), batch.size]
-    if not cuts_groups and len(ends) > 1:
-        assert batch.group is not None
-        numbers = group_numbers(batch.group)
-        # To the end of the group that a micro-batch would cut.
-        last_rows = torch.tensor([end - 1 for end in ends], device=numbers.device)
-        ends = torch.searchsorted(numbers, numbers[last_rows], right=True).unique().tolist()
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+def batch_loss(
+    logits: Tensor, label: Tensor, weight: Tensor, group: Tensor | None, totals: BatchTotals, listwise: float
+) -> Tensor:
+    """Return () float32: these rows' share of the loss; the shares of a global batch, which cut no group, sum to it.
+
+    All tensors are (B,), logits float32. With logits s, labels y and weights w over the B rows of a global batch, a
+    share a of `listwise`, and for a row i the rows G(i) of its group that have weight:
+
+        row_i  = -y_i ln sigmoid(s_i) - (1 - y_i) ln(1 - sigmoid(s_i))
+        list_i = ln(sum over j in G(i) of exp s_j) - s_i
+        loss   = (1 - a) * sum(w_i row_i) / sum(w_i)  +  a * sum(w_i y_i list_i) / sum(w_i y_i)
+
+    `list_i` is ListNet's loss with one true item (Cao et al. 2007, "Learning to Rank: From Pairwise Approach to
+    Listwise Approach", equation 4 with top-one probabilities), and the log likelihood of a multinomial logit, where one
+    of the rows that are shown together is chosen. It is the same for all scores of a group raised by any number, so
+    with a = 1 sigmoid(s) is no probability; the rows' term keeps it one.
+    """
+    of_rows = F.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / totals.weight
+    if not listwise:
+        return of_rows
+    assert group is not None and totals.positives is not None
+    # A batch without a positive has no list to learn from.
+    positives = totals.positives.masked_fill(totals.positives == 0, 1.0)
+    of_lists = softmax_cross_entropy(logits, label, weight, group) / positives
+    return (1 - listwise) * of_rows + listwise * of_lists
+
+
+def softmax_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor, group: Tensor) -> Tensor:
+    """Return () the sum of w_i y_i list_i over (B,) rows; those of a group are adjacent, weight 0 means absent."""
+    counted = weight > 0
+    scores = logits.masked_fill(~counted, -torch.inf)
+    list_of = group_numbers(group)
+    with torch.no_grad():
+        highest = torch.full_like(scores, -torch.inf).scatter_reduce(0, list_of, scores, "amax")
+        highest = highest.masked_fill(highest.isinf(), 0.0)  # lists without a row that counts, and places of no list
+    sums = torch.zeros_like(scores).index_add(0, list_of, (scores - highest[list_of]).exp())
+    # Not 0 where nothing counts: the logarithm's gradient would be infinite, and times 0 no number.
+    logs = highest + sums.clamp_min(torch.finfo(sums.dtype).tiny).log()
+    return (weight * label * (logs[list_of] - logits)).sum()
+
+
+class LossScale:
+    """A factor on the loss so that float16 gradients do not underflow; if dynamic, it halves when any overflows.
+
+    Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+
+    torch's GradScaler cannot be used: it acts between backward and step, but the tables are updated inside backward.
+    Everything stays on the device, so that nobody waits for it.
+    """
+
+    def __init__(
+        self, device: torch.device, *, initial: float = 65536.0, growth_interval: int = 2000, dynamic: bool = True
+    ) -> None:
+        self.scale = torch.full((), initial, device=device)
+        self._growth_interval, self._dynamic = growth_interval, dynamic
+        self._clean_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    @classmethod
+    def of(cls, wanted: float | Literal["dynamic"], device: torch.device) -> "LossScale":
+        """Return the scale that `TrainConfig.loss_scale` asks for."""
+        return cls(device) if wanted == "dynamic" else cls(device, initial=wanted, dynamic=False)
+
+    def unscale_(self, gradients: list[Tensor]) -> Tensor:
+        """Divide `gradients` by the scale in place; () float32: 1 if a gradient of any rank is not finite, else 0.
+
+        Must be called on every rank. Adapts a dynamic scale: half after an overflow, double after `growth_interval`
+        steps without one.
+        """
+        overflow = torch.zeros((), device=self.scale.device)
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, self.scale.reciprocal())
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
+        if self._dynamic:
+            torch._amp_update_scale_(self.scale, self._clean_steps, overflow, 2.0, 0.5, self._growth_interval)
+        return overflow
+
+    def state_dict(self) -> dict[str, float]:
+        return {"scale": self.scale.item(), "clean_steps": int(self._clean_steps.item())}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on as another scale was; one that is not dynamic stays."""
+        if self._dynamic:
+            self.scale.fill_(state["scale"])
+            self._clean_steps.fill_(int(state["clean_steps"]))

@@ -16,10 +16,9 @@ from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.store.growing_files import growing_files
-from rayrec.training.loop.loss import BatchTotals
-from rayrec.training.loop.recorder import RunRecorder, start_history
+from rayrec.training.loop.records import RunRecorder, start_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
-from rayrec.training.loop.step import StepOutcome, TrainStep
+from rayrec.training.loop.step import BatchTotals, StepOutcome, TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
