@@ -1,7 +1,6 @@
 """Decides what a job reads of a table's columns and which features it makes of them, from the config and their names.
 
 Everything that is wrong with the columns is found here, before Spark starts.
-
 """
 
 import re
@@ -162,6 +161,7 @@ class _Planner:
     def plan(self) -> ColumnPlan:
         config = self.config
         self.available = self._all_columns()
+        # Every column is a role of the row, a key of look-ups, the input of a feature, or ignored by name.
         roles, keys = self._roles(), self._keys()
         label = config.label_column
         weights = {rule.weights for rule in config.features if isinstance(rule, ListRule) and rule.weights is not None}
@@ -173,8 +173,17 @@ class _Planner:
                 "source.features",
                 f"no rule matches column '{unmatched[0]}'{more}; add a rule, or list it in source.ignore",
             )
+        # The rules have said how they read their columns; roles and keys have a say, too, and `_want` compares.
         for role, name in roles.items():
-            self._want_role(role, name)
+            match role:
+                case "time":
+                    self._want(self._time_column(), "source.time")
+                case "weight":
+                    self._want(RawColumn(name=name, type="number"), "source.weight")
+                case "split":
+                    self._want(RawColumn(name=name, type="text"), "preprocess.split.column")
+                case _:
+                    self._want(RawColumn(name=name, type="text"), f"source.{role}")
         rates = self._plan_rates()
         inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
         of_rates = {key for rate in rates for key in rate.keys}
@@ -185,9 +194,17 @@ class _Planner:
         tables = self._plan_tables({*inputs, *keys})
         self._check_shares()
         self._check_crosses()
+        # A request has what features are computed from or looked up by. Rates are looked up, never read.
         looked_up = {rate.name: RawColumn(name=rate.name, type="number") for rate in rates}
         in_requests = dict.fromkeys((*inputs, *keys))
-        kept = self._kept(roles, {*inputs, *keys, *(feature.name for feature in self.features)})
+        # What the dataset keeps beside the features must not have the name of one.
+        taken_names = {*inputs, *keys, *(feature.name for feature in self.features)}
+        kept: list[KeptColumn] = []
+        for of_row in ("weight", "group", "candidate"):
+            if of_row in roles:
+                name = roles[of_row]
+                free = name if name not in {*taken_names, *(other.name for other in kept)} else f"{name}_{of_row}"
+                kept.append(KeptColumn(of_row, name, free))
         self._check_names(label, kept)
         return ColumnPlan(
             read=tuple(self.wanted[name][0] for name in self.columns if name in self.wanted),
@@ -197,7 +214,7 @@ class _Planner:
             features=tuple(sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))),
             label=label,
             time=roles.get("time"),
-            kept=kept,
+            kept=tuple(kept),
         )
 
     # --- the columns that there are
@@ -258,15 +275,6 @@ class _Planner:
             if name == self.config.label_column:
                 _fail(where, f"column '{name}' is the label; name another column")
         return found
-
-    def _kept(self, roles: Mapping[str, str], taken: set[str]) -> tuple[KeptColumn, ...]:
-        kept: list[KeptColumn] = []
-        for role in ("weight", "group", "candidate"):
-            if role in roles:
-                name = roles[role]
-                free = name if name not in {*taken, *(other.name for other in kept)} else f"{name}_{role}"
-                kept.append(KeptColumn(role, name, free))
-        return tuple(kept)
 
     def _known(self, where: str, name: str) -> None:
         if name not in self.columns:
@@ -408,17 +416,6 @@ class _Planner:
             if isinstance(rule, TimestampRule) and time in rule.columns:
                 return RawColumn(name=time, type="time", time_format=rule.format, zone=rule.zone)
         return RawColumn(name=time, type="time")
-
-    def _want_role(self, role: str, name: str) -> None:
-        match role:
-            case "time":
-                self._want(self._time_column(), "source.time")
-            case "weight":
-                self._want(RawColumn(name=name, type="number"), "source.weight")
-            case "split":
-                self._want(RawColumn(name=name, type="text"), "preprocess.split.column")
-            case _:
-                self._want(RawColumn(name=name, type="text"), f"source.{role}")
 
     def _want(self, column: RawColumn, where: str, number_format: NumberFormat | None = None) -> None:
         """Read a column so. Raises ConfigError if another key wants it otherwise.

@@ -213,7 +213,9 @@ def write_shuffled(
                 places = np.arange(first, first + batch.num_rows) if position is None else batch[position].to_numpy()
                 first += batch.num_rows
                 if isinstance(order, RandomGroups):
-                    hashes = _hashes_of_groups(batch[group].to_numpy(), order.seed)
+                    # Both steps are bijections, so no two groups have one hash.
+                    key = mix(np.array([order.seed & (2**64 - 1)], np.uint64))
+                    hashes = mix(batch[group].to_numpy().view(np.uint64) ^ key).view(np.int64)
                     part, sorted_by = partition_by_hash(hashes, parts), [hashes, places]
                 else:
                     places = order(places)
@@ -238,9 +240,3 @@ def write_shuffled(
     info = split_info([part for part in found if part is not None])
     assert info.rows == rows, f"{info.rows} rows written of {rows}"
     return info
-
-
-def _hashes_of_groups(groups: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return (n,) hashes of groups (n,). Both steps are bijections, so no two groups have one hash."""
-    key = mix(np.array([seed & (2**64 - 1)], np.uint64))
-    return mix(groups.view(np.uint64) ^ key).view(np.int64)

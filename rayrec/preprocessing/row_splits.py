@@ -223,7 +223,8 @@ def split_rows(
         case HashSplitConfig() | ColumnSplitConfig():
             result = {name: pieces_of(extracted, name) for name in extracted[0].pieces}
         case FileSplitConfig():
-            given = sorted({s for s in splits if s is not None}, key=_split_rank)
+            named = {split for split in splits if split is not None}
+            given = [*(name for name in SPLIT_ORDER if name in named), *sorted(named.difference(SPLIT_ORDER))]
             result = {s: pieces_of(c for c in extracted if splits[c.file_index] == s) for s in given}
         case FractionSplitConfig():
             result = _by_fraction(config, pieces_of(extracted))
@@ -304,10 +305,6 @@ def _divide(
 
 def _count_rows(pieces: Iterable[Piece]) -> int:
     return sum(piece.rows for piece in pieces)
-
-
-def _split_rank(split: str) -> tuple[int, str]:
-    return (SPLIT_ORDER.index(split) if split in SPLIT_ORDER else len(SPLIT_ORDER), split)
 
 
 def _by_fraction(config: FractionSplitConfig, pieces: list[Piece]) -> dict[str, list[Piece]]:

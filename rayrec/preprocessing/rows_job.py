@@ -70,6 +70,7 @@ from rayrec.store.paths import file_name
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 _DAY_FILE = re.compile(r"^day_(\d+)(\..+)?$")
+"""Names of files that hold the rows of one day: day_7, day_7.gz."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,13 @@ def resolve_inputs(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequ
     _check_split_names(config, paths)
     found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
     check_files([file for file, _ in found])
-    entries = [(file, split, _day_of(file)) for file, split in found]
+    days_of = {file: _DAY_FILE.match(file.base_name) for file, _ in found}
+    entries = [(file, split, int(day[1]) if (day := days_of[file]) else None) for file, split in found]
     if all(day is not None for _, _, day in entries):
         entries.sort(key=lambda entry: entry[2] or 0)
     _check_days(config, entries)
     files, splits, days = zip(*entries, strict=True)
     return Inputs(files, splits, days)
-
-
-def _day_of(file: InputFile) -> int | None:
-    """Return the day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
-    match = _DAY_FILE.match(file.base_name)
-    return int(match[1]) if match else None
 
 
 def check_files(files: Sequence[InputFile]) -> None:
@@ -215,7 +211,9 @@ class RowsJob:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
         config, plan, inputs = self._config, self._plan, self._inputs
         stages = Stages(workspace.scratch, workspace.progress)
-        kept = self._kept_columns()
+        in_requests = {column.name for column in plan.columns}
+        raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
+        kept = KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
         keys = keys_of_files([file.name for file in inputs.files], self._parent)
         division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
         fixes: dict[str, str] = {
@@ -338,12 +336,6 @@ class RowsJob:
         _: Path,
     ) -> SplitInfo:
         return write_shuffled(workspace, encoder, split, segments, order, self._config.layout)
-
-    def _kept_columns(self) -> KeptColumns:
-        plan = self._plan
-        in_requests = {column.name for column in plan.columns}
-        raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
-        return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
 
     def _write_lookups(
         self,

@@ -238,17 +238,15 @@ def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | No
         held += batch.num_rows
         while held >= size:
             table = pa.Table.from_batches(buffered)
-            end = size if group is None else _end_of_group(table[group], size)
-            if end is None:
-                break
+            end = size
+            if group is not None:
+                # The group of the last row may continue after it, and after what there is so far.
+                starts = group_starts(table[group].slice(size - 1).combine_chunks())
+                if len(starts) == 1:
+                    break
+                end += int(starts[1]) - 1
             yield table.slice(0, end)
             buffered = table.slice(end).to_batches()
             held -= end
     if held:
         yield pa.Table.from_batches(buffered)
-
-
-def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
-    """Return the end of the group of row `rows` - 1; None if it may continue after the column."""
-    starts = group_starts(column.slice(rows - 1).combine_chunks())
-    return rows - 1 + int(starts[1]) if len(starts) > 1 else None

@@ -53,10 +53,11 @@ _STORED = pa.schema([
     pa.field("count", pa.int64(), False), pa.field("last", pa.int64(), False),
 ])  # fmt: skip
 _EXPIRED = pa.schema([("feature", pa.int32()), ("value", pa.string())])
+_FOUND = pa.schema([("value", pa.string()), ("count", pa.int64())])
+_EXPIRED_VALUES = pa.schema([("value", pa.string())])
 _SUMS = """
 select feature, value, sum(count)::bigint as count, max(last) as last from counted group by hash, feature, value
 """
-
 _KNOWN = """
 with train as (
     select hash, feature, count from counted semi join held_out using (hash, feature)
@@ -132,6 +133,41 @@ class CountFiles(NamedTuple):
     known: KnownValues
 
 
+def fit_vocabularies(
+    workspace: Workspace,
+    stages: Stages,
+    read: ReadRows,
+    segments: Sequence[Segment],
+    listings: Mapping[str, Listing],
+    growth: GrowthRules,
+    held_out: HeldOut,
+) -> tuple[dict[str, Vocabulary], KnownValues]:
+    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before;
+    return them, and how many held-out rows have a value that `train` has.
+
+    Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
+    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay, unless they are
+    to be compact: what is listed now follows, and the empty text takes the place of a value that has expired. To count
+    and to list are a stage each.
+    """
+    if not listings:
+        (workspace.folder / VOCABULARY_FOLDER).mkdir(parents=True, exist_ok=True)
+        return {}, {}
+    counts = stages.run(
+        "counts",
+        CountFiles,
+        lambda _: count_values(workspace, read, segments, listings, growth, held_out),
+        workspace.folder / COUNTS_FOLDER,
+    )
+    vocabularies = stages.run(
+        "vocabularies",
+        dict[str, Vocabulary],
+        lambda _: _list_values(workspace, listings, counts, None if growth.compact else growth.parent),
+        workspace.folder / VOCABULARY_FOLDER,
+    )
+    return vocabularies, counts.known
+
+
 def count_values(
     workspace: Workspace,
     read: ReadRows,
@@ -153,7 +189,10 @@ def count_values(
     # A number for each column of each held-out split.
     searched = [(n, column) for n, of in enumerate(listings.values()) if of.values is None for column in of.columns]
     places = [(split, column) for split in held_out.splits for _, column in searched]
-    rows = total * len(listings) + sum(_rows_in(path) for path in earlier)
+    rows = total * len(listings)
+    for path in earlier:
+        with open_parquet(path) as file:
+            rows += file.metadata.num_rows
     files = max(1, min(_MOST_FILES, -(-rows // _ROWS_PER_FILE)))
     with counted_rows(workspace.engine, workspace.progress, "count values", total) as counter:
         # A task counts the values of its rows, so that a value is shuffled once for each task ...
@@ -221,36 +260,6 @@ def count_values(
     return CountFiles(sorted(folder.glob("*.parquet")), sorted(gone.glob("*.parquet")), known)
 
 
-def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """Yield the values of a file that features of these names have: n numbers of features, and n rows (value, count,
-    last).
-    """
-    with open_parquet(path) as file:
-        for group in range(file.num_row_groups):
-            (rows,) = file.read_row_group(group).combine_chunks().to_batches()
-            names = rows["feature"].dictionary.to_pylist()
-            number = np.array([features.index(name) if name in features else -1 for name in names], np.int64)
-            numbers = number[rows["feature"].indices.to_numpy()]
-            yield numbers[numbers >= 0], rows.select(["value", "count", "last"]).filter(pa.array(numbers >= 0))
-
-
-def read_expired(path: Path) -> pa.RecordBatch:
-    """Return the expired values of a file: (feature, value), features by their number."""
-    with open_parquet(path) as file:
-        (rows,) = file.read().combine_chunks().to_batches()
-    return rows
-
-
-def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in
-    it.
-    """
-    if not pa.types.is_dictionary(column.type):
-        column = (column.flatten() if pa.types.is_list(column.type) else column).dictionary_encode()
-    counts = np.bincount(column.indices.drop_null().to_numpy(), minlength=len(column.dictionary))
-    return column.dictionary.cast(pa.string()), pa.array(counts, pa.int64())
-
-
 def _counted(
     segment: Segment, read: ReadRows, listings: Sequence[Listing]
 ) -> Iterator[tuple[int, pa.StringArray, pa.Int64Array]]:
@@ -263,6 +272,16 @@ def _counted(
     for number, listing in enumerate(listings):
         found = [counts for name in listing.columns for counts in partial[name]]
         yield number, *_summed(found, listing.values)
+
+
+def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in
+    it.
+    """
+    if not pa.types.is_dictionary(column.type):
+        column = (column.flatten() if pa.types.is_list(column.type) else column).dictionary_encode()
+    counts = np.bincount(column.indices.drop_null().to_numpy(), minlength=len(column.dictionary))
+    return column.dictionary.cast(pa.string()), pa.array(counts, pa.int64())
 
 
 def _summed(
@@ -292,56 +311,17 @@ def _write(sums: Iterable[pa.RecordBatch], path: Path, features: Sequence[str]) 
             write(pa.RecordBatch.from_arrays([feature, *batch.columns[1:]], schema=_STORED))
 
 
-def _rows_in(path: Path) -> int:
+def read_counts(path: Path, features: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """Yield the values of a file that features of these names have: n numbers of features, and n rows (value, count,
+    last).
+    """
     with open_parquet(path) as file:
-        return int(file.metadata.num_rows)
-
-
-_FOUND = pa.schema([("value", pa.string()), ("count", pa.int64())])
-_EXPIRED_VALUES = pa.schema([("value", pa.string())])
-
-
-def vocabulary_file(feature: str, size: int) -> str:
-    """Return the path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a
-    long one.
-    """
-    path = f"{VOCABULARY_FOLDER}/{file_name(feature)}"
-    return f"{path}.parquet" if size <= VALUES_PER_FILE else path
-
-
-def fit_vocabularies(
-    workspace: Workspace,
-    stages: Stages,
-    read: ReadRows,
-    segments: Sequence[Segment],
-    listings: Mapping[str, Listing],
-    growth: GrowthRules,
-    held_out: HeldOut,
-) -> tuple[dict[str, Vocabulary], KnownValues]:
-    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before;
-    return them, and how many held-out rows have a value that `train` has.
-
-    Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
-    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay, unless they are
-    to be compact: what is listed now follows, and the empty text takes the place of a value that has expired. To count
-    and to list are a stage each.
-    """
-    if not listings:
-        (workspace.folder / VOCABULARY_FOLDER).mkdir(parents=True, exist_ok=True)
-        return {}, {}
-    counts = stages.run(
-        "counts",
-        CountFiles,
-        lambda _: count_values(workspace, read, segments, listings, growth, held_out),
-        workspace.folder / COUNTS_FOLDER,
-    )
-    vocabularies = stages.run(
-        "vocabularies",
-        dict[str, Vocabulary],
-        lambda _: _list_values(workspace, listings, counts, None if growth.compact else growth.parent),
-        workspace.folder / VOCABULARY_FOLDER,
-    )
-    return vocabularies, counts.known
+        for group in range(file.num_row_groups):
+            (rows,) = file.read_row_group(group).combine_chunks().to_batches()
+            names = rows["feature"].dictionary.to_pylist()
+            number = np.array([features.index(name) if name in features else -1 for name in names], np.int64)
+            numbers = number[rows["feature"].indices.to_numpy()]
+            yield numbers[numbers >= 0], rows.select(["value", "count", "last"]).filter(pa.array(numbers >= 0))
 
 
 def _list_values(
@@ -362,7 +342,8 @@ def _list_values(
             yield numbers[is_frequent], counted.select(_FOUND.names).filter(pa.array(is_frequent))
 
     def expired(path: Path) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        rows = read_expired(path)
+        with open_parquet(path) as file:
+            (rows,) = file.read().combine_chunks().to_batches()
         yield rows["feature"].to_numpy(), rows.select(_EXPIRED_VALUES.names)
 
     def write(number: int, rows: Mapping[str, pa.Table]) -> Vocabulary:
@@ -429,6 +410,14 @@ def _write_vocabulary(
     write_whole_vocabulary(numbered(), folder / file)
     assert next_id == size + added + 1
     return Vocabulary(file=file, size=size + added, content_hash=f"{word:016x}")
+
+
+def vocabulary_file(feature: str, size: int) -> str:
+    """Return the path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a
+    long one.
+    """
+    path = f"{VOCABULARY_FOLDER}/{file_name(feature)}"
+    return f"{path}.parquet" if size <= VALUES_PER_FILE else path
 
 
 def _values_by_id(vocabulary: Path) -> pa.RecordBatchReader:

@@ -365,7 +365,10 @@ def _begin(file: InputFile, text_format: FileFormat) -> tuple[DelimitedLayout, i
     # Lines before the header: one that tells the separator, comments, blank ones.
     told = separator_told(lines[0].decode("latin-1")) if lines else None
     before = int(told is not None)
-    while before < len(lines) and _is_before_header(lines[before], text_format):
+    for line in lines[before:]:
+        is_comment = text_format.comment is not None and line.startswith(text_format.comment.encode())
+        if not is_comment and (text_format.header is not None or line.strip()):
+            break
         before += 1
     if before == len(lines):
         return None
@@ -423,11 +426,6 @@ def separator_told(line: str) -> str | None:
     """Return the separator that the first line of a file tells, as Excel writes and reads it; None for other lines."""
     told = _SEPARATOR_LINE.fullmatch(line)
     return told and told[1]
-
-
-def _is_before_header(line: bytes, text_format: FileFormat) -> bool:
-    is_comment = text_format.comment is not None and line.startswith(text_format.comment.encode())
-    return is_comment or (text_format.header is None and not line.strip())
 
 
 def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat, separator: str) -> tuple[str, ...]:

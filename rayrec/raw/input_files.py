@@ -241,18 +241,15 @@ def _describes_data(file: InputFile) -> bool:
     if file.path.suffix == ".json":
         with file.open_packed() as stream:
             head = stream.read(HEAD_BYTES).lstrip(BYTE_ORDER_MARK).strip()
+        if head.startswith(b"[") or not head:
+            return False
         first, _, second = head.partition(b"\n")
-        return (
-            head != b"" and not head.startswith(b"[") and not (_is_object(first) and second.lstrip().startswith(b"{"))
-        )
+        try:
+            has_rows = isinstance(json.loads(first), dict) and second.lstrip().startswith(b"{")
+        except ValueError:
+            return True
+        return not has_rows
     return file.path.suffix in (".md", ".yaml", ".yml")
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
