@@ -62,6 +62,7 @@ def fit_features(
     as they are. Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a
     cardinality is too small, or no categorical feature has a value.
     """
+    # A constant label, and the range of what becomes ids or buckets, show in one pass over the values.
     parent = growth.parent
     earlier = {} if parent is None else {feature.name: feature for feature in parent.schema.features}
     looked_at = [Number(plan.label, (plan.label,))]
@@ -73,6 +74,7 @@ def fit_features(
             f"source.label: column '{plan.label}' is {label.least:g} in all {label.rows:,} rows of train, so there is "
             "nothing to learn; give rows of both kinds, or change preprocess.split"
         )
+    # In a dataset that extends another one, transforms of numbers stay as they were fitted.
     numbers = [UnfittedNumber(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
     fitted = {name: feature.transforms for name, feature in earlier.items() if isinstance(feature, NumericFeature)}
     if parent is None:

@@ -211,6 +211,8 @@ class RowsJob:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
         config, plan, inputs = self._config, self._plan, self._inputs
         stages = Stages(workspace.scratch, workspace.progress)
+        # Parse: raw files become Parquet files of the columns that are needed, bad rows set aside. Where the split of a
+        # row follows from the row alone, they are divided into splits at once.
         in_requests = {column.name for column in plan.columns}
         raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
         kept = KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
@@ -227,6 +229,7 @@ class RowsJob:
             Extracted,
             lambda files: extract(workspace.within(files), self._reader, inputs.files, most, division, fixes),
         )
+        # Split what needs all rows to be known: shares, days, moments.
         pieces = stages.run(
             "split",
             dict[str, list[Piece]],
@@ -242,6 +245,8 @@ class RowsJob:
         times = found[0] if found else None
         growth = growth_of(self._parent, times, config.expire_after, compact=config.compact)
 
+        # Look up: side tables and label rates come before the fits, as features are made of their columns, too. Rows of
+        # `train` are read with rates that leave out their own fold.
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
         forms = self._forms_of_texts(extracted)
@@ -255,6 +260,7 @@ class RowsJob:
                     workspace, others, segments, self._source.tables, rates_of_train=self._parent is None
                 ),
             )
+        # Fit transforms and vocabularies to `train`.
         plan = replace(plan, columns=others.schema.columns)
         held_out = {split: of_split for split, of_split in segments.items() if split != "train" and of_split}
 
@@ -278,6 +284,7 @@ class RowsJob:
         )
         schema = Schema.model_validate({**dict(others.schema), "features": features})
 
+        # Encode and write, a split at a time where it is shuffled; splits in the order of the input are one stage.
         splits: dict[str, SplitInfo] = {}
         in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split, of_split in segments.items():
@@ -299,6 +306,7 @@ class RowsJob:
             splits |= zip(in_order, written, strict=True)
         if held_out:
             stages.leave("held-out", lambda _: _write_held_out_rows(workspace.folder, schema, held_out))
+        # Columns that only later rows of JSON have were not known when the features were planned.
         late: Counter[str] = sum((Counter(chunk.others) for chunk in extracted), Counter())
         known = self._reader.file_columns
         late = Counter({n: rows for n, rows in late.items() if n not in known and not self._source.is_ignored(n)})
