@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_kernels import DTYPES, matmul_precision
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model

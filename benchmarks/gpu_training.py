@@ -24,8 +24,7 @@ import torch.distributed as dist
 
 import rayrec
 from benchmarks.operator_calls import profiled, published_schema
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import set_output_dtype
 from rayrec.models.common.precision import PrecisionName, resolve_precision

@@ -29,8 +29,7 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, write_index
 from rayrec.inference.export.examples import write_examples
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder

@@ -20,8 +20,7 @@ import torch
 
 from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.interactions import Positives, SampledLoader, SampledSplit
 from rayrec.ingest.order import BatchOrder, RowGroup
 from rayrec.store.files import write_json

@@ -20,8 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import rayrec
 from benchmarks.criteo_terabyte import CARDINALITIES
 from jobs.command.result import text_table
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.training.loop.step import BatchTotals, TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.config.transforms import HashIds, Vocabulary
-from rayrec.features.feature_kinds import MultiHotFeature
+from rayrec.features.schema import MultiHotFeature
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model

@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from rayrec.common.machine import Machine
 from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.ingest.packed_rows import RowPacker
 from rayrec.preprocessing.vocabularies import vocabulary_file
 from rayrec.sources.criteo.config import CATEGORICAL, LABEL, NUMERIC

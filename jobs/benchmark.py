@@ -142,7 +142,7 @@ def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
     import torch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from rayrec.features.feature_kinds import MultiHotFeature
+    from rayrec.features.schema import MultiHotFeature
     from rayrec.models.common.batch import Batch
 
     hotness = [feature.hotness if isinstance(feature, MultiHotFeature) else 1 for feature in schema.categorical]

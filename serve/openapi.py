@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
 from serve import arrow
 from serve.models import ServedModels, ServedVersion

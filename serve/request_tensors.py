@@ -13,10 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, VectorFeature
-from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import Values
+from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.transforms import with_weights
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.raw_rows import RawRows
 from serve.models import RequestRows

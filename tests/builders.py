@@ -14,10 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.features.lists import with_weights
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import (
+    CategoricalFeature,
+    InteractionColumns,
+    MultiHotFeature,
+    NumericFeature,
+    Schema,
+    VectorFeature,
+)
+from rayrec.features.transforms import with_weights
 from rayrec.ingest.dataset import Dataset, DatasetManifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing import parts as shards

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from rayrec.config.transforms import Buckets, Cross, HashIds, HashUnlisted, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from tests.builders import write_dataset

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.config.transforms import Hash
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, Schema
 from rayrec.inference.ranker import Ranker
 from rayrec.preprocessing.numbers import Fit
 from rayrec.sources.outbrain.feature_sets import features_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from rayrec.features.feature_kinds import VectorFeature
+from rayrec.features.schema import VectorFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder
 from rayrec.models.common.batch import Batch

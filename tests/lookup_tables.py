@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.hashes import hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import COUNTS, KEY, RATE_SCHEMA, SEPARATOR, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, SideTable
 from rayrec.features.schema import Schema
-from rayrec.features.table_parts import HASH, write_file
 
 Counts = Mapping[tuple[str, ...], Sequence[int]]
 """Rows and positive rows by keys, perhaps followed by those of each fold."""

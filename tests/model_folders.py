@@ -12,9 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from rayrec.config import ModelConfig, ServeConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.inference.export.examples import Examples, write_examples
 from rayrec.inference.export.references import write_reference_rows
 from rayrec.inference.folder.facts import KnownItems

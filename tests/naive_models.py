@@ -8,8 +8,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.config import ModelConfig
-from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.neumf.config import NeuMFConfig

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.features.table_parts import HASH, write_file
 from rayrec.sources.outbrain.statistics import (
     AD_SCHEMA,
     ASPECTS,

@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Buckets, Quantile
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
 from rayrec.features.hashes import hash_key, hash_string
+from rayrec.features.schema import CategoricalFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.random.arrays import StatelessRandom
 from tests.dataset_cells import compare_features, compare_identifiers, read_rows

@@ -20,9 +20,8 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import Rate, RawColumn, SideTable
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from tests.lookup_tables import write_rate, write_side_table
 from tests.vocabularies import write_vocabulary
 

@@ -47,4 +47,4 @@ Zone = Annotated[str, AfterValidator(_known_zone)]
 TimeFormat = Annotated[str, AfterValidator(_known_format)]
 """`iso` (ISO 8601), `s`, `ms`, `us` or `ns` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
 NumberFormat = Literal["plain", "1,234.5", "1.234,5"]
-"""How texts are numbers: `plain`, as programs write them, or as people do (`rayrec.features.number_formats`)."""
+"""How texts are numbers: `plain`, as programs write them, or as people do (`rayrec.features.text_forms`)."""

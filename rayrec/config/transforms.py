@@ -1,7 +1,7 @@
 """Transforms as data: what turns a raw column into what a model reads.
 
 Each is a frozen config named by `op`, with what was fitted to the rows of `train`. Their one implementation, over Arrow
-and NumPy, is `rayrec.features.numeric` and `rayrec.features.categorical`; Spark runs the same code on tables that the
+and NumPy, is `rayrec.features.transforms` and `rayrec.features.transforms`; Spark runs the same code on tables that the
 predictor runs on requests.
 """
 

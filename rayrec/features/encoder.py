@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, id_dtype
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.features.lists import encode_vector, weighted_type
 from rayrec.features.lookups import Lookups
-from rayrec.features.numeric import encode_numeric
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.transforms import (
+    encode_categorical,
+    encode_cross,
+    encode_multi_hot,
+    encode_numeric,
+    encode_vector,
+    id_dtype,
+    weighted_type,
+)
 from rayrec.features.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.text import MOST_ORDERED, natural_order
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
-from rayrec.features.categorical import encode_cross, fold_ids, hash_unlisted, id_dtype
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.hashes import hash_strings
-from rayrec.features.lists import ids_of, with_weights
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema, VectorFeature
+from rayrec.features.transforms import encode_cross, fold_ids, hash_unlisted, id_dtype, ids_of, with_weights
 from rayrec.features.vocabulary import VocabularyLookup, content_hash
 
 NEW = -1

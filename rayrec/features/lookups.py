@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import REQUEST_VALUES, UNKNOWN, LookupTable
+from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, SideTable
 from rayrec.features.schema import Schema
-from rayrec.features.table_parts import HASH
 from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"

@@ -13,10 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.list_texts import in_brackets, split_lists
-from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.text_forms import in_form, without_blanks
+from rayrec.features.text_forms import in_brackets, in_form, plain_numbers, split_lists, without_blanks
 
 Values: TypeAlias = pa.Array | list[Any]
 """The values of a column; a list of Python's if their types differ."""
@@ -51,7 +49,7 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
     `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, durations (their
     seconds), uuids, lists, or a dictionary of them. Blanks around texts say nothing; empty texts and those of
     `raw.null_values` are missing. Numbers are read from text as Arrow reads float64, integers as decimal digits, also
-    of whole floats, after people's way to write them if the column has one (`rayrec.features.number_formats`); booleans
+    of whole floats, after people's way to write them if the column has one (`rayrec.features.text_forms`); booleans
     are 1 and 0. Texts are spelled in the column's form (`rayrec.features.text_forms`). A local time that the clocks
     skip is the moment of their change; of one that they repeat, the first counts. Raises UserError naming the column if
     no value of this type of column can be read.

@@ -1,4 +1,4 @@
-"""The canonical spelling of a text: one value is one text, whatever tool wrote the file or the request.
+"""How files and requests write values as texts: one value in several spellings, numbers as people write them, lists.
 
 pandas writes a column of ids with gaps as `517.0`, Python writes `True` where JSON has `true`, and a blank follows many
 a comma. So the values of a raw column of text have a form, which preprocessing chooses from the files, the schema
@@ -12,13 +12,24 @@ states, and files and requests are read with:
 - `text`: every text is its own value, for texts such as versions, of which `1.10` is not `1.1`.
 
 In every form blanks around a value say nothing, and digits with leading zeros (`007`), `1e5` and words stay.
+
+A `NumberFormat` other than `plain` is for numbers as people write them: `1,234.50`, `1.234,50`, `1 234,5`, `1'234.5`,
+`€ 3,20`, `12 %`, `(45.00)`. It says by an example which mark stands before decimals, as the same digits are two numbers
+otherwise (`1,234`); all else can be told. Thousands may be divided by the other mark, by blanks or apostrophes, and in
+lakhs (`12,34,567`). Signs of currencies and percent are left out, so `12 %` is 12. A minus may be a hyphen or the
+mathematical sign, before or after the number, or parentheses.
+
+A list may stand in one text: values with a separator between them, or in brackets, as Python, JSON, PostgreSQL and
+NumPy write them. The separator `[,]` stands for brackets with commas between values, `[ ]` for such with blanks:
+`['a', "it's"]`, `["a", null]`, `{a,"b c"}`, `('a',)`, `[1 2 3]`, `set()`, `array([1, 2])`. Quotes, escapes, and words
+for a missing value mean what they mean to the program that wrote them.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal
-from functools import reduce
-from typing import Literal, NamedTuple
+from functools import cache, reduce
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +37,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config.base import NumberFormat
 
 TextForm = Literal["number", "boolean", "time", "text"]
 
@@ -255,3 +267,174 @@ def _has_booleans(texts: pa.Array) -> bool:
     rows = np.flatnonzero((lengths == len("true")) | (lengths == len("false")))
     rows = rows[_IS_INITIAL[data[offsets[rows]]]]
     return len(rows) > 0 and any(text in BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())
+
+
+# ---- numbers as people write them
+
+
+NUMBER_FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
+PERCENT = "[%\u2030]"
+CURRENCY = (
+    r"(?:[A-Z]{0,3}\p{Sc}|AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|HUF|INR|JPY|KRW|MXN|NOK|NZD|PLN|RUB|SEK|SGD|TRY|USD"
+    r"|ZAR|Fr\.?|Ft|Kč|kr\.?|Rs\.?|zł)"
+)
+_BLANKS_WITHIN = " \u00a0\u2007\u2009\u202f"
+_ANY_BLANK = f"[{_BLANKS_WITHIN}]?"
+BETWEEN_THOUSANDS: dict[NumberFormat, str] = {
+    "1,234.5": f",'\u2019{_BLANKS_WITHIN}",
+    "1.234,5": f".'\u2019{_BLANKS_WITHIN}",
+}
+"""The characters that may stand between thousands, by format; the mark comes first."""
+_MINUS_ELSEWHERE = rf"^({CURRENCY}?){_ANY_BLANK}\(([^()]+)\)$|^([^-]+?){_ANY_BLANK}-$"
+
+
+def _pattern(between: str) -> str:
+    """Return the pattern of a number whose thousands are divided by one of some characters."""
+    mark = between[0]
+    before = "," if mark == "." else "."
+    lakhs = rf"[1-9][0-9]?(?:[{mark}][0-9]{{2}})+[{mark}][0-9]{{3}}"
+    whole = rf"[0-9]+|[1-9][0-9]{{0,2}}(?:[{between}][0-9]{{3}})+|{lakhs}"
+    digits = rf"(?:{whole})(?:[{before}][0-9]*)?|[{before}][0-9]+|(?i:inf|infinity|nan)"
+    sign = rf"(?:{CURRENCY}|{PERCENT})"
+    return (
+        rf"^(?:(?P<minus>[+-]){_ANY_BLANK})?(?:{sign}{_ANY_BLANK})?(?P<second>[+-])?"
+        rf"(?P<digits>{digits})(?P<exponent>[eE][+-]?[0-9]+)?{_ANY_BLANK}{sign}?$"
+    )
+
+
+_PATTERNS = {form: _pattern(between) for form, between in BETWEEN_THOUSANDS.items()}
+
+
+def plain_numbers(texts: pa.Array, number_format: NumberFormat) -> pa.Array:
+    """Write (n,) texts, without blanks around them, as plain numbers; null where a text has another format."""
+    if number_format == "plain":
+        return texts
+    texts = pc.replace_substring(texts, "\u2212", "-")
+    texts = pc.replace_substring_regex(texts, _MINUS_ELSEWHERE, r"-\1\2\3")
+    found = pc.extract_regex(texts, _PATTERNS[number_format])
+    minus, second, digits, exponent = (
+        pc.struct_field(found, name) for name in ("minus", "second", "digits", "exponent")
+    )
+    digits = pc.replace_substring_regex(digits, f"[{BETWEEN_THOUSANDS[number_format]}]", "")
+    digits = pc.replace_substring(digits, ",", ".")
+    written = pc.binary_join_element_wise(minus, second, digits, exponent, pa.scalar("", texts.type))
+    # Two signs are a mistake.
+    return pc.if_else(pc.match_substring_regex(written, "^[+-]{2}"), None, written)
+
+
+# ---- lists in one text
+
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_WRAPPED = re.compile(r"(?:\w+\.)*\w+\((?P<list>[\[({].*[\])}])?(?:, *dtype=[^()]*)?\)", re.DOTALL)
+"""A list as Python shows those that are no plain ones."""
+_QUOTED = r"""[buBU]?(?:"(?P<double>(?:[^"\\]++|\\.|"")*+)"|'(?P<single>(?:[^'\\]++|\\.|'')*+)')"""
+_MISSING = ("None", "null", "NULL", "nan", "NaN", "NA", "<NA>")
+_LEFT_OUT = "..."
+"""What NumPy writes for the values between the first and the last of many."""
+_TUPLES_VALUE = re.compile(r"[-+.\w]+")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def split_lists(texts: pa.Array, separator: str) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return (n,) lists of texts from (n,) texts, null where these are; and which of them are no list in brackets."""
+    between = in_brackets(separator)
+    if between is None:
+        return pc.split_pattern(texts, separator), np.zeros(len(texts), bool)
+    # Arrow reads lists without escapes; a loop those that it may take for others.
+    is_simple = pc.fill_null(pc.match_substring_regex(texts, _simple_pattern(between)), False)
+    simple = _simple_lists(texts.filter(is_simple), between)
+    others = texts.filter(pc.invert(is_simple)).dictionary_encode()
+    lists = pa.array([_values(text, between) for text in others.dictionary.to_pylist()], simple.type)
+    order = np.argsort(np.argsort(~is_simple.to_numpy(zero_copy_only=False), kind="stable"))
+    found = pa.concat_arrays([simple, lists.take(others.indices)]).take(pa.array(order))
+    return found, pc.and_(found.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
+
+
+def in_brackets(separator: str) -> str | None:
+    """Return what stands between values in brackets; None if the separator means no brackets."""
+    return separator[1] if len(separator) == 3 and separator[0] == "[" and separator[2] == "]" else None
+
+
+@cache
+def _simple_pattern(between: str) -> str:
+    """Return the pattern of lists without escapes, and without brackets and quotes within values."""
+    others = rf"""\\\[\]{{}}()"'{re.escape(between)},"""
+    bare = "[0-9][-+.0-9e]*" if between == " " else rf"[^\s.{others}][^{others}]*"
+    value = rf"""("[^{others}]*"|'[^{others}]*'|{bare})"""
+    values = rf"{value}({_simple_border(between)}{value})*"
+    return rf"^(\[{values}\]|\{{{values}\}})$"
+
+
+def _simple_border(between: str) -> str:
+    return r"\s+" if between == " " else rf"{re.escape(between)} ?"
+
+
+def _simple_lists(texts: pa.Array, between: str) -> pa.ListArray:
+    lists = pc.split_pattern_regex(pc.utf8_slice_codeunits(texts, 1, -1), _simple_border(between))
+    values = pc.utf8_trim_whitespace(lists.flatten())
+    values = pc.if_else(pc.is_in(values, pa.array(_MISSING)), None, pc.utf8_trim(values, "\"'"))
+    return pa.ListArray.from_arrays(lists.offsets, values)
+
+
+@cache
+def _value_pattern(between: str) -> re.Pattern[str]:
+    """Return the pattern of a value and what is between it and the next."""
+    if between == " ":  # NumPy has quotes around all texts
+        border, bare = r"(?:\s++|\Z)", r"[-+]?[.0-9][-+.0-9e]*+|[-+]?(?:nan|inf)|True|False|None|<NA>"
+    else:
+        mark = re.escape(between)
+        border, bare = rf"\s*+(?:{mark}\s*+|\Z)", rf"""[^\s"'\[\]{{}}()\\{mark}][^\[\]{{}}\\{mark}]*+"""
+    return re.compile(rf"(?P<wrapped>np\.\w+\()?(?:{_QUOTED}(?(wrapped)\))|(?P<bare>{bare})){border}", re.DOTALL)
+
+
+def _values(text: str, between: str) -> list[str | None] | None:
+    """Return the values of a list in brackets; None if the text is no such list, or not a whole one."""
+    text = text.strip()
+    if (wrapped := _WRAPPED.fullmatch(text)) is not None:
+        text = wrapped["list"] or "[]"
+    opened = text[:1]
+    if len(text) < 2 or _CLOSING.get(opened) != text[-1]:
+        return None
+    inside, match = text[1:-1].strip(), _value_pattern(between).match
+    values: list[str | None] = []
+    at = 0
+    while at < len(inside):
+        found = match(inside, at)
+        if found is None:
+            return None
+        at = found.end()
+        quote = '"' if found["double"] is not None else "'"
+        quoted = found["double" if quote == '"' else "single"]
+        if quoted is not None:
+            value = _unescaped(quoted, quote, opened)
+            if value is None:
+                return None
+            values.append(value)
+            continue
+        bare = found["bare"].strip()
+        bare = bare[:-1] if found["wrapped"] else bare
+        if bare == _LEFT_OUT or (opened == "(" and not _TUPLES_VALUE.fullmatch(bare)):
+            return None
+        values.append(None if bare in _MISSING else bare)
+    return values
+
+
+def _unescaped(text: str, quote: str, opened: str) -> str | None:
+    """Return what a text in quotes stands for; None if it is no text."""
+    text = text.replace(quote * 2, quote)
+    if "\\" not in text:
+        return text
+    if opened == "{" and quote == '"':  # PostgreSQL's
+        return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+    def meant(found: re.Match[str]) -> str:
+        code = found[1] or found[2] or found[3]
+        return chr(int(code, 16)) if code else _ESCAPED.get(found[4], found[4])
+
+    try:
+        # JSON writes characters beyond 16 bits as two halves.
+        return _ESCAPE.sub(meant, text).encode("utf-16", "surrogatepass").decode("utf-16")
+    except (UnicodeError, ValueError):
+        return None

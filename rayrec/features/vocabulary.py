@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.features.hashes import hash_strings, hash_texts
-from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import ENTRY, HASH, read_arrow
+from rayrec.features.lookup_table import ENTRY, HASH, LookupTable, read_arrow
 from rayrec.random.arrays import mix
 from rayrec.store.files import new_file
 from rayrec.store.node_copy import on_this_node

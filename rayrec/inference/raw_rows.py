@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
-from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn, flat_row, is_index
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import Schema
 from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.transforms import wrong_lists
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_TOGETHER = 65_536

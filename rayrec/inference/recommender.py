@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import CategoricalFeature
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.facts import KnownItems, can_recommend
 from rayrec.inference.predictor import Predictor, load_model

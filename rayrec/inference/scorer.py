@@ -21,10 +21,9 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.config.train import DeviceName
 from rayrec.features.encoder import encoded_schema
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, VectorFeature
-from rayrec.features.lists import ids_of
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.transforms import ids_of
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (

@@ -8,11 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import HashIds, HashUnlisted, Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
-from rayrec.features.lists import ids_of, lengths_of
 from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import Rate
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.features.transforms import ids_of, lengths_of
 
 ENOUGH = 100
 """Values from which it is no chance that most are unknown."""

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.order import BatchOrder, group_starts
 from rayrec.ingest.packed_rows import PackedRows, RowPacker, id_type, present

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import encoded_schema
-from rayrec.features.feature_kinds import MultiHotFeature, VectorFeature
-from rayrec.features.lists import ids_of
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.features.transforms import ids_of
 from rayrec.ingest.dataset import Dataset, SplitInfo
 from rayrec.store.parquet import open_parquet
 from rayrec.store.paths import RemotePath

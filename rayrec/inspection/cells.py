@@ -12,11 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import HashIds
-from rayrec.features.categorical import fold_ids
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.id_meanings import ValueNames
-from rayrec.features.lists import ids_of
-from rayrec.features.numeric import untransformed
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
+from rayrec.features.transforms import fold_ids, ids_of, untransformed
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.metrics.estimates import wilson
 from rayrec.store.parquet import open_parquet

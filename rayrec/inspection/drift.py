@@ -14,13 +14,11 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, NumericFeature
 from rayrec.features.id_meanings import EarlierIds
-from rayrec.features.lists import ids_of
-from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import needs
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, Schema
+from rayrec.features.transforms import encode_numeric, ids_of, untransformed
 from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.metrics.estimates import stability_index
 from rayrec.preprocessing.vocabularies import read_counts

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rayrec.common.progress import Progress
 from rayrec.common.text import MOST_ORDERED, format_number, format_share, natural_order
 from rayrec.config.preprocess import RowsPreprocessConfig
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
-from rayrec.features.numeric import untransformed
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
+from rayrec.features.transforms import untransformed
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.inspection.cells import (

@@ -14,7 +14,7 @@ import pyarrow as pa
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import MAIN_METRICS
-from rayrec.features.feature_kinds import CategoricalFeature
+from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset

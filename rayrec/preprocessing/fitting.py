@@ -21,8 +21,8 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import RawColumn
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.column_plan import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.numbers import Number, Summaries, Summary, UnfittedNumber, fit_numbers, summarize

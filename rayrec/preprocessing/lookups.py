@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.hashes import hash_key, hash_texts
+from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import (
     COUNTS,
     KEY,
@@ -49,7 +50,6 @@ from rayrec.features.lookups import (
 )
 from rayrec.features.raw_columns import STATISTICS_FOLDER, ListLength, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
-from rayrec.features.table_parts import HASH, write_file
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.engines.engine import Consume, Partition, Result, ShuffleInput, partition_by_hash
 from rayrec.preprocessing.engines.sql import query

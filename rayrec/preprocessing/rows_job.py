@@ -19,10 +19,9 @@ from rayrec.config.preprocess import (
     TimeSplitConfig,
 )
 from rayrec.config.table import SideTableConfig, TableSourceConfig
-from rayrec.features.feature_kinds import Feature
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
-from rayrec.features.schema import Schema
+from rayrec.features.schema import Feature, Schema
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import (
     COUNTS_FOLDER,

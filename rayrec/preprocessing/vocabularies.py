@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rayrec.config.preprocess import seconds_of
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.hashes import hash_texts
-from rayrec.features.table_parts import HASH
+from rayrec.features.lookup_table import HASH
 from rayrec.features.vocabulary import (
     VALUES_PER_FILE,
     VOCABULARY_SCHEMA,

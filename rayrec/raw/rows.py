@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
+from rayrec.features.transforms import wrong_lists
 from rayrec.raw.input_files import Chunk
 
 Cell = tuple[str, str]

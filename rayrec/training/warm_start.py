@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.id_meanings import RowOrigins, row_origins
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.embedding_tables import EmbeddingTable

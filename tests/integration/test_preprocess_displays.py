@@ -15,8 +15,8 @@ import pytest
 
 from jobs.predict import PredictRequest, run
 from rayrec.common.progress import SilentProgress
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.engines.spark import SparkEngine

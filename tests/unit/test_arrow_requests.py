@@ -12,9 +12,8 @@ import pytest
 from pyarrow import feather
 
 from rayrec.config.transforms import Hash
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.inference.raw_rows import RawRows
 from serve.arrow import MEDIA_TYPE, parse_columns, scores_stream, stream_of
 from serve.requests import MOST_VALUES, RequestError

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.features.lists import with_weights
+from rayrec.features.transforms import with_weights
 from rayrec.ingest.batches import InMemorySplit
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -14,11 +14,10 @@ from jobs.inspect import COMMAND
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Fill, HashUnlisted, Standardize, TimePart, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature
-from rayrec.features.lists import with_weights
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.transforms import with_weights
 from rayrec.inference.export.references import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare

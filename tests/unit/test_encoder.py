@@ -30,14 +30,11 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.categorical import encode_categorical, fold_ids
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.hashes import hash_key, hash_string
-from rayrec.features.lists import encode_vector, weighted_type
-from rayrec.features.numeric import encode_numeric
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
+from rayrec.features.transforms import encode_categorical, encode_numeric, encode_vector, fold_ids, weighted_type
 from rayrec.random.arrays import hash_integers
 from tests.vocabularies import write_vocabulary
 

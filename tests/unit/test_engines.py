@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from benchmarks.preprocess_kills import ROWS, write_raw
 from jobs.command import parse_command
 from rayrec.common.errors import UserError
-from rayrec.features.lists import weighted_type
+from rayrec.features.transforms import weighted_type
 from rayrec.preprocessing.engines import engine as engine_module
 from rayrec.preprocessing.engines.embedded import EmbeddedEngine
 from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash

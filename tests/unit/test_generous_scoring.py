@@ -25,9 +25,8 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import LabelCondition
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import Ranker
 from rayrec.inference.raw_rows import RawRows

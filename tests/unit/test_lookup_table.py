@@ -9,8 +9,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.features import lookup_table
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import UNKNOWN, LookupTable
-from rayrec.features.table_parts import HASH, search_ranges, write_file
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable, search_ranges, write_file
 from rayrec.random.arrays import hash_integers, uniform
 
 PAIR = pa.schema(

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from rayrec.features import hashes
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import MultiHotFeature
 from rayrec.features.lookups import Lookups, joined_keys
 from rayrec.features.raw_columns import Rate, RawColumn, SideTable
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.inference.raw_rows import RawRows
 from tests.lookup_tables import write_rate, write_side_table
 

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.inference.folder.model_folder import ModelFolder, finish_model, new_model_folder, table_file
 from rayrec.inference.folder.versions import ModelManifest
 from rayrec.inference.predictor import load_model

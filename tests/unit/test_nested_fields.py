@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.config.transforms import Hash
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema, VectorFeature
 from rayrec.inference.raw_rows import RawRows
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.table_reader import open_table

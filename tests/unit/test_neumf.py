@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.features.feature_kinds import NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import NumericFeature, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.ranking import RankingModel, ScoresPairs
 from rayrec.models.neumf import model as neumf

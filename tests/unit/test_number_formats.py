@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import HashSplitConfig
-from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
+from rayrec.features.text_forms import plain_numbers
 from rayrec.inference.raw_rows import RawRows
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.column_plan import plan_columns

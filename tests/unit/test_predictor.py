@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.feature_kinds import MultiHotFeature
+from rayrec.features.schema import MultiHotFeature
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.scorer import CHUNK_ROWS
 from rayrec.models.common.ranking import RankingModel

@@ -12,9 +12,9 @@ import pytest
 
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Clip, Fill, HashIds, Log, MinMax, NumericTransform, Quantile, Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.id_meanings import ValueNames
-from rayrec.features.numeric import encode_numeric, untransformed
+from rayrec.features.schema import CategoricalFeature
+from rayrec.features.transforms import encode_numeric, untransformed
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.inspection import profiles

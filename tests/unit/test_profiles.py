@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import HASH, write_file
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.sources.outbrain.side_tables import USER, USER_SCHEMA, VALUE_SCHEMA, ProfileJob, profiles
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 from tests.outbrain_statistics import Document, make_constants, make_statistics

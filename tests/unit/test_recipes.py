@@ -7,8 +7,7 @@ import pytest
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.config.optimizers import ScheduleConfig
-from rayrec.features.feature_kinds import CategoricalFeature, NumericFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, RecipeContent, load_recipe, recipe_schema
 from rayrec.sources.outbrain.feature_sets import features_of

@@ -14,9 +14,8 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
 from rayrec.config.transforms import Cross, Hash, TimePart
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from rayrec.inference.export.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows

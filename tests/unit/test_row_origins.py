@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from rayrec.config.transforms import Buckets, Cross, Fill, Hash, HashIds, HashUnlisted, Log, MinMax, TimePart
-from rayrec.features.categorical import encode_categorical
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.hashes import hash_string
 from rayrec.features.id_meanings import NEW, RowOrigins, difference, keeps_ids, row_origins
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.transforms import encode_categorical
 from rayrec.features.vocabulary import VocabularyLookup
 from tests.daily_datasets import vocabulary_of
 

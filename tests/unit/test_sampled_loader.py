@@ -9,8 +9,7 @@ import torch
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest import interactions as loader_module
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.parallel.ranks import RankContext

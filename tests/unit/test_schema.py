@@ -9,9 +9,15 @@ from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Elapsed, Fill, Hash, HashIds, HashUnlisted, Log, TimePart, Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.raw_columns import RawColumn
-from rayrec.features.schema import SCHEMA_FILE, Schema
+from rayrec.features.schema import (
+    SCHEMA_FILE,
+    CategoricalFeature,
+    MultiHotFeature,
+    NumericFeature,
+    Schema,
+    VectorFeature,
+)
 
 SCHEMA = Schema(
     label="click",

@@ -22,8 +22,7 @@ from obstore.store import LocalStore
 from rayrec.common.errors import ConfigError, StoreError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.hashes import hash_key
-from rayrec.features.lookup_table import LookupTable
-from rayrec.features.table_parts import HASH, write_file
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.inference.folder.delta import require_place, write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model

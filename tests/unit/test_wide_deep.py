@@ -5,8 +5,7 @@ import math
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
 from rayrec.recipes import load_recipe

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.config.transforms import Elapsed
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.id_meanings import ValueNames
-from rayrec.features.lists import ids_of, with_weights
-from rayrec.features.numeric import encode_numeric, untransformed
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
+from rayrec.features.transforms import encode_numeric, ids_of, untransformed, with_weights
 from rayrec.inference.batch.pool import in_threads
 from rayrec.inference.explanation.rows import BlockEstimate, LabelledRows, with_columns
 from rayrec.inference.predictor import Predictor

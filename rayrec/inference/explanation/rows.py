@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig
-from rayrec.features.categorical import encode_cross
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
+from rayrec.features.transforms import encode_cross
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.metrics.binary import BinaryMetrics

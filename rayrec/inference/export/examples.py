@@ -17,8 +17,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.config.validation import read_json
-from rayrec.features.feature_kinds import CategoricalFeature, Feature, MultiHotFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor

@@ -8,8 +8,8 @@ from pydantic import PositiveInt
 
 from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
-from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
+from rayrec.features.transforms import ids_of
 from rayrec.inference.folder.facts import REFERENCE_FILE, REFERENCE_ROWS_FILE, ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.text import shell_line
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.raw_columns import STATISTICS_FOLDER
-from rayrec.features.schema import SCHEMA_FILE, Schema
+from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
 from rayrec.features.vocabulary import index_file, write_changes, write_whole_vocabulary
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import (

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,

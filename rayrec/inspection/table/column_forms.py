@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.base import NumberFormat
-from rayrec.features.list_texts import split_lists
-from rayrec.features.lists import lengths_of
-from rayrec.features.number_formats import plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
-from rayrec.features.text_forms import BOOLEANS, in_form
+from rayrec.features.text_forms import BOOLEANS, in_form, plain_numbers, split_lists
+from rayrec.features.transforms import lengths_of
 from rayrec.inspection.table.columns import (
     INEXACT,
     MOST_MISFITS,

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.base import NumberFormat
-from rayrec.features.number_formats import BETWEEN_THOUSANDS, CURRENCY, NUMBER_FORMATS, PERCENT, plain_numbers
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
+from rayrec.features.text_forms import BETWEEN_THOUSANDS, CURRENCY, NUMBER_FORMATS, PERCENT, plain_numbers
 
 Form = Literal["integer", "number", "text", "time", "list", "vector", "nested"]
 """How the values of a column are written: `nested` values can be no feature."""

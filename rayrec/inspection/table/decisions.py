@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config.base import NumberFormat
-from rayrec.features.list_texts import in_brackets
-from rayrec.features.number_formats import NUMBER_FORMATS
+from rayrec.features.text_forms import NUMBER_FORMATS, in_brackets
 from rayrec.inspection.table.column_forms import FAR_AWAY, words_of
 from rayrec.inspection.table.columns import INEXACT, MOST_MISFITS, UNCLEAR, ColumnProfile, name_words, varies
 from rayrec.inspection.table.evidence import (

@@ -13,8 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from rayrec.common.errors import UserError
 from rayrec.config.optimizers import MAIN_PART
-from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 
 if TYPE_CHECKING:
     from torchrec.modules.embedding_modules import EmbeddingBagCollection

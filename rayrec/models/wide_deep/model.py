@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.config.optimizers import MAIN_PART
-from rayrec.features.feature_kinds import MultiHotFeature
-from rayrec.features.schema import Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.embedding_tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype

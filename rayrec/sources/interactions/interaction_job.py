@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.feature_kinds import CategoricalFeature
-from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new

@@ -16,13 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.features.feature_kinds import NumericFeature
 from rayrec.features.hashes import hash_key
-from rayrec.features.lookup_table import UNKNOWN, LookupTable
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.raw_columns import STATISTICS_FOLDER
-from rayrec.features.schema import Schema
-from rayrec.features.table_parts import HASH
+from rayrec.features.schema import NumericFeature, Schema
 from rayrec.ingest.dataset import FoundKeys, SplitInfo
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
 from rayrec.config.transforms import Fill, Hash, Log, Log2, NumericTransform
-from rayrec.features.feature_kinds import CategoricalFeature, MultiHotFeature
-from rayrec.features.lookup_table import UNKNOWN
-from rayrec.features.table_parts import Numbers
+from rayrec.features.lookup_table import UNKNOWN, Numbers
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.sources.outbrain.features import (
     AdRows,
     confidence,

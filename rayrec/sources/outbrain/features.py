@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import LookupTable
+from rayrec.features.lookup_table import Lists, LookupTable, Numbers, Ranges, search_ranges
 from rayrec.features.lookups import counts_of, smoothed_rates
-from rayrec.features.table_parts import Lists, Numbers, Ranges, search_ranges
 from rayrec.sources.outbrain.places import utc_offsets
 from rayrec.sources.outbrain.statistics import ASPECTS, KEY, RATE_KEYS, Aspect, RateKey, Referred, Statistics
 from rayrec.sources.outbrain.tables import DAY_MILLISECONDS, EVENT_FIELDS, FIRST_MILLISECOND

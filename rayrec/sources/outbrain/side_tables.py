@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import UNKNOWN, LookupTable
-from rayrec.features.table_parts import HASH
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable
 from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups import (
     KeyedRows,

@@ -21,9 +21,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.validation import read_json
-from rayrec.features.lookup_table import LookupTable
+from rayrec.features.lookup_table import HASH, LookupTable
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.features.table_parts import HASH
 from rayrec.sources.outbrain.tables import OutbrainTable
 from rayrec.store.files import write_json
 

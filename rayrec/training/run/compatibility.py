@@ -6,8 +6,8 @@ from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.text import shell_line
 from rayrec.config import TrainConfig
 from rayrec.config.optimizers import MAIN_PART
-from rayrec.features.feature_kinds import CategoricalFeature
 from rayrec.features.id_meanings import ListedIds, difference, keeps_ids
+from rayrec.features.schema import CategoricalFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
