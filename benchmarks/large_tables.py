@@ -31,7 +31,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, write_index
-from rayrec.inference.export.examples import write_examples
+from rayrec.inference.examples import write_examples
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.embedding_tables import EmbeddingTable

@@ -81,7 +81,7 @@ def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:
 
     `details.machine` says where, and beside what load.
     """
-    from rayrec.inference.export.examples import Examples
+    from rayrec.inference.examples import Examples
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.raw_rows import RawRows
 

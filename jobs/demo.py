@@ -234,7 +234,7 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
     """Post one request to a server of the model, `to_rank` or one that suits it; return the request and the answer."""
     from jobs.serve import curl_line, endpoint_of
     from rayrec.features.schema import Schema
-    from rayrec.inference.export.examples import example_row
+    from rayrec.inference.examples import example_row
 
     verb, content = "rank", to_rank
     if content is None:

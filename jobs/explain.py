@@ -77,9 +77,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     dataset.labelled_split(split)
     with stored_model(source) as model:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-        from rayrec.inference.explanation.dependence import partial_dependence
-        from rayrec.inference.explanation.importance import permutation_importance
-        from rayrec.inference.explanation.rows import LabelledRows
+        from rayrec.inference.importance import LabelledRows, partial_dependence, permutation_importance
         from rayrec.inference.predictor import Predictor
         from rayrec.pages.explanation import explanation_page
         from rayrec.pages.page import write_page

@@ -72,7 +72,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         require_registry(server)
     base = _base(request, trained)
 
-    from rayrec.inference.export.checkpoint import export_checkpoint
+    from rayrec.inference.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inspection.split_checks import baselines, drawn_negatives
 

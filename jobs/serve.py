@@ -205,7 +205,7 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """Return a curl command that sends values of the model's vocabularies."""
-    from rayrec.inference.export.examples import example_row
+    from rayrec.inference.examples import example_row
 
     return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)
 

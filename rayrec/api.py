@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 if TYPE_CHECKING:
-    from rayrec.inference.explanation.additive import Explainer
+    from rayrec.inference.explanation import Explainer
     from rayrec.inference.predictor import Predictor
-    from rayrec.inference.ranker import Ranker
-    from rayrec.inference.recommender import Recommender
+    from rayrec.inference.rank import Ranker, Recommender
     from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
@@ -99,7 +98,7 @@ def load_model(folder: AnyPath) -> "Predictor":
 
 def load_recommender(folder: AnyPath) -> "Recommender":
     """Load the recommender of a model of users and items: `recommend(user, k)` returns the k best new items."""
-    from rayrec.inference.recommender import load_recommender
+    from rayrec.inference.rank import load_recommender
 
     return load_recommender(_local(folder))
 
@@ -113,7 +112,7 @@ def load_ranker(folder: AnyPath) -> "Ranker":
 
 def load_explainer(folder: AnyPath) -> "Explainer":
     """Load the explainer of a model folder, on CPU: `explain(rows)` returns what each feature adds to a row's score."""
-    from rayrec.inference.explanation.additive import load_explainer
+    from rayrec.inference.explanation import load_explainer
 
     return load_explainer(_local(folder))
 

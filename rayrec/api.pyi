@@ -4,10 +4,9 @@ from os import PathLike
 from typing import Any, Literal
 
 from jobs.command.result import Result as Result
-from rayrec.inference.explanation.additive import Explainer
+from rayrec.inference.explanation import Explainer
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.ranker import Ranker
-from rayrec.inference.recommender import Recommender
+from rayrec.inference.rank import Ranker, Recommender
 from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]

@@ -24,7 +24,7 @@ from rayrec.common.text import ascii_name, printable, with_names
 from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.stacked_columns import StackedColumns
-from rayrec.inference.export.references import ReferenceTraffic, score_counts, unknown_counts
+from rayrec.inference.examples import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from serve.dashboard import SECONDS, History, References

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config import ServeConfig
 from rayrec.features.stacked_columns import StackedColumns
-from rayrec.inference.explanation.additive import Explanation, explainer_of
-from rayrec.inference.export.examples import Examples, load_held_out_rows
+from rayrec.inference.examples import Examples, load_held_out_rows
+from rayrec.inference.explanation import Explanation, explainer_of
 from rayrec.inference.folder.facts import can_recommend
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import Recommender
+from rayrec.inference.rank import Recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of

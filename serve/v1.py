@@ -30,10 +30,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayrec.features.stacked_columns import StackedColumns
-from rayrec.inference.explanation.additive import Explanation
-from rayrec.inference.ranker import Ranking
+from rayrec.inference.explanation import Explanation
+from rayrec.inference.rank import Ranking, UnknownUserError
 from rayrec.inference.raw_rows import RawRows
-from rayrec.inference.recommender import UnknownUserError
 from serve import arrow
 from serve.admission import Admission
 from serve.http import Route, call_of, headers_of

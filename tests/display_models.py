@@ -6,7 +6,7 @@ from typing import Any
 
 from rayrec.config.transforms import Hash
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, Schema
-from rayrec.inference.ranker import Ranker
+from rayrec.inference.rank import Ranker
 from rayrec.preprocessing.numbers import Fit
 from rayrec.sources.outbrain.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants

@@ -15,7 +15,7 @@ from rayrec.config import ModelConfig
 from rayrec.config.transforms import Fill, HashIds, HashUnlisted, Log, Vocabulary
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, content_hash, write_whole_vocabulary
-from rayrec.inference.export.examples import write_examples
+from rayrec.inference.examples import write_examples
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import Predictor

@@ -14,8 +14,7 @@ from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
-from rayrec.inference.export.examples import Examples, write_examples
-from rayrec.inference.export.references import write_reference_rows
+from rayrec.inference.examples import Examples, write_examples, write_reference_rows
 from rayrec.inference.folder.facts import KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder, copy, finish_model, new_model_folder
 from rayrec.inference.folder.versions import ModelManifest

@@ -13,7 +13,7 @@ from rayrec.sources.source import InputPaths, Source
 
 if TYPE_CHECKING:
     from rayrec.inference.predictor import Predictor
-    from rayrec.inference.ranker import Ranker
+    from rayrec.inference.rank import Ranker
 
 
 def source_of(kind: str) -> Source:
@@ -43,7 +43,7 @@ def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Data
 
 def ranker_of(model: "Predictor") -> "Ranker":
     """Return the ranker of a model with its look-ups of candidates. Raises UserError if these are damaged."""
-    from rayrec.inference.ranker import Ranker
+    from rayrec.inference.rank import Ranker
 
     source = source_of(model.recipe.source.kind)
     return Ranker(model, source.lookup(model), source.candidate(model))

@@ -22,7 +22,7 @@ from rayrec.sources.generated_files import GeneratorOptions
 
 if TYPE_CHECKING:
     from rayrec.inference.predictor import Predictor
-    from rayrec.inference.ranker import FeatureLookup
+    from rayrec.inference.rank import FeatureLookup
 
 InputPaths = Mapping[str | None, Sequence[str]]
 """Paths (file, folder, glob or URI) by split, or all under None if splits do not come as files."""

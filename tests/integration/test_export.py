@@ -29,7 +29,7 @@ from jobs.export import run as export
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
-from rayrec.inference.export.checkpoint import export_checkpoint
+from rayrec.inference.export import export_checkpoint
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model

@@ -12,7 +12,7 @@ import pytest
 
 import rayrec
 from rayrec.common.errors import UserError
-from rayrec.inference.export.examples import example_row, load_held_out_rows
+from rayrec.inference.examples import example_row, load_held_out_rows
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, read_held_out_rows

@@ -18,7 +18,7 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.inference.export.examples import Examples
+from rayrec.inference.examples import Examples
 from rayrec.inference.predictor import load_model
 from rayrec.store.paths import CACHE_VARIABLE, to_path
 from rayrec.training.run.history import mlflow_run_of, read_history

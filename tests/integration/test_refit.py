@@ -17,7 +17,7 @@ from jobs.train import run as train
 from rayrec import load_recommender
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
-from rayrec.inference.export.examples import load_held_out_rows
+from rayrec.inference.examples import load_held_out_rows
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import read_held_out_rows

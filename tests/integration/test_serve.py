@@ -27,9 +27,9 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.inference.explanation.additive import load_explainer
+from rayrec.inference.explanation import load_explainer
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import load_recommender
+from rayrec.inference.rank import load_recommender
 from rayrec.sources.registry import load_ranker
 from serve import arrow
 from tests.display_models import ADS, CONTEXT, make_ranker

@@ -12,9 +12,8 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.features.raw_columns import STATISTICS_FOLDER
-from rayrec.inference.explanation.additive import load_explainer
-from rayrec.inference.export.examples import Examples
-from rayrec.inference.export.references import ReferenceTraffic
+from rayrec.inference.examples import Examples, ReferenceTraffic
+from rayrec.inference.explanation import load_explainer
 from rayrec.inference.folder import delta as delta_module
 from rayrec.inference.folder.delta import write_delta, write_whole
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, KnownItems
@@ -22,7 +21,7 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TablePrecision, mapped_bytes
 from rayrec.inference.folder.versions import DeltaManifest, folders_of
 from rayrec.inference.predictor import load_model
-from rayrec.inference.recommender import load_recommender
+from rayrec.inference.rank import load_recommender
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.sources.registry import load_ranker
 from tests.model_days import ModelDays, raw_rows

@@ -18,7 +18,7 @@ from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import with_weights
-from rayrec.inference.export.references import unknown_counts
+from rayrec.inference.examples import unknown_counts
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.drift import Drift, _feature_drift, compare
 from rayrec.metrics.estimates import stability_index

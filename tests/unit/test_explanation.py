@@ -15,12 +15,17 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.inference.explanation.additive import Explainer, explainer_of, load_explainer
-from rayrec.inference.explanation.dependence import partial_dependence
-from rayrec.inference.explanation.importance import permutation_importance
-from rayrec.inference.explanation.rows import LabelledRows, MetricsOfBlocks, estimate, with_columns
-from rayrec.inference.export.references import write_reference_rows
+from rayrec.inference.examples import write_reference_rows
+from rayrec.inference.explanation import Explainer, explainer_of, load_explainer
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
+from rayrec.inference.importance import (
+    LabelledRows,
+    MetricsOfBlocks,
+    estimate,
+    partial_dependence,
+    permutation_importance,
+    with_columns,
+)
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
 from tests.builders import make_dataset, make_recipe, write_dataset

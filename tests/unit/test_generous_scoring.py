@@ -28,7 +28,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.ranker import Ranker
+from rayrec.inference.rank import Ranker
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.sources.table.config import TableConfig

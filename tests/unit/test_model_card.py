@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.inference.export.model_card import model_card
+from rayrec.inference.export import model_card
 from rayrec.recipes import RecipeContent
 from tests.builders import make_dataset
 

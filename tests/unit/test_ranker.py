@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.inference.ranker import Ranker
+from rayrec.inference.rank import Ranker
 from rayrec.sources.outbrain.feature_sets import raw_features
 from rayrec.sources.outbrain.features import ROW_SCHEMA
 from rayrec.sources.registry import load_ranker

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.inference.export.references import ReferenceTraffic, score_counts
+from rayrec.inference.examples import ReferenceTraffic, score_counts
 
 
 def reference(scores: np.ndarray) -> ReferenceTraffic:

@@ -16,7 +16,7 @@ from rayrec.config import ServeConfig
 from rayrec.config.transforms import Cross, Hash, TimePart
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
-from rayrec.inference.export.examples import example_row
+from rayrec.inference.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.store.paths import to_path

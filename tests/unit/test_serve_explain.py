@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
 from rayrec.features.stacked_columns import StackedColumns
-from rayrec.inference.explanation.additive import Explainer, explainer_of
+from rayrec.inference.explanation import Explainer, explainer_of
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
 from rayrec.inference.folder.table_files import TableMemory
 from serve.admission import Admission

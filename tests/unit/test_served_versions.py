@@ -16,7 +16,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
-from rayrec.inference.export.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.inference.explanation.rows import is_cross, with_columns
-from rayrec.inference.export.references import load_reference_rows
+from rayrec.inference.examples import load_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
+from rayrec.inference.importance import is_cross, with_columns
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.scorer import CHUNK_ROWS
 from rayrec.random.arrays import StatelessRandom

@@ -1,1 +1,0 @@
-"""How a checkpoint becomes a model folder, and what that folder has that was made with the model itself."""
