@@ -33,13 +33,12 @@ from rayrec.features.text_forms import TextFacts
 from rayrec.inference.batch.scoring import rows_of_parts, scoring_tasks
 from rayrec.ingest.dataset import DatasetManifest, PartInfo, SplitInfo
 from rayrec.ingest.order import BatchOrder, row_groups_of
-from rayrec.preprocessing.engines.embedded import RowFile
-from rayrec.preprocessing.engines.engine import messages_by_partition, partition_by_hash
-from rayrec.preprocessing.engines.spark import joined_messages, sent_message
-from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
+from rayrec.preprocessing.engine import RowFile, messages_by_partition, partition_by_hash
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.parts import rows_of_a_part
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
+from rayrec.preprocessing.spark import joined_messages, sent_message
+from rayrec.preprocessing.sql import SqlShare, query, set_share
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks
 from rayrec.store.files import write_json
 

@@ -26,9 +26,8 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import Engine
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engine import EmbeddedEngine, Engine
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.registry import preprocessing

@@ -39,7 +39,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.sources.registry import preprocessing
 from rayrec.store.files import write_json
 from rayrec.training.run.folder import METRICS_FILE

@@ -64,7 +64,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+    from rayrec.preprocessing.engine import EmbeddedEngine
     from rayrec.preprocessing.extension import require_other_rows
     from rayrec.sources.registry import preprocessing
 
@@ -111,7 +111,7 @@ def result_of(manifest: "DatasetManifest", output: Path) -> Result:
 def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress) -> "DatasetManifest":
     from cluster.ray_session import all_nodes_see, ray_session
     from cluster.spark_session import spark_session
-    from rayrec.preprocessing.engines.spark import SparkEngine
+    from rayrec.preprocessing.spark import SparkEngine
 
     # Where tasks write: beside the output, or for one at a URI to a folder of this node, unless others do not see it.
     place = place_on_this_node(output).parent

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rayrec.common.errors import UserError
 from rayrec.features.text_forms import TextFacts, TextForm, form_of
 from rayrec.ingest.dataset import REJECTED_FOLDER
-from rayrec.preprocessing.engines.engine import Counter
+from rayrec.preprocessing.engine import Counter
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.workspace import Workspace, counted_rows, run_brief_tasks, user_errors
 from rayrec.raw.input_files import Chunk, InputFile, plan_chunks

@@ -51,8 +51,7 @@ from rayrec.features.lookups import (
 from rayrec.features.raw_columns import STATISTICS_FOLDER, ListLength, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
 from rayrec.features.text_forms import TextForm, in_form
-from rayrec.preprocessing.engines.engine import Consume, Partition, Result, ShuffleInput, partition_by_hash
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import Consume, Partition, Result, ShuffleInput, partition_by_hash
 from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.row_splits import integers_of
 from rayrec.preprocessing.segments import (
@@ -64,6 +63,7 @@ from rayrec.preprocessing.segments import (
     make_segments,
     read_piece,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.random.arrays import StatelessRandom
 from rayrec.raw.input_files import InputFile

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayrec.config.table import FitFill, FitMinMax, FitQuantile, FitStandardize
 from rayrec.config.transforms import Fill, MinMax, NumericTransform, Quantile, Standardize
 from rayrec.features.transforms import transformed
-from rayrec.preprocessing.engines.engine import ShuffleInput
+from rayrec.preprocessing.engine import ShuffleInput
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 

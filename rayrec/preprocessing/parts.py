@@ -20,8 +20,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder, encoded_schema
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import PartInfo, SplitInfo
-from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import ShuffleInput, partition_by_hash
 from rayrec.preprocessing.segments import (
     ReadRows,
     Segment,
@@ -31,6 +30,7 @@ from rayrec.preprocessing.segments import (
     read_segment,
     segments_by_part,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.random.arrays import mix
 from rayrec.store.files import new_file, sha256_of

@@ -15,7 +15,7 @@ from rayrec.common.machine import available_cpus
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset, DatasetManifest, SourceFile
-from rayrec.preprocessing.engines.engine import Engine
+from rayrec.preprocessing.engine import Engine
 from rayrec.preprocessing.extension import facts_of, source_file
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset, no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.raw.input_files import InputFile

@@ -30,9 +30,9 @@ from rayrec.features.vocabulary import (
     write_whole_vocabulary,
 )
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset, FoundKeys
-from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import ShuffleInput, partition_by_hash
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_row_groups
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Stages, Workspace, counted_rows
 from rayrec.store.files import remove
 from rayrec.store.parquet import new_parquet_files, open_parquet

@@ -21,7 +21,7 @@ from rayrec.common.process import in_background
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dropped, FoundKeys, SplitInfo, Times
-from rayrec.preprocessing.engines.engine import Counter, Engine, Item, Result
+from rayrec.preprocessing.engine import Counter, Engine, Item, Result
 from rayrec.store.files import remove, sync_folders, write_json
 
 _POLL_SECONDS = 0.5

@@ -22,7 +22,7 @@ from cluster.local_cluster import kill_node, ray_head, ray_nodes
 from jobs.benchmark_serve import TimedAnswer
 from rayrec.common.machine import free_port
 from rayrec.inference.predictor import load_model
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.registry import preprocessing
 from rayrec.store.artifact import MANIFEST_FILE, id_of

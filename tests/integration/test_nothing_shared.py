@@ -19,7 +19,7 @@ from cluster.local_cluster import ray_head, ray_nodes
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
 from rayrec.sources.generated_files import GeneratorOptions

@@ -19,9 +19,8 @@ from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import Engine
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engine import EmbeddedEngine, Engine
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.preprocessing.workspace import user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing

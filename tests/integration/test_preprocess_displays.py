@@ -19,7 +19,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.sources.outbrain.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing

@@ -14,9 +14,9 @@ from rayrec.features import vocabulary as vocabulary_module
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files, write_whole_vocabulary
 from rayrec.preprocessing import vocabularies as vocabulary_fitting
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.pipeline import Preprocessing
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.sources.registry import preprocessing
 
 KINDS = ("criteo", "table", "interactions")

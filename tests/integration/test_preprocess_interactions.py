@@ -16,9 +16,8 @@ from benchmarks.preprocess_kills import files_of
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import Engine
-from rayrec.preprocessing.engines.spark import SparkEngine
+from rayrec.preprocessing.engine import EmbeddedEngine, Engine
+from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing

@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
 from rayrec.sources.table.config import TableConfig
 from tests.builders import make_recipe

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 from rayrec.features.hashes import hash_key
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import ShuffleInput
-from rayrec.preprocessing.engines.spark import SparkEngine
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import EmbeddedEngine, ShuffleInput
+from rayrec.preprocessing.spark import SparkEngine
+from rayrec.preprocessing.sql import query
 
 EVENTS = pa.schema([("user", pa.int64()), ("text", pa.string()), ("numbers", pa.list_(pa.float32(), 2))])
 USERS = pa.schema([("user", pa.int64()), ("age", pa.int32())])

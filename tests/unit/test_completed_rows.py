@@ -16,7 +16,7 @@ from rayrec.features.lookups import RATES_FOLDER, Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, RawColumn, SideTable
 from rayrec.features.schema import Schema
 from rayrec.preprocessing import segments
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.lookups import CompletedRows, Folds, write_rates, write_served_rates, write_side_table
 from rayrec.preprocessing.segments import cut_pieces, make_segments

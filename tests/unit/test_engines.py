@@ -19,11 +19,10 @@ from benchmarks.preprocess_kills import ROWS, write_raw
 from jobs.command import parse_command
 from rayrec.common.errors import UserError
 from rayrec.features.transforms import weighted_type
-from rayrec.preprocessing.engines import engine as engine_module
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
-from rayrec.preprocessing.engines.engine import ShuffleInput, partition_by_hash
-from rayrec.preprocessing.engines.spark import joined_messages, sent_message
-from rayrec.preprocessing.engines.sql import SqlShare, query, set_share
+from rayrec.preprocessing import engine as engine_module
+from rayrec.preprocessing.engine import EmbeddedEngine, ShuffleInput, partition_by_hash
+from rayrec.preprocessing.spark import joined_messages, sent_message
+from rayrec.preprocessing.sql import SqlShare, query, set_share
 from rayrec.preprocessing.workspace import run_brief_tasks
 from rayrec.sources.registry import preprocessing
 
@@ -229,7 +228,7 @@ def test_messages_are_given_back_when_they_are_sent() -> None:
 
 
 def test_small_messages_are_joined_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.preprocessing.engines.spark._LEAST_MESSAGE", 3_000)
+    monkeypatch.setattr("rayrec.preprocessing.spark._LEAST_MESSAGE", 3_000)
     sent = [(n % 2, numbered(n, n + (400 if n == 7 else 3))) for n in range(50)]
     messages = [sent_message(rows.serialize(), source) for source, rows in sent]
     got: list[list[pa.RecordBatch]] = [[], []]

@@ -20,7 +20,7 @@ from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset, Times
 from rayrec.inspection.drift import drift_of_extension, is_explained_by_new_values
 from rayrec.inspection.gate import _odd_times
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.extension import require_other_rows
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing

@@ -14,7 +14,7 @@ from rayrec.features.lookups import Lookups
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import count_unknown
 from rayrec.ingest.dataset import Dataset, FoundKeys
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
 

@@ -21,7 +21,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import load_recipe
 from rayrec.sources.registry import preprocessing
 

@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import Recipe, load_recipe
 from rayrec.sources.registry import preprocessing
 

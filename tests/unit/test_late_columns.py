@@ -13,7 +13,7 @@ from jobs.preprocess import result_of
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
 from rayrec.ingest.dataset import DatasetManifest
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.raw.input_files import list_inputs
 from rayrec.raw.sample import sample_rows
 from rayrec.raw.table_reader import open_table

@@ -19,7 +19,7 @@ from rayrec.features.text_forms import plain_numbers
 from rayrec.inference.raw_rows import RawRows
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
 

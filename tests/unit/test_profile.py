@@ -22,7 +22,7 @@ from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of
 from rayrec.inspection.drift import drift_between
 from rayrec.inspection.profiles import dataset_figures
 from rayrec.metrics.estimates import wilson
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_dataset

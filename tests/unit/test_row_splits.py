@@ -24,7 +24,7 @@ from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract
 from rayrec.preprocessing.column_plan import KeptColumn
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.extract import pieces_of
 from rayrec.preprocessing.row_splits import KeptColumns, RowDivision, integers_of, keys_of_files
 from rayrec.preprocessing.workspace import Workspace

@@ -12,7 +12,7 @@ from rayrec.config import Config
 from rayrec.config.transforms import Fill, NumericTransform, Standardize
 from rayrec.features.text_forms import TextFacts
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.segments import Piece

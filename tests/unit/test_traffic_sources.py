@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.sql import query
 from rayrec.sources.outbrain.display_job import WITH_TRAFFIC
 
 View = tuple[int, int, int]

@@ -16,7 +16,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.inference.raw_rows import RawRows
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.engines.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.raw.input_files import Chunk, list_inputs
 from rayrec.raw.table_reader import open_table
 from rayrec.recipes import Recipe

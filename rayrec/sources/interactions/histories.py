@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from rayrec.features.hashes import hash_texts
 from rayrec.ingest.dataset import DROPPED_FOLDER, Times
-from rayrec.preprocessing.engines.engine import Partition, ShuffleInput, partition_by_hash
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import Partition, ShuffleInput, partition_by_hash
 from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, numbered, read_segment, write_piece
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.sources.interactions.config import (
     ITEM,

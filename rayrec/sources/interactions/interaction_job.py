@@ -16,7 +16,6 @@ from rayrec.common.progress import Progress
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo
-from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import ExtractedChunk, extract_tables, pieces_of
 from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
@@ -30,6 +29,7 @@ from rayrec.preprocessing.segments import (
     rows_of,
     segments_by_split,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.vocabularies import HeldOut, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile, list_inputs

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
-from rayrec.preprocessing.engines.engine import Partition, ShuffleInput
-from rayrec.preprocessing.engines.sql import query
+from rayrec.preprocessing.engine import Partition, ShuffleInput
 from rayrec.preprocessing.parts import Encode, RowEncoder
 from rayrec.preprocessing.segments import (
     Piece,
@@ -30,6 +29,7 @@ from rayrec.preprocessing.segments import (
     rows_of,
     write_piece,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.random.arrays import mix, permute_each
 from rayrec.sources.interactions.config import ITEM, USER

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups import KeyedRows, range_count, shuffle_rows
 from rayrec.preprocessing.segments import (
     Piece,
@@ -23,6 +22,7 @@ from rayrec.preprocessing.segments import (
     read_segment,
     write_pieces,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.arrays import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

@@ -22,7 +22,6 @@ from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import NumericFeature, Schema
 from rayrec.ingest.dataset import FoundKeys, SplitInfo
-from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups import KeyedRows, shuffle_rows, write_totals
 from rayrec.preprocessing.numbers import UnfittedNumber, fit_numbers
@@ -37,6 +36,7 @@ from rayrec.preprocessing.segments import (
     read_segment,
     write_pieces,
 )
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.rows import RowReader

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from rayrec.features.hashes import hash_key, hash_texts
 from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable
-from rayrec.preprocessing.engines.sql import query
 from rayrec.preprocessing.lookups import (
     KeyedRows,
     count_columns,
@@ -26,6 +25,7 @@ from rayrec.preprocessing.lookups import (
     write_table,
 )
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, make_segments, read_piece, write_piece
+from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
 from rayrec.raw.input_files import Chunk
 from rayrec.raw.rows import RawBlock, RowReader

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from rayrec.preprocessing.engines.embedded import RowFile
-from rayrec.preprocessing.engines.engine import Consume, Counter, Item, Result, ShuffleInput, messages_by_partition
-from rayrec.preprocessing.engines.sql import SqlShare, set_share
+from rayrec.preprocessing.engine import Consume, Counter, Item, Result, RowFile, ShuffleInput, messages_by_partition
+from rayrec.preprocessing.sql import SqlShare, set_share
 from rayrec.store.paths import cache_root
 
 if TYPE_CHECKING:
