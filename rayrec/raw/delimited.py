@@ -123,6 +123,8 @@ class DelimitedLayout:
         for number, block in enumerate(read_data_lines(chunk, self.text)):
             lines = self._lines(carried + block)
             if self.quote and number == 0 and chunk.start:
+                # An odd quote near the chunk's beginning may close a row that begins before it, which only the lines
+                # before tell. No row is so long that it reaches further.
                 is_odd_soon = len(lines.odd) > 0 and lines.starts[lines.odd[0]] < LONGEST_ROW
                 if is_odd_soon or is_small:
                     start = max(chunk.start - LONGEST_ROW, 0)
@@ -132,11 +134,14 @@ class DelimitedLayout:
                 yield lines, range(foreign, len(lines))
                 carried, foreign = b"", 0
             elif lines.open_row >= foreign:
+                # The last row goes on in the next block; those before it are whole.
                 yield lines, range(foreign, lines.open_row)
                 carried, foreign = lines.lines(range(lines.open_row, len(lines))), 0
             else:
+                # The row that is open is the chunk before's: where the first one of this chunk begins is not known yet.
                 carried = lines.shown
         if carried:
+            # The chunk ends inside of its last row: read on, as far as a row may go.
             after = b""
             if chunk.stop is not None and chunk.stop < chunk.file.bytes:
                 stop = min(chunk.stop + LONGEST_ROW, chunk.file.bytes)
