@@ -1,12 +1,10 @@
 """Runs a typer program: exit codes, and one line for wrong usage. Imports nothing heavy."""
 
-import atexit
 import errno
 import gc
 import os
 import re
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -16,6 +14,7 @@ import typer
 from rayrec.common.errors import UserError
 from rayrec.common.machine import limit_libraries
 from rayrec.common.text import printable
+from rayrec.internals.python import run_exit_handlers
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # Importing torch and Ray makes a million objects that stay. By default, after every 700 new ones, Python looks whether
@@ -72,8 +71,7 @@ def _open_streams() -> None:
 
 def leave(code: int) -> NoReturn:
     """End this process: run its exit handlers, but do not take a million objects apart, a second's work after torch."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
-    atexit._run_exitfuncs()
+    run_exit_handlers()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it was said, or the reader has left
             stream.flush()

@@ -19,6 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from cuda_ops import rmsprop_
 from rayrec.config.optimizers import DenseOptimizerConfig, EmbeddingOptimizerConfig, LearningRates
 from rayrec.config.train import TrainConfig
+from rayrec.internals import foreach
 from rayrec.internals.torchrec import local_shards, set_fused_parameters, sharded_like
 from rayrec.models.common.embedding_tables import EmbeddingTable
 
@@ -291,24 +292,24 @@ class FTRL(Optimizer):
         linears = [self.state[p]["linear"] for p in parameters]
 
         shifts = _power(accumulators, power)
-        torch._foreach_addcmul_(accumulators, gradients, gradients)
+        foreach.addcmul_(accumulators, gradients, gradients)
         rates = _power(accumulators, power)
-        torch._foreach_sub_(shifts, rates)
-        torch._foreach_mul_(shifts, parameters)
-        torch._foreach_add_(linears, gradients)
-        torch._foreach_add_(linears, shifts, alpha=1 / lr)
+        foreach.sub_(shifts, rates)
+        foreach.mul_(shifts, parameters)
+        foreach.add_(linears, gradients)
+        foreach.add_(linears, shifts, alpha=1 / lr)
 
-        torch._foreach_add_(rates, group["beta"])
-        torch._foreach_div_(rates, lr)
-        torch._foreach_add_(rates, 2 * group["l2"])
+        foreach.add_(rates, group["beta"])
+        foreach.div_(rates, lr)
+        foreach.add_(rates, 2 * group["l2"])
         # A coordinate that never had a gradient may have none of these: 0 / 0.
-        torch._foreach_clamp_min_(rates, torch.finfo(rates[0].dtype).tiny)
-        weights = torch._foreach_clamp_min(linears, -l1)
-        torch._foreach_clamp_max_(weights, l1)
-        torch._foreach_sub_(weights, linears)
-        torch._foreach_div_(weights, rates)
-        torch._foreach_copy_(parameters, weights)
+        foreach.clamp_min_(rates, torch.finfo(rates[0].dtype).tiny)
+        weights = foreach.clamp_min(linears, -l1)
+        foreach.clamp_max_(weights, l1)
+        foreach.sub_(weights, linears)
+        foreach.div_(weights, rates)
+        foreach.copy_(parameters, weights)
 
 
 def _power(tensors: list[Tensor], exponent: float) -> list[Tensor]:
-    return list(torch._foreach_sqrt(tensors) if exponent == 0.5 else torch._foreach_pow(tensors, exponent))
+    return list(foreach.sqrt(tensors) if exponent == 0.5 else foreach.pow(tensors, exponent))

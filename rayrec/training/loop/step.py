@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from rayrec.config.optimizers import LearningRates, OptimizerConfig
 from rayrec.config.train import TrainConfig
+from rayrec.internals import foreach
 from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
@@ -226,7 +227,7 @@ class TrainStep:
 
         sums: list[Tensor] = []
         for loss, logits, found in self.model.threads.map(passes_of, range(count)):
-            sums = list(torch._foreach_add(sums, found)) if sums else found
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
             yield loss, logits
         for parameter, gradient in zip(parameters, sums, strict=True):
             parameter.grad = gradient
@@ -381,11 +382,11 @@ class LossScale:
         """
         overflow = torch.zeros((), device=self.scale.device)
         if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, self.scale.reciprocal())
+            foreach.unscale_(gradients, overflow, self.scale.reciprocal())
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
         if self._dynamic:
-            torch._amp_update_scale_(self.scale, self._clean_steps, overflow, 2.0, 0.5, self._growth_interval)
+            foreach.update_scale_(self.scale, self._clean_steps, overflow, 2.0, 0.5, self._growth_interval)
         return overflow
 
     def state_dict(self) -> dict[str, float]:
