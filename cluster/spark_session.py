@@ -53,9 +53,10 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
 
     The executors need this process's interpreter, and the files that it reads and writes, at the same paths. If other
     nodes lack these files, `on_all_nodes` is False: all executors are on this process's node. Raises UserError if the
-    cluster, or that node, lacks the CPUs or the memory that `config` asks for.
+    cluster, or that node, lacks the CPUs or the memory that `config` asks for, or if Spark refuses its properties.
     """
     import raydp
+    from py4j.protocol import Py4JJavaError
 
     # Every node can start Java; copies of Ray's library that earlier Java processes left are removed.
     _require_java_on_nodes()
@@ -67,36 +68,43 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
     # The folders of the packages that the workers import, and those that this process was given.
     packages = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
     paths = [*packages, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with _quiet_java(), interrupts_kept():
-        session = raydp.init_spark(
-            app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
-            num_executors=executors.count,
-            executor_cores=executors.cores,
-            executor_memory=f"{executors.heap // 2**20}m",
-            # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
-            fault_tolerant_mode=False,
-            configs={
-                "spark.log.level": "FATAL",  # the caller receives a failed task's error as an exception
-                "spark.driver.extraJavaOptions": _LIGHT_JAVA,
-                "spark.ray.raydp_app_master.extraJavaOptions": _LIGHT_JAVA,
-                "spark.executor.extraJavaOptions": _LIGHT_COMPILER,
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
-                # Otherwise Python would import from the folder in which Ray was started, before any other.
-                "spark.executorEnv.PYTHONSAFEPATH": "1",
-                "spark.python.daemon.module": "cluster.spark_python_daemon",
-                # All nodes see the files that tasks read, so none waits seconds for a certain one.
-                "spark.locality.wait": "0s",
-                "spark.default.parallelism": str(parallelism),
-                # RayDP would ask Ray for the heap alone.
-                f"{_OF_EXECUTORS}memory": str(executors.memory),
-                **({} if on_all_nodes else {f"{_OF_EXECUTORS}{_name_of(_own_node())}": "0.001"}),
-                "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
-                # It owns the executors. On the head, the loss of another node costs only that node's executor.
-                f"spark.ray.raydp_spark_master.actor.resource.{_HEAD}": "0.001",
-            },
-        )
+    properties = {
+        "spark.log.level": "FATAL",  # the caller receives a failed task's error as an exception
+        "spark.driver.extraJavaOptions": _LIGHT_JAVA,
+        "spark.ray.raydp_app_master.extraJavaOptions": _LIGHT_JAVA,
+        "spark.executor.extraJavaOptions": _LIGHT_COMPILER,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
+        # Otherwise Python would import from the folder in which Ray was started, before any other.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+        "spark.python.daemon.module": "cluster.spark_python_daemon",
+        # All nodes see the files that tasks read, so none waits seconds for a certain one.
+        "spark.locality.wait": "0s",
+        "spark.default.parallelism": str(parallelism),
+        # RayDP would ask Ray for the heap alone.
+        f"{_OF_EXECUTORS}memory": str(executors.memory),
+        **({} if on_all_nodes else {f"{_OF_EXECUTORS}{_name_of(_own_node())}": "0.001"}),
+        "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
+        # It owns the executors. On the head, the loss of another node costs only that node's executor.
+        f"spark.ray.raydp_spark_master.actor.resource.{_HEAD}": "0.001",
+        **{name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in config.conf.items()},
+    }
+    try:
+        with _quiet_java(), interrupts_kept():
+            session = raydp.init_spark(
+                app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
+                num_executors=executors.count,
+                executor_cores=executors.cores,
+                executor_memory=f"{executors.heap // 2**20}m",
+                # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
+                fault_tolerant_mode=False,
+                configs=properties,
+            )
+    except Py4JJavaError as error:
+        if not config.conf:
+            raise
+        raise UserError(f"preprocess.spark.conf: {error.java_exception.getMessage()}") from error
     try:
         _wake(session, executors)
         yield session

@@ -126,6 +126,8 @@ def _run_on_spark(job: "Preprocessing", output: Path, config: SparkConfig, progr
         elif not is_seen:
             progress.message(f"not all nodes can read {place}, so Spark runs on this node only")
         with spark_session(config, on_all_nodes=is_seen or shared) as spark:
+            if (address := spark.sparkContext.uiWebUrl) is not None:
+                progress.message(f"Spark's UI: {address}")
             workers = SparkEngine(spark)
             execution = Execution.on_ray(SPARK, workers.parallelism)
             return job.run(workers, progress, shared=shared, execution=execution)

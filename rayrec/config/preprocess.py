@@ -148,7 +148,7 @@ class ShardLayoutConfig(Config):
 
 
 class SparkConfig(Config):
-    """Size of the Spark application on Ray; `null`: by the cluster's free resources."""
+    """Size and properties of the Spark application on Ray; `null`: by the cluster's free resources."""
 
     executors: PositiveInt | None = None
     """Number of executors."""
@@ -156,6 +156,8 @@ class SparkConfig(Config):
     """Tasks that an executor runs at once."""
     executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$", examples=["4g"])
     """JVM heap of an executor."""
+    conf: dict[str, str | int | float | bool] = {}
+    """Properties of Spark, such as `spark.ui.enabled: true`; they stand above rayrec's own."""
 
     @model_validator(mode="before")
     @classmethod
