@@ -35,8 +35,9 @@ Partition = int | NDArray[np.integer]
 """The partition of all rows of a batch, or (n,) that of each, from 0."""
 Consume = Callable[[int, Mapping[str, pa.Table]], Result]
 """Turns a partition, given its number and its rows by the name of their source, into a small result."""
-_BYTES_AT_ONCE = 2**25
-"""Bytes of rows that a task gathers before it cuts them into partitions: few rows a piece take long."""
+_BYTES_AT_ONCE = 2**24
+"""Bytes of rows that a task gathers before it cuts them into partitions: few rows a piece take long. PySpark holds the
+pieces of ten times as many before it sends them."""
 _BYTES_OF_A_MESSAGE = 2**21
 """Most bytes of a message, but for a single row: Spark hands several to a task at once."""
 _ALIGNMENT = 64
