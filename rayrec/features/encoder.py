@@ -145,7 +145,12 @@ class FeatureEncoder:
         """
         if raw.schema.equals(self.raw_schema):
             return self._encoded(StackedColumns.of(raw)).batch()
-        columns: dict[tuple[str, ...], pa.Array] = {(name,): _column(raw, name) for name in self.raw_schema.names}
+        columns: dict[tuple[str, ...], pa.Array] = {}
+        for name in self.raw_schema.names:
+            places = raw.schema.get_all_field_indices(name)
+            if len(places) > 1:
+                raise UserError(f"column '{name}': {len(places)} columns of that name; give one")
+            columns[name,] = raw.column(places[0]) if places else pa.nulls(raw.num_rows)
         return self._encoded(StackedColumns(self.raw_schema, raw.num_rows, columns), are_exact=False).batch()
 
     def _encoded(self, raw: StackedColumns, are_exact: bool = True) -> StackedColumns:
@@ -214,10 +219,3 @@ def _encoded_type(feature: Feature) -> pa.DataType:
     if not isinstance(feature, MultiHotFeature):
         return value
     return pa.list_(value if feature.weights is None else weighted_type(value))
-
-
-def _column(raw: pa.RecordBatch, name: str) -> pa.Array:
-    found = raw.schema.get_all_field_indices(name)
-    if len(found) > 1:
-        raise UserError(f"column '{name}': {len(found)} columns of that name; give one")
-    return raw.column(found[0]) if found else pa.nulls(raw.num_rows)

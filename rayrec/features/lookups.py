@@ -113,10 +113,14 @@ class Lookups:
             if not lacking:
                 continue
             # One search by the keys, then a gather for each column.
-            found = _find(table, [columns.get(key) for key in lookup.keys], raw.num_rows)
+            found = np.full(raw.num_rows, UNKNOWN)
+            if all(key in columns for key in lookup.keys):
+                found = table.find_texts(joined_keys([columns[key] for key in lookup.keys]))
             for name in lacking:
                 if isinstance(lookup, Rate):
-                    values = _rates(lookup, table, found, folds)
+                    counts = counts_of(table, COUNTS, found, folds)
+                    rates = smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing)
+                    values = pa.array(rates)
                 else:
                     values = table.column(name, found, self._types[name])
                 # What a row gives itself stays.
@@ -178,13 +182,3 @@ def smoothed_rates(
     is_known = rows > least
     rates = (positives + smoothing * mean) / (np.where(is_known, rows, 1) + smoothing)
     return np.where(is_known, rates, mean)
-
-
-def _find(table: LookupTable, keys: Sequence[pa.Array | None], count: int) -> NDArray[np.int64]:
-    given = [key for key in keys if key is not None]
-    return table.find_texts(joined_keys(given)) if len(given) == len(keys) else np.full(count, UNKNOWN)
-
-
-def _rates(lookup: Rate, table: LookupTable, found: NDArray[np.int64], folds: NDArray[np.int64] | None) -> pa.Array:
-    counts = counts_of(table, COUNTS, found, folds)
-    return pa.array(smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing))

@@ -68,7 +68,7 @@ def transformed(
     """
     if transforms and isinstance(transforms[0], Elapsed):
         assert since is not None, f"'{name}' has two columns"
-        micros, earlier = (_micros(name, times) for times in (column, since))
+        micros, earlier = (as_times(name, times).cast(pa.int64()) for times in (column, since))
         values = as_float64(name, pc.subtract(micros, earlier)) / _MICROSECONDS[transforms[0].per]
         transforms = transforms[1:]
     else:
@@ -153,11 +153,6 @@ def _shares_below(values: NDArray[np.float64], boundaries: NDArray[np.float64]) 
     with np.errstate(over="ignore", invalid="ignore"):
         shares[inside] = (upper - 1 + (x - lower) / (boundaries[upper] - lower)) / last
     return np.where(np.isnan(values), np.nan, shares)
-
-
-def _micros(name: str, column: pa.Array) -> pa.Array:
-    """Return the times as int64 microseconds since 1970."""
-    return as_times(name, column).cast(pa.int64())
 
 
 def as_times(name: str, column: pa.Array) -> pa.Array:

@@ -238,7 +238,7 @@ def permutation_importance(
     def worse_by(task: tuple[str, int]) -> np.ndarray:
         name, number = task
         columns = {feature: rows.features.column(feature) for feature in permuted[name]}
-        order = pa.array(HashPermutation(len(rows), _seed(name, number))(np.arange(len(rows))))
+        order = pa.array(HashPermutation(len(rows), zlib.crc32(name.encode()) + (number << 32))(np.arange(len(rows))))
         changed = with_columns(predictor.schema, rows.features, {f: c.take(order) for f, c in columns.items()})
         after = measure(predictor.logits_encoded(changed))
         progress.advance(len(rows))
@@ -261,10 +261,6 @@ def permutation_importance(
             for name, change in zip(permuted, changes, strict=True)
         },
     )
-
-
-def _seed(name: str, number: int) -> int:
-    return zlib.crc32(name.encode()) + (number << 32)
 
 
 # ---- partial dependence

@@ -117,14 +117,11 @@ class Ranker:
             return self.predictor.raw_rows.from_rows(rows)
         except UserError as error:
             # Its rows are those of the candidates, and what is wrong may stand in the context.
-            self._check_context(context)
+            try:
+                self.predictor.raw_rows.from_rows([context])
+            except UserError as of_context:
+                raise UserError(str(of_context).replace("row 0", "context", 1)) from None
             raise UserError(re.sub(r"^row (\d+)", r"candidates[\1]", str(error))) from None
-
-    def _check_context(self, context: Mapping[str, Any]) -> None:
-        try:
-            self.predictor.raw_rows.from_rows([context])
-        except UserError as error:
-            raise UserError(str(error).replace("row 0", "context", 1)) from None
 
 
 def _read(places: Sequence[str], values: list[Any], kind: pa.DataType, *, needs_values: bool = False) -> pa.Array:

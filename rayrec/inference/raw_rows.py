@@ -256,11 +256,6 @@ def _require_in_range(name: str, column: pa.Array) -> None:
         raise UserError(f"row {row}, '{name}': a number is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
 
 
-def _is_short(value: Real) -> bool:
-    """Return whether a number can be shown; an integer of thousands of digits cannot even be printed."""
-    return not isinstance(value, int) or value.bit_length() <= 128
-
-
 def describe_value(value: Any) -> str:
     """Describe a value in the terms of JSON, cut to a readable length."""
     match value:
@@ -276,6 +271,8 @@ def describe_value(value: Any) -> str:
             return "bytes that are not UTF-8"
         case Sequence():
             return "a list"
+        case int() if value.bit_length() > 128:  # one of thousands of digits cannot even be printed
+            return "an integer of more than 38 digits"
         case Real():
-            return f"the number {value}" if _is_short(value) else "an integer of more than 38 digits"
+            return f"the number {value}"
     return f"a value of type {type(value).__name__}"
