@@ -16,11 +16,9 @@ from ray.tune import PlacementGroupFactory, Trainable
 from rayrec.common.errors import PassingError, SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
-from rayrec.recipes import Recipe
 from rayrec.store.files import copy, remove, write_json
 from rayrec.store.folders import new_folder
 from rayrec.store.growing_files import pause_between_looks
-from rayrec.store.paths import to_path
 from rayrec.training.run.folder import (
     CHECKPOINTS_FOLDER,
     HISTORY_FILE,
@@ -80,9 +78,8 @@ class Trial(Trainable):
             # Its process died before it told Tune the end: the results are reported again, and nothing is trained.
             self._record = before
         else:
-            self._record = TrialRecord(
-                self._folder.name, self._assignment, started=time.time(), is_given=is_given
-            )  # fmt: skip
+            name, started = self._folder.name, time.time()
+            self._record = TrialRecord(name, self._assignment, started=started, is_given=is_given)
             if before is not None:
                 self._record = replace(self._record, started=before.started, run=before.run)
             self._record.save(self._folder)
@@ -153,24 +150,45 @@ class Trial(Trainable):
         return self._reported[-1] if self._settings.search == "pbt" else self._settings.best(self._reported)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Give Tune a pointer to the checkpoint, which stays with the trial; only population based training asks."""
-        step = self._checkpoint_step()
-        done = sum(1 for record in evaluations(self._run, self._settings.metric) if record["step"] <= step)
-        publish_checkpoint(self._run, self._folder, step, self._reported[:done]).save(Path(checkpoint_dir))
+        """Give Tune a pointer to the latest checkpoint; only population based training asks for one.
+
+        The checkpoint gets a second name, because the run may delete it before another trial has begun from it.
+        """
+        run, step = self._run, self._checkpoint_step()
+        kept = _kept_checkpoint(self._folder, run.name, step)
+        if not kept.exists():
+            with new_folder(kept) as unfinished:
+                copy(run / CHECKPOINTS_FOLDER / kept.name, unfinished, link=True)
+        for old in sorted(kept.parent.parent.glob("*/*"), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
+            remove(old)
+        done = sum(1 for record in evaluations(run, self._settings.metric) if record["step"] <= step)
+        pointer = Pointer(self._folder.name, run.name, step, self._reported[:done])
+        write_json(Path(checkpoint_dir) / _POINTER_FILE, asdict(pointer))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Continue from a checkpoint of this trial, or after an exchange from that of another one."""
-        pointer = Pointer.load(Path(checkpoint_dir))
+        pointer = Pointer(**json.loads((Path(checkpoint_dir) / _POINTER_FILE).read_text()))
         self._reported = list(pointer.objectives)
+        name = pointer.run
         if pointer.trial != self._folder.name:
             name = f"run-{pointer.trial}-{pointer.step}"
             if not (self._folder / name).exists():
-                recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
-                begin_from(pointer, self._folder / name, recipe, Dataset.open(self._settings.dataset))
-        else:
-            name = pointer.run
+                self._begin_run(self._folder / name, pointer)
         self._record = replace(self._record, run=name)
         self._record.save(self._folder)
+
+    def _begin_run(self, run: Path, pointer: "Pointer") -> None:
+        """Make a run folder for this trial's values whose checkpoint and history are those of another trial."""
+        recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
+        dataset = Dataset.open(self._settings.dataset)
+        schema = build_model(recipe.model, dataset.schema, device="meta").schema
+        other = self._settings.trials_folder / pointer.trial
+        kept = _kept_checkpoint(other, pointer.run, pointer.step)
+        with new_folder(run) as unfinished:
+            RunFolder.create(unfinished, recipe, dataset, schema)
+            copy(kept, unfinished / CHECKPOINTS_FOLDER / kept.name, link=True)
+            copy(other / pointer.run / HISTORY_FILE, unfinished / HISTORY_FILE)
+            cut_history(unfinished / HISTORY_FILE, pointer.step)
 
     def _checkpoint_step(self) -> int:
         return max(checkpoint_steps(self._run / CHECKPOINTS_FOLDER), default=0)
@@ -178,48 +196,15 @@ class Trial(Trainable):
 
 @dataclass(frozen=True)
 class Pointer:
-    """Path of a trial's checkpoint, which Tune stores. Tables are not copied through Tune."""
+    """A trial's checkpoint, as Tune stores it: tables are not copied through Tune."""
 
     trial: str
     run: str
     step: int
     objectives: list[float]
     """The objectives that were reported up to the checkpoint."""
-    folder: str
-    """The folder of the checkpoint."""
-    history: str
-    """The history file of its run."""
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / _POINTER_FILE, asdict(self))
-
-    @classmethod
-    def load(cls, folder: Path) -> "Pointer":
-        return cls(**json.loads((folder / _POINTER_FILE).read_text()))
 
 
-def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
-    """Keep a run's checkpoint in its trial's folder for other trials, even after the run deletes it."""
-    exchange = trial / EXCHANGE_FOLDER
-    kept = exchange / f"{run.name}-{checkpoint_name(step)}"
-    if not kept.exists():
-        _link_checkpoint(run / CHECKPOINTS_FOLDER / checkpoint_name(step), kept)
-    for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
-        remove(old)
-    return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
-
-
-def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
-    """Make a run folder for `recipe` whose latest checkpoint and history are those of the pointer."""
-    schema = build_model(recipe.model, dataset.schema, device="meta").schema
-    with new_folder(run) as unfinished:
-        RunFolder.create(unfinished, recipe, dataset, schema)
-        _link_checkpoint(to_path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
-        copy(to_path(pointer.history), unfinished / HISTORY_FILE)
-        cut_history(unfinished / HISTORY_FILE, pointer.step)
-
-
-def _link_checkpoint(source: Path, target: Path) -> None:
-    """Give the files of a checkpoint, which never change, a second name."""
-    with new_folder(target) as unfinished:
-        copy(source, unfinished, link=True)
+def _kept_checkpoint(trial: Path, run: str, step: int) -> Path:
+    """Return where a trial keeps a checkpoint for other trials."""
+    return trial / EXCHANGE_FOLDER / run / checkpoint_name(step)
