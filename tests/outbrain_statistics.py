@@ -60,10 +60,6 @@ class Profile:
 class Count:
     views: int
     clicks: int
-    ads: int = 1
-    confidence: float = 1.0
-    folds: tuple[tuple[int, int], ...] = ()
-    """Views and clicks of each fold."""
 
 
 def make_constants(**changed: Any) -> Constants:
@@ -112,29 +108,14 @@ def make_statistics(
             for n, a in (ads or {}).items()
         ],
     )  # fmt: skip
-    with_folds = False
     for name, counts in (rates or {}).items():
-        with_folds |= _write_rates(folder, name, counts)
+        rows = [
+            {HASH: _hash(of), KEY: of, "views": count.views, "clicks": count.clicks, "ads": 1, "confidence": 1.0}
+            for of, count in counts.items()
+        ]
+        _write(folder / RATES_FOLDER / name, RATE_KEYS[name].schema, rows)
     _write_profiles(folder / "profiles", profiles or {})
-    return Statistics.open(folder, folder / RATES_FOLDER if with_folds else None)
-
-
-def _write_rates(folder: Path, name: str, counts: Mapping[int, Count]) -> bool:
-    key = RATE_KEYS[name]
-    schema = key.schema
-    folds = max(len(count.folds) for count in counts.values())
-    for fold in range(folds):
-        for column in ("views", "clicks"):
-            schema = schema.append(pa.field(f"{column}_{fold}", pa.int64()))
-    rows = []
-    for of, count in counts.items():
-        row = {HASH: _hash(of), KEY: of, "views": count.views, "clicks": count.clicks,
-               "ads": count.ads, "confidence": count.confidence}  # fmt: skip
-        for fold, (views, clicks) in enumerate(count.folds):
-            row |= {f"views_{fold}": views, f"clicks_{fold}": clicks}
-        rows.append(row)
-    _write(folder / RATES_FOLDER / name, schema, rows)
-    return folds > 0
+    return Statistics.open(folder)
 
 
 def _write_profiles(folder: Path, profiles: Mapping[str, Profile]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
+from rayrec.preprocessing.embedded import EmbeddedEngine
 from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.sources.outbrain.generator import generate
@@ -30,6 +32,7 @@ from tests.model_folders import write_display_model
 from tests.untidy_outbrain import make_untidy
 
 ROWS = 2_500
+ENGINE = EmbeddedEngine(2)
 FEATURE_SETS = ("full", "lean")
 SPLITS = {"train": "train", "validation": "validation", "submission": "test"}
 """Name in the dataset and in the reference."""
@@ -52,7 +55,7 @@ def recipe(feature_set: str, **settings: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
+def datasets(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
     """Return the dataset of a feature set, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("datasets")
 
@@ -62,9 +65,7 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
             if feature_set == "full":  # cut into many tasks, whose number must not show
                 patch.setattr("rayrec.preprocessing.lookups.ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
-            preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(
-                SparkEngine(spark)
-            )
+            preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(ENGINE)
         return Dataset.open(folder / feature_set)
 
     return make
@@ -163,7 +164,7 @@ def check_against_reference(dataset: Dataset, expected: reference.Reference) -> 
                 np.testing.assert_allclose(found[column], by_hand[column], rtol=2e-6, atol=1e-6, err_msg=where)
 
 
-@pytest.mark.parametrize("feature_set", [pytest.param("full", marks=pytest.mark.minutes), "lean"])
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
 def test_equals_the_reference_cell_by_cell(
     feature_set: str, datasets: Callable[[str], Dataset], tables: reference.Tables
 ) -> None:
@@ -237,10 +238,12 @@ def test_ranked_ads_score_as_offline(
         {**{n: c.event[n] for n in ranker.lookup.context.names if n in c.event}, "traffic_source": c.traffic}
         for c in ordered
     ]
+    places_of: dict[str, list[int]] = defaultdict(list)
+    for place, context in enumerate(contexts):
+        places_of[repr(context)].append(place)
     online = np.empty(len(ordered), np.float32)
-    for context in {repr(context): context for context in contexts}.values():
-        places = [place for place, other in enumerate(contexts) if other == context]
-        online[places] = ranker.scores(context, [ordered[place].ad for place in places])
+    for places in places_of.values():
+        online[places] = ranker.scores(contexts[places[0]], [ordered[place].ad for place in places])
     np.testing.assert_allclose(online, offline, rtol=0, atol=1e-6)
 
 
@@ -311,7 +314,7 @@ class Messages(SilentProgress):
 # --- real rows
 
 
-def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
+def test_real_rows(shared_data: Path, tmp_path: Path) -> None:
     """The public sample has clicks joined with events; all that it says nothing of is missing."""
     sample = pd.read_csv(shared_data / "outbrain-10k/sample_train_dat.csv", dtype=str, keep_default_na=False)
     times = pd.to_datetime(sample["timestamp_view"]).astype("datetime64[ms]").astype("int64")
@@ -325,7 +328,7 @@ def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
         is_there = set(columns) <= set(sample)
         frame = sample[list(columns)] if is_there else pd.DataFrame(columns=columns)
         frame.drop_duplicates("display_id" if name == "events" else None).to_csv(raw / f"{name}.csv", index=False)
-    preprocessing(recipe("lean"), {None: [str(raw)]}, tmp_path / "out").run(SparkEngine(spark))
+    preprocessing(recipe("lean"), {None: [str(raw)]}, tmp_path / "out").run(ENGINE)
     dataset = Dataset.open(tmp_path / "out")
     assert sum(split.rows for split in dataset.manifest.splits.values()) == len(sample) == 9_999
     expected = reference.compute(reference.read_tables(raw), "lean")
