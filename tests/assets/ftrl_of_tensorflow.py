@@ -1,4 +1,4 @@
-"""Writes ftrl_of_tensorflow.json, which test_ftrl.py compares with: what TensorFlow's FTRL does with given gradients.
+"""Writes ftrl_of_tensorflow.json, which test_optimizers.py compares with: TensorFlow's FTRL with given gradients.
 
 In an environment of its own: pip install tensorflow-cpu==2.21.0; python tests/assets/ftrl_of_tensorflow.py
 """

@@ -81,7 +81,7 @@ def test_logits_equal_a_naive_computation(config: ModelConfig, schema: Schema, r
 @pytest.mark.parametrize(
     ("config", "schema", "width"),
     [
-        *((config, make_schema(numeric=2, categorical=3), 18) for config in (DOT, SQUARES, CAT)),
+        *((config, make_schema(numeric=2, categorical=3), 18) for config in (DOT, SQUARES, CAT, CROSS)),
         (changed(WIDE_DEEP, embedding_dims={}), make_schema(numeric=2, categorical=3), 18 + 3),
         (NEUMF, USER_FIRST, 18),
     ],
@@ -104,3 +104,12 @@ def test_dropout_acts_in_training_alone(config: ModelConfig, schema: Schema) -> 
     assert not torch.equal(model(batch), model(batch))
     model.eval()
     assert torch.equal(model(batch), model(batch))
+
+
+def test_cross_layers_are_in_mixed_precision_though_embeddings_are_not() -> None:
+    network = build_model(CROSS, make_schema(numeric=2, categorical=3)).dense_network
+    seen = []
+    network.cross_layers[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        network(torch.randn(8, 2), torch.randn(8, 18))
+    assert seen == [torch.bfloat16]

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rayrec.common.plugins import MODELS
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
 from tests.builders import make_dataset
-from tune.search import draw
+from tune.search import suggest
 from tune.space import (
     check_space,
     combinations,
@@ -64,9 +65,7 @@ def test_values_are_drawn_within_their_ranges_and_where_their_conditions_hold() 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     seen: dict[str, set[Any]] = {}
     for _ in range(200):
-        trial = study.ask()
-        draw(space, True, trial)
-        drawn = trial.params
+        drawn = space.draw(partial(suggest, study.ask()))
         assert ("train.dense_optimizer.momentum" in drawn) == (drawn["train.dense_optimizer.kind"] == "sgd")
         for name, value in drawn.items():
             seen.setdefault(name, set()).add(value)

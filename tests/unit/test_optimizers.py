@@ -1,4 +1,4 @@
-"""FTRL-proximal against TensorFlow, the published rule in float64, and the minimum of its objective."""
+"""Optimizers of our own: FTRL against TensorFlow, its rule and its objective; RMSprop of tables against torch's."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
-from rayrec.training.optimizers import FTRL
+from rayrec.config.optimizers import EmbeddingOptimizerConfig
+from rayrec.training.optimizers import FTRL, build_optimizer, table_moments
 
 TENSORFLOW = json.loads((Path(__file__).parents[1] / "assets" / "ftrl_of_tensorflow.json").read_text())
 SETTINGS = [case["settings"] for case in TENSORFLOW["cases"]]
@@ -112,3 +113,26 @@ def test_parameters_without_a_gradient_and_a_rate_of_0_are_left_out() -> None:
     optimizer.param_groups[0]["lr"] = 0.2
     assert optimizer.step(lambda: 7.0) == 7.0
     assert used.all() and not unused.any()
+
+
+# --- RMSprop
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [1, 1000, 70_001])
+def test_equals_torchs_optimizer(rows: int, weight_decay: float) -> None:
+    expected, table = (torch.nn.Parameter(torch.linspace(-1, 1, 4 * rows).view(rows, 4)) for _ in range(2))
+    config = EmbeddingOptimizerConfig(kind="rmsprop", lr=0.01, rho=0.9, eps=1e-7, weight_decay=weight_decay)
+    found = build_optimizer(config, [table])
+    reference = torch.optim.RMSprop([expected], lr=0.01, alpha=0.9, eps=1e-7, weight_decay=weight_decay)
+    for step in range(1, 4):
+        grad = torch.randn(rows, 4)
+        grad[::3] = 0.0  # rows of which no id occurs
+        before = grad.clone()
+        table.grad = expected.grad = grad
+        for optimizer in (found, reference):
+            optimizer.param_groups[0]["lr"] = 0.01 / step
+            optimizer.step()
+        assert grad.equal(before)
+    assert table.equal(expected)
+    assert table_moments(found, table)["square_avg"].equal(reference.state[expected]["square_avg"])
