@@ -525,11 +525,3 @@ def test_json_of_whole_columns_is_refused(
     path.write_text(json.dumps(form(range(rows)), indent=indent))
     with pytest.raises(UserError, match="one JSON object of whole columns"):
         open_table(list_inputs([str(path)]), FileFormat())
-
-
-@pytest.mark.parametrize("first", [1_001, 4_000])
-def test_json_fields_that_begin_late(tmp_path: Path, first: int) -> None:
-    rows = [{"id": n} | ({"app": "x", "geo": {"city": "y"}} if n >= first else {}) for n in range(5_000)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert open_table(list_inputs([str(path)]), FileFormat()).columns.names == ["id", "app", "geo.city"]
