@@ -20,7 +20,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
-from rayrec.preprocessing.embedded import EmbeddedEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.sources.outbrain.generator import generate

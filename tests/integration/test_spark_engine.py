@@ -1,5 +1,7 @@
-"""Spark brings rows together as the embedded engine does, and sends each to the partition that it is for."""
+"""Spark brings rows together as the embedded engine does; what it makes of tasks that fail, die or are cancelled."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import ray
 
+from rayrec.common.errors import UserError
 from rayrec.features.hashes import hash_key
+from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing.engine import EmbeddedEngine, ShuffleInput
 from rayrec.preprocessing.spark import SparkEngine
 from rayrec.preprocessing.sql import query
+from rayrec.preprocessing.workspace import user_errors
+from rayrec.store.parquet import new_parquet
 
 EVENTS = pa.schema([("user", pa.int64()), ("text", pa.string()), ("numbers", pa.list_(pa.float32(), 2))])
 USERS = pa.schema([("user", pa.int64()), ("age", pa.int32())])
@@ -99,3 +107,59 @@ def test_cancelled_tasks_have_ended(spark: Any, tmp_path: Path) -> None:
     time.sleep(1)
     assert len(list(tmp_path.iterdir())) == written
     assert engine.run([2, 3], str) == ["2", "3"]
+
+
+def test_a_task_is_sent_its_own_item(spark: Any) -> None:
+    """Each partition holds one item, in order, however small they are."""
+    items = [(number, bytes([number % 256]) * 10_000) for number in range(200)]
+
+    def look(item: tuple[int, bytes]) -> tuple[int, int, int]:
+        from pyspark import TaskContext
+
+        return item[0], len(item[1]), TaskContext.get().partitionId()
+
+    found = SparkEngine(spark).run(items, look)
+    assert found == [(number, 10_000, number) for number in range(200)]
+    assert SparkEngine(spark).run([], lambda item: item) == []
+
+
+def test_what_java_has_unpacked_is_removed(spark: Any) -> None:
+    """A session's first process leaves a copy of Ray's library, and its executors leave another one.
+
+    An upgrade may have changed where they are if this fails: adapt rayrec/internals/ray_core.py.
+    """
+    copies = [copy for copy in JAVA_DRIVERS.glob(f"*/{JAVA_LIBRARY}") if not copy.parent.name.startswith("session_")]
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert copies and (session / JAVA_LIBRARY).exists()
+    newest = max(copies, key=lambda copy: copy.stat().st_mtime)
+    os.utime(newest)
+    remove_java_libraries()
+    assert newest.exists()
+    os.utime(newest, (0, 0))
+    remove_java_libraries()
+    assert not newest.parent.exists()
+
+
+def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
+    def fill(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="no space left"), user_errors():
+        SparkEngine(spark).run([1], fill)
+
+
+def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.int64())])
+
+    def task(number: int) -> int:
+        is_first_try = not (tmp_path / "tried").exists()
+        with new_parquet(tmp_path / "files" / f"{number}.parquet", schema) as writer:
+            writer.write_batch(pa.record_batch([pa.array([number])], schema=schema))
+            if number == 1 and is_first_try:
+                (tmp_path / "tried").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return number * 10
+
+    assert SparkEngine(spark).run([0, 1, 2], task) == [0, 10, 20]
+    assert sorted(p.name for p in (tmp_path / "files").glob("*.parquet")) == ["0.parquet", "1.parquet", "2.parquet"]
+    assert pq.read_table(tmp_path / "files" / "1.parquet")["x"].to_pylist() == [1]

@@ -12,12 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.preprocess_kills import files_of
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engine import EmbeddedEngine, Engine
-from rayrec.preprocessing.spark import SparkEngine
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
@@ -41,7 +39,6 @@ def run(tmp_path: Path, messages: Messages) -> Run:
         inputs: Inputs,
         name: str = "dataset",
         *,
-        engine: Engine | None = None,
         source: dict[str, Any] | None = None,
         **config: Any,
     ) -> Dataset:
@@ -53,7 +50,7 @@ def run(tmp_path: Path, messages: Messages) -> Run:
                 "preprocess": config,
             }
         )
-        preprocessing(recipe, inputs, tmp_path / name).run(engine or EmbeddedEngine(2), messages)
+        preprocessing(recipe, inputs, tmp_path / name).run(EmbeddedEngine(2), messages)
         return Dataset.open(tmp_path / name)
 
     return call
@@ -192,10 +189,7 @@ def contents(dataset: Dataset) -> dict[str, Any]:
     return {"splits": dataset.manifest.splits, "schema": dataset.schema, "vocabularies": vocabularies}
 
 
-@pytest.mark.minutes
-def test_same_files_whatever_the_tasks(
-    run: Run, spark: Any, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_files_whatever_the_tasks(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with equal times, in two orders that no sorting tells apart but that of the input."""
     rng = np.random.default_rng(2)
     rows = pd.DataFrame(
@@ -218,9 +212,7 @@ def test_same_files_whatever_the_tasks(
     names = ("a.parquet", "b.parquet")
     other = run({None: [str(tmp_path / name) for name in names]}, "other", **config)
     assert contents(other) == contents(usual)
-    by_spark = run({None: [str(tmp_path / name) for name in names]}, "spark", engine=SparkEngine(spark), **config)
-    assert files_of(by_spark.folder) == files_of(other.folder)
-    assert len(by_spark.files_in("dropped")) > 1
+    assert len(other.files_in("dropped")) > 1
     kept = kept_by_pandas(
         rows.rename(columns={"user_id": "user", "item_id": "item"}).astype({"user": str, "item": str}), 20
     )

@@ -54,7 +54,6 @@ def run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-@pytest.mark.minutes
 def test_csv_and_parquet_give_the_same_parts_and_those_of_pandas(run: Run, files: Path) -> None:
     tables = write_side_tables(files)
     source = {**SOURCE, "tables": side_tables(files)}

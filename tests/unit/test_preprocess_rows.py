@@ -1,8 +1,6 @@
-"""Raw Criteo files -> dataset folder, against independent computations; and what Spark on Ray does with tasks."""
+"""Raw Criteo files -> dataset folder, against independent computations."""
 
 import gzip
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 
-from rayrec.common.errors import UserError
 from rayrec.features.vocabulary import content_hash
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.engine import EmbeddedEngine, Engine
-from rayrec.preprocessing.spark import SparkEngine
-from rayrec.preprocessing.workspace import user_errors
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
-from rayrec.store.parquet import new_parquet
 from tests.builders import make_recipe
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
@@ -38,14 +30,12 @@ AS_THEY_ARE = [{"columns": "I*", "kind": "numeric"}, {"columns": "C*", "kind": "
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Preprocess into a new folder, by threads unless an engine is given."""
+    """Preprocess into a new folder."""
 
-    def call(
-        inputs: Inputs, name: str = "dataset", rules: Any = None, engine: Engine | None = None, **config: Any
-    ) -> Dataset:
+    def call(inputs: Inputs, name: str = "dataset", rules: Any = None, **config: Any) -> Dataset:
         source = CriteoSourceConfig() if rules is None else CriteoSourceConfig(features=rules)
         recipe = make_recipe(source=source, preprocess={"kind": "rows", **config})
-        preprocessing(recipe, inputs, tmp_path / name).run(engine or EmbeddedEngine(2))
+        preprocessing(recipe, inputs, tmp_path / name).run(EmbeddedEngine(2))
         return Dataset.open(tmp_path / name)
 
     return call
@@ -180,20 +170,13 @@ def contents(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def test_same_files_whatever_the_tasks(run: Run, spark: Any, skewed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_files_whatever_the_tasks(run: Run, skewed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"frequency_limit": 2, "layout": {"rows_per_row_group": 128}, "split": {"kind": "hash", "test": 0.2}}
     inputs = {None: [str(skewed)]}
     usual = run(inputs, "usual", **config)
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
     monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 100_000)
-    partitions = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", "13")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
-    try:
-        other = run(inputs, "other", engine=SparkEngine(spark), **config)
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", partitions)
-        spark.conf.unset("spark.sql.adaptive.enabled")
+    other = run(inputs, "other", **config)
     assert len(usual.manifest.splits["train"].parts) == 5
     for part in usual.manifest.splits["train"].parts[:-1]:
         assert part.rows == 8 * 128 and set(part.row_groups) == {128}
@@ -308,63 +291,7 @@ def test_long_gzip_gives_several_files_and_the_same_dataset(
     assert contents(cut) == contents(plain)
 
 
-def test_a_task_is_sent_its_own_item(spark: Any) -> None:
-    """Each partition holds one item, in order, however small they are."""
-    items = [(number, bytes([number % 256]) * 10_000) for number in range(200)]
-
-    def look(item: tuple[int, bytes]) -> tuple[int, int, int]:
-        from pyspark import TaskContext
-
-        return item[0], len(item[1]), TaskContext.get().partitionId()
-
-    found = SparkEngine(spark).run(items, look)
-    assert found == [(number, 10_000, number) for number in range(200)]
-    assert SparkEngine(spark).run([], lambda item: item) == []
-
-
-def test_what_java_has_unpacked_is_removed(spark: Any) -> None:
-    """A session's first process leaves a copy of Ray's library, and its executors leave another one.
-
-    An upgrade may have changed where they are if this fails: adapt rayrec/internals/ray_core.py.
-    """
-    copies = [copy for copy in JAVA_DRIVERS.glob(f"*/{JAVA_LIBRARY}") if not copy.parent.name.startswith("session_")]
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
-    assert copies and (session / JAVA_LIBRARY).exists()
-    newest = max(copies, key=lambda copy: copy.stat().st_mtime)
-    os.utime(newest)
-    remove_java_libraries()
-    assert newest.exists()
-    os.utime(newest, (0, 0))
-    remove_java_libraries()
-    assert not newest.parent.exists()
-
-
 def test_two_rows(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path, "rows.tsv", f"{line(0, 1)}\n{line(0, 2)}")
     dataset = run({None: [str(path)]}, split={"kind": "fraction", "test": 0.0}, frequency_limit=0)
     assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {"train": 2}
-
-
-def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
-    def fill(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(UserError, match="no space left"), user_errors():
-        SparkEngine(spark).run([1], fill)
-
-
-def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Path) -> None:
-    schema = pa.schema([("x", pa.int64())])
-
-    def task(number: int) -> int:
-        is_first_try = not (tmp_path / "tried").exists()
-        with new_parquet(tmp_path / "files" / f"{number}.parquet", schema) as writer:
-            writer.write_batch(pa.record_batch([pa.array([number])], schema=schema))
-            if number == 1 and is_first_try:
-                (tmp_path / "tried").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return number * 10
-
-    assert SparkEngine(spark).run([0, 1, 2], task) == [0, 10, 20]
-    assert sorted(p.name for p in (tmp_path / "files").glob("*.parquet")) == ["0.parquet", "1.parquet", "2.parquet"]
-    assert pq.read_table(tmp_path / "files" / "1.parquet")["x"].to_pylist() == [1]
