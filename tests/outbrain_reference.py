@@ -239,12 +239,7 @@ class Rates:
     """Of one kind of key: `keys` gives those of a row, each with its confidence."""
 
     def __init__(
-        self,
-        data: Data,
-        keys: Callable[[Click], Mapping[Key, float]],
-        least: int,
-        *,
-        is_aspect: bool = False,
+        self, data: Data, keys: Callable[[Click], Mapping[Key, float]], least: int, *, is_aspect: bool = False
     ) -> None:
         self._settings, self._keys, self._is_aspect = data.settings, keys, is_aspect
         self._least = least

@@ -60,11 +60,7 @@ class Case:
 
 
 def recipe(
-    *,
-    model: dict[str, Any] | None = None,
-    evaluate: dict[str, Any] | None = None,
-    source: str = "criteo",
-    **train: Any,
+    *, model: dict[str, Any] | None = None, evaluate: dict[str, Any] | None = None, source: str = "criteo", **train: Any
 ) -> Recipe:
     """Return the base recipe with keys of its `train` section and, on request, its other sections replaced.
 
@@ -79,12 +75,7 @@ def recipe(
 
 
 def run_cases(
-    workers: int,
-    dataset: Path,
-    cases: Sequence[Case],
-    *,
-    workers_per_node: int | None = None,
-    device: str = "cpu",
+    workers: int, dataset: Path, cases: Sequence[Case], *, workers_per_node: int | None = None, device: str = "cpu"
 ) -> None:
     """Run the cases one after the other on `workers` processes, on one node or as if on nodes of some of them.
 

@@ -103,11 +103,7 @@ SOURCE: dict[str, Any] = {
         },
         {"columns": ["C*", "country", "is_mobile", "zip"], "kind": "categorical"},
     ],
-    "rates": [
-        {"keys": "user", "transforms": []},
-        {"keys": "item"},
-        {"keys": ["country", "item"], "smoothing": 5},
-    ],
+    "rates": [{"keys": "user", "transforms": []}, {"keys": "item"}, {"keys": ["country", "item"], "smoothing": 5}],
 }
 """The section `source` without the paths of the side tables; see `side_tables`."""
 SPLIT = {"kind": "time", "validation": "2d", "test": "3d"}

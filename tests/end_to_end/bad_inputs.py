@@ -55,12 +55,7 @@ USAGE = [
         2,
         "source: no such kind; use criteo, interactions, outbrain, table (got 'movies')",
     ),
-    BadInput(
-        "port out of range",
-        "serve full --port 99999",
-        2,
-        "port: must be at most 65535 (got '99999')",
-    ),
+    BadInput("port out of range", "serve full --port 99999", 2, "port: must be at most 65535 (got '99999')"),
     BadInput(
         "gRPC port on a local host",
         "serve full --grpc-port 9000",
@@ -236,10 +231,7 @@ FILES = [
     ),
     BadInput("input empty", f"{PREPROCESS} empty.tsv", 1, "empty.tsv: empty; there are no rows to preprocess"),
     BadInput(
-        "input given twice",
-        f"{PREPROCESS} good.tsv --input good.tsv",
-        1,
-        "good.tsv: given twice; give every file once",
+        "input given twice", f"{PREPROCESS} good.tsv --input good.tsv", 1, "good.tsv: given twice; give every file once"
     ),
     BadInput(
         "output exists",

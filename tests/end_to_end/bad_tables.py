@@ -686,9 +686,7 @@ REQUESTS = [
         "row 0, 'seconds': the number 1714521600000; needs a time in s since 1970, or null if it is missing",
     ),
     _predict(
-        "number beyond float32",
-        {"number": 1e39},
-        "row 0, 'number': a number is out of range; numbers go up to 3.4e+38",
+        "number beyond float32", {"number": 1e39}, "row 0, 'number': a number is out of range; numbers go up to 3.4e+38"
     ),
     BadRequest(
         "NaN",

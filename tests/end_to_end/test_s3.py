@@ -19,16 +19,7 @@ from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import to_path
 from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
-from tests.end_to_end.conftest import (
-    RECIPE,
-    Pipeline,
-    environment,
-    post,
-    raw_features,
-    run_rayrec,
-    served,
-    weights,
-)
+from tests.end_to_end.conftest import RECIPE, Pipeline, environment, post, raw_features, run_rayrec, served, weights
 from tests.holding import Hold
 
 

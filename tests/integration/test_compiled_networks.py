@@ -20,10 +20,7 @@ NETWORKS = {
         DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction="cat"),
         TABLE,
     ),
-    "dcnv2": (
-        DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_rank=5, top_mlp=(7, 5)),
-        TABLE,
-    ),
+    "dcnv2": (DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_rank=5, top_mlp=(7, 5)), TABLE),
     "wide_deep": (WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5)), TABLE),
     "neumf": (NeuMFConfig(factors=5, mlp=(8, 6, 3)), INTERACTIONS),
 }

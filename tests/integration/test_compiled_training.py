@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
             "cross_layers": 2,
             "cross_rank": 4,
             "top_mlp": [8],
-        },
+        }
     },
     "wide_deep": {
         "model": {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16, 8], "dropout": 0.3},

@@ -247,10 +247,7 @@ NO_DELTA = {
         {"run": "other"},
         "cannot be the base of this delta: model.embedding_dim is 8 there and 16 in the run; export",
     ),
-    "another place": (
-        {"output": "elsewhere"},
-        "--output .*/elsewhere: a delta must be beside its base .*/ctr/1",
-    ),
+    "another place": ({"output": "elsewhere"}, "--output .*/elsewhere: a delta must be beside its base .*/ctr/1"),
     "no parent": ({"delta_of": "ctr/7"}, "/ctr/7: not a model folder"),
     "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: already a whole model folder"),
     "tables of a delta": (

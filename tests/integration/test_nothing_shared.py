@@ -93,11 +93,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     def of_node(number: int) -> dict[str, str]:
         # Nobody makes one of these folders for another node.
-        return {
-            **own,
-            "AWS_ENDPOINT_URL": endpoints[number].url,
-            "RAYREC_CACHE": str(folder / "staging" / str(number)),
-        }
+        return {**own, "AWS_ENDPOINT_URL": endpoints[number].url, "RAYREC_CACHE": str(folder / "staging" / str(number))}
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         store = stack.enter_context(faulty_store())

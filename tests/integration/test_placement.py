@@ -91,12 +91,7 @@ def test_tables_planned_for_host_memory_train_alike(dataset: Path, tmp_path: Pat
     content = plain.model_dump(mode="json")
     content["train"]["sharding"] = {"memory_per_worker": "40KB"}
     run_ranks(
-        _train_in_host_memory,
-        str(tmp_path / "rendezvous"),
-        str(dataset),
-        str(tmp_path / "run"),
-        content,
-        ranks=2,
+        _train_in_host_memory, str(tmp_path / "rendezvous"), str(dataset), str(tmp_path / "run"), content, ranks=2
     )
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     kernels = {shard["kernel"] for shard in plan["shards"]}

@@ -151,11 +151,7 @@ def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-RESUMED = {
-    "tables": _sharding("table_wise"),
-    "rows": _sharding("row_wise"),
-    "mixed": _sharding("table_wise", MIXED),
-}
+RESUMED = {"tables": _sharding("table_wise"), "rows": _sharding("row_wise"), "mixed": _sharding("table_wise", MIXED)}
 
 
 @pytest.mark.parametrize(("run", "uninterrupted"), [("two-one", "one"), ("one-two", "two"), ("one-two", "one")])

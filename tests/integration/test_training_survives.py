@@ -207,11 +207,7 @@ def test_a_mistake_is_found_before_anything_starts(
 
 @pytest.mark.minutes
 def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dataset, tmp_path: Path) -> None:
-    section = {
-        "embedding_optimizer": {"kind": "sgd", "lr": 1e38},
-        "checkpoint": {"every_steps": 1},
-        "max_failures": 0,
-    }
+    section = {"embedding_optimizer": {"kind": "sgd", "lr": 1e38}, "checkpoint": {"every_steps": 1}, "max_failures": 0}
     with pytest.raises(UserError, match=r"^the loss is not finite at step 2: lower train\.embedding_optimizer\.lr"):
         train_on_ray(_recipe(**section), dataset, tmp_path / "run")
     history = read_history(tmp_path / "run" / "history.jsonl")

@@ -131,11 +131,7 @@ BAD = {
         413,
         "the columns take 52",
     ),
-    "packed too well": (
-        stream(rows_of(C1=["x" * 2**25]), compression="zstd"),
-        413,
-        "the columns take 335",
-    ),
+    "packed too well": (stream(rows_of(C1=["x" * 2**25]), compression="zstd"), 413, "the columns take 335"),
     "unknown": (stream(rows_of(C2=["a"])), 422, "unknown feature 'C2'; features: I1, C1, tags"),
     "given twice": (
         stream(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["I1", "I1"])),
@@ -152,11 +148,7 @@ BAD = {
         422,
         "row 3, 'I1': a number is out of range; numbers go up to 3.4e+38",
     ),
-    "lists of lists": (
-        stream(rows_of(tags=[[["a"]]])),
-        422,
-        "column 'tags': type list<item: list<item: string>>; ",
-    ),
+    "lists of lists": (stream(rows_of(tags=[[["a"]]])), 422, "column 'tags': type list<item: list<item: string>>; "),
     "a list of too many": (
         stream(rows_of(tags=pa.ListArray.from_arrays([0, MANY], pa.array(np.ones(MANY, np.int8))))),
         413,

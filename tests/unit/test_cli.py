@@ -118,10 +118,7 @@ def test_commands_make_the_request(
     [
         (["train"], "error: missing argument 'RECIPE'; see `rayrec train --help`"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: must be above 0"),
-        (
-            ["generate", "criteo", "--rows", "1", "--output", "o", "--seed", "-1"],
-            "error: seed: must be 0 or more",
-        ),
+        (["generate", "criteo", "--rows", "1", "--output", "o", "--seed", "-1"], "error: seed: must be 0 or more"),
         (
             ["generate", "outbrain", "--rows", "1", "--output", "o", "--days", "2"],
             "error: days: source 'outbrain' has no files of days; leave it out",

@@ -26,11 +26,7 @@ from rayrec.raw.table_reader import open_table
 
 ROWS, TRAIN = 3_000, 2_400
 FOLDS, SEED = 5, 7
-LOG = (
-    RawColumn(name="user", type="text"),
-    RawColumn(name="item", type="text"),
-    RawColumn(name="site", type="text"),
-)
+LOG = (RawColumn(name="user", type="text"), RawColumn(name="item", type="text"), RawColumn(name="site", type="text"))
 USERS = SideTable(
     name="users", key="user", columns=("users_age", "users_home city", "users_joined", "users_tags", "users_a.b")
 )

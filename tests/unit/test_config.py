@@ -129,10 +129,7 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
             "train={embedding_optimizer: {kind: adam, lr: 1}, sharding: {tables: {C1: data_parallel}}}",
             "either all tables are data_parallel or none",
         ),
-        (
-            "train.initial_weights={sources: {}}",
-            "train.initial_weights.sources: give at least 1 entry",
-        ),
+        ("train.initial_weights={sources: {}}", "train.initial_weights.sources: give at least 1 entry"),
         ("train.initial_weights={sources: {a: b}, c: d}", "unknown key 'train.initial_weights.c'; known keys: options"),
         ("train.parts.wide.lr=1", "unknown key 'train.parts.wide.lr'; did you mean train.embedding_optimizer.lr or "),
         ("epochs=2", "unknown key 'epochs'; did you mean train.epochs or train.warm_start.epochs?"),
@@ -206,10 +203,7 @@ def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, name: str, conte
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("qqqq", "shipped: "), ("some/folder", "shipped: ")],
-)
+@pytest.mark.parametrize(("name", "hint"), [("qqqq", "shipped: "), ("some/folder", "shipped: ")])
 def test_a_name_that_is_not_shipped_gets_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         load_recipe(name)

@@ -321,11 +321,7 @@ HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
         [{"x": "1", "y": "a"}],
     ),
     "no newline at the end": (b"x,y\n1,a", {}, [{"x": "1", "y": "a"}]),
-    "blanks around names, and a column without one": (
-        b" x , y,\n0,a,1\n",
-        {},
-        [{"x": "0", "y": "a", "column_3": "1"}],
-    ),
+    "blanks around names, and a column without one": (b" x , y,\n0,a,1\n", {}, [{"x": "0", "y": "a", "column_3": "1"}]),
     "one column": (b"x\na\n\nb\n\n", {}, [{"x": "a"}, {"x": None}, {"x": "b"}]),
     "missing values": (
         b'x,y\nNA,"\\N"\n,N\n',
@@ -352,11 +348,7 @@ HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
         [{"x": "1", "y": "a"}, {"x": "2", "y": "b\n# no comment"}],
     ),
     "comments of two characters": (b"--\nx,y\n-1,a\n-- 2,b\n", {"comment": "--"}, [{"x": "-1", "y": "a"}]),
-    "rows end with a separator": (
-        b'x,y\n1,a,\n2,"b\nc",\n',
-        {},
-        [{"x": "1", "y": "a"}, {"x": "2", "y": "b\nc"}],
-    ),
+    "rows end with a separator": (b'x,y\n1,a,\n2,"b\nc",\n', {}, [{"x": "1", "y": "a"}, {"x": "2", "y": "b\nc"}]),
     "rows without a header end with one": (b"1|a|\n", {"separator": "|", "header": ("x", "y")}, [{"x": "1", "y": "a"}]),
     "escaped quotes": (
         b'x,y\n1,"{\\"a\\":\\"b\\\\\\"c\\\\\\\\\\"}"\n2,"C:\\tmp\\\\"\n3,"say ""hi"""\n4,"a\n\\"b"\n',

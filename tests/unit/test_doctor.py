@@ -46,12 +46,7 @@ def test_a_wrong_java_is_named_with_its_fix(
 
 
 def test_pins_are_read_from_the_distribution() -> None:
-    requirements = [
-        "torch==2.13.0",
-        "ray[data,serve]==2.60.0",
-        "numpy<2.5,>=2.4",
-        "fbgemm-gpu==1.8.0; extra == 'gpu'",
-    ]
+    requirements = ["torch==2.13.0", "ray[data,serve]==2.60.0", "numpy<2.5,>=2.4", "fbgemm-gpu==1.8.0; extra == 'gpu'"]
     assert pinned_versions(requirements) == {"torch": "2.13.0", "ray": "2.60.0", "fbgemm-gpu": "1.8.0"}
 
 

@@ -51,10 +51,7 @@ def _preprocess(
         source={
             "kind": "table",
             "label": "click",
-            "features": [
-                {"kind": "categorical", "columns": "shop"},
-                {"kind": "numeric", "columns": "shops_size"},
-            ],
+            "features": [{"kind": "categorical", "columns": "shop"}, {"kind": "numeric", "columns": "shops_size"}],
             "tables": {"shops": {"path": str(folder / f"shops.{kind}"), "key": "id", "on": "shop", **table}},
             "rates": [{"keys": ["shop"]}],
         },

@@ -77,12 +77,7 @@ CASES: dict[str, tuple[Any, str, str, dict[str, int]]] = {
         "u:abcd w:a x:ab y:ab --vl l -l -v",
         {"users": 4, "train": 4, "short_users": 1},
     ),
-    "files, the listed one is in train too": (
-        FILES(),
-        "u:ab|a",
-        "u:ab --",
-        {"users": 1, "train": 2, "repeated": 1},
-    ),
+    "files, the listed one is in train too": (FILES(), "u:ab|a", "u:ab --", {"users": 1, "train": 2, "repeated": 1}),
     "dropped before: known of who comes back": (
         LOO(min_interactions=0),
         "u:abc||ad w:||ab",

@@ -805,13 +805,7 @@ def test_conditions(inspect: Inspect, label: str, content: dict[str, list[str]],
     ],
 )
 def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: type[Exception]) -> None:
-    columns = {
-        "rating": [1, 4, 5],
-        "one": [1, 1, 1],
-        "answer": ["b", "a", "b"],
-        "flag": [0, 1, 0],
-        "click": [1, 2, 3],
-    }
+    columns = {"rating": [1, 4, 5], "one": [1, 1, 1], "answer": ["b", "a", "b"], "flag": [0, 1, 0], "click": [1, 2, 3]}
     with pytest.raises(kind) as raised:
         inspect({name: values * 50 for name, values in columns.items()}, label=label)
     assert message in str(raised.value)

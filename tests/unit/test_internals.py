@@ -12,12 +12,7 @@ from torch.nn import functional as F
 
 from rayrec.internals import onednn
 from rayrec.internals.ray_data import AbandonableExecution
-from rayrec.internals.ray_train import (
-    POLL_INTERVAL,
-    PREEMPTION_WATCHER,
-    START_TIMEOUT,
-    preempted_nodes,
-)
+from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, START_TIMEOUT, preempted_nodes
 from rayrec.internals.torchrec import (
     call_tables_directly,
     drop_cached_rows,

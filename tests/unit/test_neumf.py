@@ -103,10 +103,7 @@ def test_unsuitable_features(schema: Schema, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"parts": ("gmf", "gmf")}, "parts names one part twice"),
-        ({"mlp": (7, 4)}, "mlp must begin with an even width"),
-    ],
+    [({"parts": ("gmf", "gmf")}, "parts names one part twice"), ({"mlp": (7, 4)}, "mlp must begin with an even width")],
 )
 def test_unsuitable_hyper_parameters(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

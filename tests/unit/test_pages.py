@@ -21,18 +21,7 @@ from rayrec.pages.charts import (
     shares_and_rates,
     stacked,
 )
-from rayrec.pages.page import (
-    Code,
-    HtmlTable,
-    Page,
-    Section,
-    html_of,
-    percent,
-    plus_minus,
-    signed,
-    text_of,
-    write_page,
-)
+from rayrec.pages.page import Code, HtmlTable, Page, Section, html_of, percent, plus_minus, signed, text_of, write_page
 
 HOSTILE = "</script><script>alert(1)</script>&amp;<b>"
 

@@ -35,13 +35,7 @@ def messages() -> Messages:
 def run(tmp_path: Path, messages: Messages) -> Run:
     """Preprocess into a new folder."""
 
-    def call(
-        inputs: Inputs,
-        name: str = "dataset",
-        *,
-        source: dict[str, Any] | None = None,
-        **config: Any,
-    ) -> Dataset:
+    def call(inputs: Inputs, name: str = "dataset", *, source: dict[str, Any] | None = None, **config: Any) -> Dataset:
         recipe = Recipe.model_validate(
             {
                 "name": "test",

@@ -172,10 +172,7 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
 
 @pytest.mark.parametrize(
     ("name", "feature_set", "deep_input", "parameters"),
-    [
-        ("wide-deep-outbrain", "full", 1328, None),
-        ("wide-deep-outbrain-lean", "lean", 1235 + 13, 92e6),
-    ],
+    [("wide-deep-outbrain", "full", 1328, None), ("wide-deep-outbrain-lean", "lean", 1235 + 13, 92e6)],
 )
 def test_published_sizes_of_wide_and_deep(
     name: str, feature_set: Any, deep_input: int, parameters: float | None
@@ -192,10 +189,7 @@ def test_published_sizes_of_wide_and_deep(
 
 @pytest.mark.parametrize(
     ("name", "first_top_layer", "dense_parameters"),
-    [
-        ("dlrm-criteo", (1024, 479), 2_368_897),
-        ("dcnv2-criteo", (1024, 3456), 16_044_545),
-    ],
+    [("dlrm-criteo", (1024, 479), 2_368_897), ("dcnv2-criteo", (1024, 3456), 16_044_545)],
 )
 def test_published_sizes(name: str, first_top_layer: tuple[int, int], dense_parameters: int) -> None:
     model = build_model(load_recipe(name).model, criteo_schema(FREQUENCY_LIMIT_15), "meta")

@@ -116,10 +116,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "row is null": (None, "row 1: null; a row is an object of feature names and values"),
     "number as object": ({"I1": {}}, "row 1, 'I1': an object; needs a number, or null if it is missing"),
     "infinity": ({"I1": -math.inf}, "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38"),
-    "beyond float64": (
-        {"I1": 10**400},
-        "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38",
-    ),
+    "beyond float64": ({"I1": 10**400}, "row 1, 'I1': a number is out of range; numbers go up to 3.4e+38"),
     "category of many digits": (
         {"C1": 10**5000},
         "row 1, 'C1': an integer of more than 38 digits; needs a text, or null if it is missing",
@@ -283,8 +280,7 @@ def test_a_relative_folder_of_versions(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["..=/a"], ["a\tb=/a"], ["/"], ["/models/caf\udce9"]],
+    "arguments", [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["..=/a"], ["a\tb=/a"], ["/"], ["/models/caf\udce9"]]
 )
 def test_unfit_names(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="give NAME=FOLDER"):

@@ -138,10 +138,7 @@ def test_interactions_are_two_categorical_features(user: str, item: str, message
     [
         (None, "missing; give a dataset or model folder"),
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
-        (
-            '{"label": "y", "features": [], "version": 1}',
-            "written by another version of rayrec",
-        ),
+        ('{"label": "y", "features": [], "version": 1}', "written by another version of rayrec"),
         (
             '{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}',
             "unknown key 'features.0.nme'; did you mean 'name'? (and 1 more)",

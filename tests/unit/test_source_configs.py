@@ -78,11 +78,7 @@ def test_recipes_of_earlier_datasets_say_the_form_of_files_in_one_word() -> None
 @pytest.mark.parametrize(
     ("kind", "override", "message"),
     [
-        (
-            "interactions",
-            "preprocess.numeric_log=false",
-            "unknown key 'preprocess.numeric_log'; known keys: expire",
-        ),
+        ("interactions", "preprocess.numeric_log=false", "unknown key 'preprocess.numeric_log'; known keys: expire"),
         (
             "interactions",
             "preprocess.split={kind: files, min_interactions: 5}",

@@ -32,13 +32,7 @@ from rayrec.sources.outbrain.side_tables import DocumentRows
 from rayrec.store import folders, growing_files, objects, stores
 from rayrec.store.artifact import read_manifest
 from rayrec.store.files import as_json, files_below, is_output, new_file, remove, sizes_in
-from rayrec.store.folders import (
-    is_vacant,
-    new_folder,
-    owned,
-    unfinished_work,
-    write_manifest,
-)
+from rayrec.store.folders import is_vacant, new_folder, owned, unfinished_work, write_manifest
 from rayrec.store.node_copy import on_this_node, original, shown
 from rayrec.store.paths import RemotePath, place_on_this_node, to_path
 from serve.folders import LocalModels, TrafficSplit

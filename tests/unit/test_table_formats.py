@@ -119,10 +119,7 @@ def test_every_border_between_chunks_gives_the_same_rows(suffix: str, packing: s
         path = path.with_name(f"{path.name}.{packing}")
         path.write_bytes(gzip.compress(text) if packing == "gzip" else pa.compress(text, "zstd", asbytes=True))
         path = path.rename(path.with_suffix(".gz" if packing == "gzip" else ".zst"))
-    columns = [
-        *raw_columns(x="integer", y="text", z="number"),
-        RawColumn(name="w", type="texts", separator=" "),
-    ]
+    columns = [*raw_columns(x="integer", y="text", z="number"), RawColumn(name="w", type="texts", separator=" ")]
     expected = read_table(path, columns, "label")
     assert len(expected.rows) == len(ROWS) and expected.rows[1]["x"] == -2 and expected.rows[2]["y"] == "ä2,"
     # A packed file is one chunk; to open a Parquet file takes its time.

@@ -211,10 +211,7 @@ def _request(**fields: Any) -> TuneRequest:
         ({"metric": "hr@10"}, "train.checkpoint.keep_best: 'hr@10' is not measured"),
         ({"search": "pbt", "scheduler": "asha", "set": FOUR}, "population based training is a scheduler itself"),
         ({"search": "pbt", "trials": 2, "set": FOUR}, "--search pbt: needs at least two trials"),
-        (
-            {"search": "pbt", "set": ONE},
-            "give --trials 5 and --set train.evaluations_per_e",
-        ),
+        ({"search": "pbt", "set": ONE}, "give --trials 5 and --set train.evaluations_per_e"),
         (
             {"scheduler": "asha", "set": ONE},
             "--scheduler asha: a trial has only one evaluation, so it cannot be stopped early; add",

@@ -37,8 +37,7 @@ def test_the_wide_part_starts_at_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "std"),
-    [("truncated_normal", 0.8796 / math.sqrt(16)), ("glorot_normal", math.sqrt(2 / (20_000 + 16)))],
+    ("init", "std"), [("truncated_normal", 0.8796 / math.sqrt(16)), ("glorot_normal", math.sqrt(2 / (20_000 + 16)))]
 )
 def test_initial_values_are_as_published(init: str, std: float) -> None:
     schema = Schema(label="label", features=(CategoricalFeature(name="C1", cardinality=20_000),))
