@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import pyarrow as pa
 import pytest
 import ray
 import torch
@@ -15,9 +16,10 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest import loader
 from rayrec.ingest.batches import InMemorySplit
 from rayrec.ingest.broker import SharedEpoch, start_broker
+from rayrec.ingest.interactions import Positives
 from rayrec.ingest.order import BatchOrder, row_groups_of
 from rayrec.models.common.batch import Batch
-from tests.builders import make_dataset
+from tests.builders import make_dataset, users_and_items, write_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -133,3 +135,13 @@ def test_a_missing_part_is_named_where_the_batches_are_consumed(tmp_path, open_b
     ):
         list(batches)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_streamed_positives_are_the_rows_in_the_order_of_the_parts(tmp_path, in_memory):
+    schema = users_and_items(5_001, 101)
+    users, items = torch.arange(5_000, dtype=torch.int32), torch.arange(5_000, dtype=torch.int32) % 101
+    table = pa.table({"user": users.numpy(), "item": items.numpy(), "label": torch.ones(5_000).numpy()})
+    dataset = write_dataset(tmp_path / "data", schema, {"train": table}, rows_per_part=900, rows_per_row_group=130)
+    positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=in_memory, world_size=2)
+    assert torch.equal(positives.users, users) and torch.equal(positives.items, items)
