@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -284,6 +283,14 @@ class RowsJob:
         schema = Schema.model_validate({**dict(others.schema), "features": features})
 
         # Encode and write, a split at a time where it is shuffled; splits in the order of the input are one stage.
+        def shuffled(split: str, encoder: RowEncoder, order: NewPositions | RandomGroups) -> SplitInfo:
+            return stages.run(
+                f"write-{split}",
+                SplitInfo,
+                lambda _: write_shuffled(workspace, encoder, split, segments[split], order, config.layout),
+                workspace.folder / split,
+            )
+
         splits: dict[str, SplitInfo] = {}
         in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split, of_split in segments.items():
@@ -292,9 +299,8 @@ class RowsJob:
             order = self._order(split, pieces[split], extracted)
             if order is None:
                 in_order[split] = encoder.encode, of_split
-                continue
-            write = partial(self._write_shuffled, workspace, encoder, split, of_split, order)
-            splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+            else:
+                splits[split] = shuffled(split, encoder, order)
         if in_order:
             written = stages.run(
                 "write-in-order",
@@ -333,17 +339,6 @@ class RowsJob:
         forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
         return {**text_forms(extracted), **forms}
 
-    def _write_shuffled(
-        self,
-        workspace: Workspace,
-        encoder: RowEncoder,
-        split: str,
-        segments: Sequence[Segment],
-        order: NewPositions | RandomGroups,
-        _: Path,
-    ) -> SplitInfo:
-        return write_shuffled(workspace, encoder, split, segments, order, self._config.layout)
-
     def _write_lookups(
         self,
         workspace: Workspace,
@@ -358,10 +353,19 @@ class RowsJob:
         `forms`: those of the texts of the log; those of side tables are found here.
         """
         source, plan, statistics = self._source, self._plan, workspace.folder / STATISTICS_FOLDER
+
+        def write_table(table: SideTable, forms: Mapping[str, TextForm]) -> WrittenTable:
+            config, most = source.tables[table.name], self._config.max_rejected_fraction
+            reader, files = self._readers[table.name], self._tables[table.name].files
+            return stages.run(
+                f"table-{file_name(table.name)}",
+                WrittenTable,
+                lambda _: write_side_table(workspace, table, config, reader, files, most, forms),
+                lookup_folder(statistics, table),
+            )
+
         for table in plan.tables:
-            folder = lookup_folder(statistics, table)
-            write = partial(self._write_table, workspace, table, forms)
-            written = stages.run(f"table-{file_name(table.name)}", WrittenTable, write, folder)
+            written = write_table(table, forms)
             for reason, number in written.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + number
             forms = {**written.forms, **forms}
@@ -373,15 +377,18 @@ class RowsJob:
             # Counted in earlier rows alone, so they tell a row nothing of its own label.
             rates = tuple(lookup for lookup in self._parent.schema.lookups if isinstance(lookup, Rate))
             if rates:
-                copy = partial(copy_files, self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER)
-                stages.leave("rates", copy, statistics / RATES_FOLDER)
+                earlier = self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER
+                stages.leave("rates", lambda folder: copy_files(earlier, folder), statistics / RATES_FOLDER)
         elif plan.rates:
             rows = CompletedRows(with_tables, workspace.folder)
             rates = stages.run(
                 "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, train, plan.rates, folds)
             )
-            served = partial(write_served_rates, workspace, rates, folds)
-            stages.leave("served-rates", served, statistics / RATES_FOLDER)
+            stages.leave(
+                "served-rates",
+                lambda folder: write_served_rates(workspace, rates, folds, folder),
+                statistics / RATES_FOLDER,
+            )
         lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
         complete = with_tables.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
@@ -395,13 +402,6 @@ class RowsJob:
         moment = Number(self._plan.time, (self._plan.time,))
         found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
         return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
-
-    def _write_table(
-        self, workspace: Workspace, table: SideTable, forms: Mapping[str, TextForm], _: Path
-    ) -> WrittenTable:
-        reader, files = self._readers[table.name], self._tables[table.name].files
-        config, most = self._source.tables[table.name], self._config.max_rejected_fraction
-        return write_side_table(workspace, table, config, reader, files, most, forms)
 
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
