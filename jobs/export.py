@@ -216,14 +216,13 @@ def exported(path: Path) -> Iterator[Path]:
 
 def read_schema(path: Path) -> "tuple[Recipe, Schema]":
     """Return the recipe and the schema of a model or run folder, which tell what it can read before it is exported."""
-    from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.features.schema import Schema
     from rayrec.inference.folder.table_files import is_model_folder
-    from rayrec.training.run.folder import RunFolder
+    from rayrec.recipes import CONFIG_FILE, load_recipe
 
     if not (is_model_folder(path) or is_run_folder(path)):
         raise neither_model_nor_run(path)
-    opened = ModelFolder.open(path) if is_model_folder(path) else RunFolder.open(path)
-    return opened.recipe, opened.schema
+    return load_recipe(path / CONFIG_FILE), Schema.load(path)
 
 
 def neither_model_nor_run(path: Path) -> UserError:

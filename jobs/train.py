@@ -61,7 +61,7 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
     def kept(self) -> str:
         from rayrec.training.run.folder import RunFolder
 
-        reached = RunFolder(self.output.absolute()).progress()
+        reached = RunFolder(self.output).progress()
         return super().kept() if reached is None else f"step {reached.step:,} is kept; --resume continues from it"
 
     def check(self) -> None:
@@ -189,7 +189,7 @@ def train_recipe(
 
     weights: InitialWeights | None = None
     # A run that has a checkpoint continues from it, whether the other runs are still there or not.
-    if RunFolder(output.absolute()).progress() is None:
+    if RunFolder(output).progress() is None:
         if origin is None:
             weights = initial_weights(recipe, dataset)
         else:
@@ -217,7 +217,7 @@ def _origin(request: TrainRequest) -> "Origin | None":
 
     if request.warm_start is None:
         return None
-    before = RunFolder(request.output.absolute()).origin
+    before = RunFolder(request.output).origin
     if before is not None and before.run == str(request.warm_start.absolute()):
         return replace(before, reset=tuple(sorted(set(request.reset))))
     return RunFolder.open(request.warm_start).as_origin(request.reset)

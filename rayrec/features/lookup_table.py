@@ -109,12 +109,12 @@ class TablePart:
 
 
 def read_arrow(path: Path, remedy: str) -> tuple[MappedFile, list[pa.RecordBatch]]:
-    """Map an Arrow IPC file; return it and its record batches.
+    """Map an Arrow IPC file, or its copy on this node; return it and its record batches.
 
     Raises FileNotFoundError, or UserError that ends with the `remedy` if the file is damaged.
     """
     try:
-        file = MappedFile(path)
+        file = MappedFile(on_this_node(path))
         reader = pa.ipc.open_file(pa.py_buffer(file.content))
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         for batch in batches:

@@ -25,7 +25,6 @@ from rayrec.features.hashes import hash_strings, hash_texts
 from rayrec.features.lookup_table import ENTRY, HASH, LookupTable, read_arrow
 from rayrec.random.arrays import mix
 from rayrec.store.files import new_file
-from rayrec.store.node_copy import on_this_node
 from rayrec.store.parquet import new_parquet, open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -63,7 +62,7 @@ class VocabularyLookup(LookupTable):
     def of_index(cls, index: Path) -> "VocabularyLookup":
         """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
         try:
-            file, batches = read_arrow(on_this_node(index), "preprocess again")
+            file, batches = read_arrow(index, "preprocess again")
             return cls(batches, [file])
         except FileNotFoundError:
             raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None

@@ -3,9 +3,8 @@
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,8 +19,7 @@ from rayrec.features.encoder import encoded_schema
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.features.transforms import ids_of
 from rayrec.ingest.dataset import Dataset, SplitInfo
-from rayrec.store.parquet import open_parquet
-from rayrec.store.paths import RemotePath
+from rayrec.store.parquet import kept_parquet, open_parquet
 
 RowNumbers = NDArray[np.int64] | slice
 """Numbers of rows, in the order in which they are wanted."""
@@ -140,7 +138,7 @@ class RowPacker:
         """Read columns of a row group, which must have the types that the schema says."""
         origin = self.folder / path
         try:
-            file = _open_parquet(origin, self.version, _state(origin), get_ident())
+            file = kept_parquet(origin, self.version)
             table = file.read_row_group(row_group, columns=columns.names, use_threads=threads)
         except FileNotFoundError:
             raise UserError(f"{origin}: missing, though the manifest lists it; {_AGAIN}") from None
@@ -221,26 +219,6 @@ def _as_binary(data: Any) -> pa.Array:
     values = pa.py_buffer(data)
     offsets = pa.py_buffer(np.array([0, values.size], np.int64))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, values])
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """Return the size and the time of change of a file on this node; None if it is at a URI."""
-    if isinstance(path, RemotePath):
-        return None
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-@lru_cache(maxsize=64)
-def _open_parquet(path: Path, version: str, state: tuple[int, int] | None, thread: int) -> pq.ParquetFile:
-    """Return an open part, kept for its next row groups; the dataset's version and the state tell whether it was
-    rewritten.
-
-    Each thread has its own: an open file serves one reader at a time.
-
-    The footer describes every column of every row group, so parsing it costs as much as reading a row group.
-    """
-    return open_parquet(path)
 
 
 def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[Any], origin: str) -> Ragged:

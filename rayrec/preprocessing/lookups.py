@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.hashes import hash_key, hash_texts
-from rayrec.features.lookup_table import HASH, write_file
+from rayrec.features.lookup_table import HASH, read_arrow, write_file
 from rayrec.features.lookups import (
     COUNTS,
     KEY,
@@ -69,7 +69,6 @@ from rayrec.random.arrays import StatelessRandom
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.rows import RowReader
 from rayrec.raw.table_reader import TableFiles, TableReader
-from rayrec.store.node_copy import on_this_node
 from rayrec.store.paths import file_name
 
 ROWS_PER_RANGE = 262_144
@@ -331,9 +330,8 @@ def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dic
     def run(item: tuple[str, Path]) -> None:
         name, path = item
         schema = schemas[name]
-        with pa.memory_map(str(on_this_node(path))) as source, pa.ipc.open_file(source) as file:
-            batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
-            write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
+        _, batches = read_arrow(path, "preprocess again")
+        write_file(folder / name, schema, (batch.select(schema.names).cast(schema) for batch in batches))
 
     workspace.engine.run(files, run)
 

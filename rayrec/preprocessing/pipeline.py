@@ -21,7 +21,7 @@ from rayrec.preprocessing.workspace import Workspace, WrittenDataset, no_tasks_l
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import MANIFEST_FILE, read_manifest, stored_file
-from rayrec.store.files import files_below, is_output, remove_unfinished_files
+from rayrec.store.files import files_below, is_output
 from rayrec.store.folders import new_folder, unfinished_work
 from rayrec.store.paths import is_uri, place_on_this_node
 
@@ -116,7 +116,6 @@ class Preprocessing:
         """Write all files of the dataset; the manifest is the last."""
         folder = workspace.folder
         written = self._job.write(workspace)
-        remove_unfinished_files(folder)
         written.schema.save(folder)
         parts = {part.path for split in written.splits.values() for part in split.parts}
         parts.add(MANIFEST_FILE)  # at a URI it is there before, as the claim on the folder

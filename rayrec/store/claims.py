@@ -87,12 +87,8 @@ class Claim:
 
     def _put(self, content: bytes) -> None:
         """Change manifest.json from what it was when we saw it last. Raises UserError if others have changed it."""
-        path = self.folder / MANIFEST_FILE
         try:
-            if self._version is None:
-                self._version = objects.create(path, content)
-            else:
-                self._version = objects.replace(path, content, self._version)
+            self._version = objects.put_if(self.folder / MANIFEST_FILE, content, self._version)
         except FileExistsError:
             raise _lost(self.folder) from None
         self._content = content

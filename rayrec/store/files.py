@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ from uuid import uuid4
 from rayrec.common.disk_errors import naming
 from rayrec.store import objects
 from rayrec.store.paths import RemotePath, cache_root, place_on_this_node, shortened
-
-_UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -90,14 +87,6 @@ def new_remote_file(path: Path) -> Iterator[BinaryIO]:
                 objects.write(path, written, os.fstat(written.fileno()).st_size)
 
 
-def remove_unfinished_files(folder: Path) -> None:
-    """Remove what killed writers of a `new_file` left in `folder` and below it. Nobody may write there meanwhile."""
-    if not isinstance(folder, RemotePath):  # where files are whole as soon as they have names
-        for path in folder.rglob(".*"):
-            if _UNFINISHED_FILE.fullmatch(path.name) and path.is_file():
-                path.unlink()
-
-
 def files_below(folder: Path) -> dict[str, int]:
     """Return the bytes of all files in a folder and those in it, by their paths in `folder`, sorted."""
     found = {}
@@ -135,10 +124,16 @@ def is_output(name: str) -> bool:
 
 
 def remove_hidden(folder: Path) -> None:
-    """Remove what is in a folder but no part of its content. Raises UserError if a store cannot be changed."""
+    """Remove what is no part of a folder's content: its hidden folders, and what killed writers of `new_file` left.
+
+    Nobody may write there meanwhile. Raises UserError if a store cannot be changed.
+    """
     for path in folder.iterdir():
         if not is_output(path.name):
             remove(path)
+    for name in files_below(folder):
+        if not is_output(name):
+            remove(folder / name)
 
 
 def remove(path: Path) -> None:

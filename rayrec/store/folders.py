@@ -102,6 +102,7 @@ class _Staged:
 
     def tidy(self) -> None:
         """Make what was written its copy on this node (`rayrec.store.node_copy`)."""
+        remove_hidden(self.folder)
         place = place_on_this_node(self._claim.folder)
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(parents=True, exist_ok=True)

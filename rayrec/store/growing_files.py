@@ -33,15 +33,15 @@ def pause_between_looks(folder: Path) -> float:
 class GrowingFiles:
     """Files of a folder that grow while they are written, on this node, and at a URI put again every few seconds."""
 
-    def __init__(self, folder: Path, target: Path) -> None:
-        """`folder` is where to write them, and `target` the folder that they are of, which may be the same."""
+    def __init__(self, folder: Path, target: RemotePath | None) -> None:
+        """`folder` is where to write them, and `target` the folder at a URI that they are of, if they are of one."""
         self.folder, self._target = folder, target
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[int, int]] = {}
 
     def put(self) -> None:
         """Put what has grown since the last time. Raises UserError."""
-        if not isinstance(self._target, RemotePath):
+        if self._target is None:
             return
         with self._lock:
             for name in files_below(self.folder):
@@ -72,7 +72,7 @@ def growing_files(folder: Path, *names: str) -> Iterator[GrowingFiles]:
     `names`: files that may be there already, and go on growing.
     """
     if not isinstance(folder, RemotePath):
-        yield GrowingFiles(folder, folder)
+        yield GrowingFiles(folder, None)
         return
     with naming(cache_root()):
         cache_root().mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def _download(path: Path, target: Path, file: "RemoteFile") -> None:
 
 def original(path: Path) -> Path:
     """Return the path that a copy on this node is of; any other path is returned as it is."""
-    if not path.is_absolute() or not path.is_relative_to(copies_folder()) or isinstance(path, RemotePath):
+    if not path.is_relative_to(copies_folder()):
         return path
     return RemotePath("/", *path.relative_to(copies_folder()).parts)
 

@@ -186,20 +186,12 @@ def versioned(path: RemotePath, most_bytes: int) -> tuple[bytes | None, Version]
     return tried(str(path), "read", attempt)
 
 
-def create(path: RemotePath, content: bytes) -> Version:
-    """Write a file that is not there, in one step with the look. Raises FileExistsError if it is, and UserError."""
-    return _put_if(path, content, None)
+def put_if(path: RemotePath, content: bytes, before: Version | None) -> Version:
+    """Write a file if it still is of the version `before`, or not there if that is None, in one step with the look.
 
-
-def replace(path: RemotePath, content: bytes, version: Version) -> Version:
-    """Write a file if it is of a version still, in one step with the look.
-
-    Raises FileExistsError if it is not, and UserError.
+    Return its version then. Raises FileExistsError if it has changed, and UserError.
     """
-    return _put_if(path, content, version)
 
-
-def _put_if(path: RemotePath, content: bytes, before: Version | None) -> Version:
     def attempt() -> Version:
         mode: Any = "create" if before is None else before
         try:

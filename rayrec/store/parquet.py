@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +30,22 @@ def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile
     file = pq.ParquetFile(source, **options)
     texts = [f.name for f in file.schema_arrow if f.name in dictionaries and pa.types.is_string(f.type)]
     return pq.ParquetFile(source, metadata=file.metadata, read_dictionary=texts, **options) if texts else file
+
+
+def kept_parquet(path: Path, version: str) -> pq.ParquetFile:
+    """Return an open Parquet file, kept for the next reads of this thread, as it serves one reader at a time.
+
+    It is opened again if `version` is another one, or on a disk its size or time of change. Raises as `open_parquet`.
+
+    The footer describes every column of every row group, so parsing it costs as much as reading a row group.
+    """
+    state = None if isinstance(path, RemotePath) else (path.stat().st_size, path.stat().st_mtime_ns)
+    return _kept(path, version, state, get_ident())
+
+
+@lru_cache(maxsize=64)
+def _kept(path: Path, version: str, state: tuple[int, int] | None, thread: int) -> pq.ParquetFile:
+    return open_parquet(path)
 
 
 @dataclass(frozen=True)

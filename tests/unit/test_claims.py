@@ -23,7 +23,7 @@ from tests.faulty_store import Faults, faulty_store
 
 URI = "s3://bucket/out"
 FILES = ("a.json", "part-0", "part-1", "deep/part-2")
-_versioned, _write = objects.versioned, objects.write
+_versioned, _write, _put_if = objects.versioned, objects.write, objects.put_if
 
 
 class Killed(BaseException):
@@ -102,10 +102,12 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def replace(path: RemotePath, content: bytes, version: objects.Version) -> objects.Version:
-    """What stores can do, but no folder: look and write in one step."""
+def put_if(path: RemotePath, content: bytes, before: objects.Version | None) -> objects.Version:
+    """What stores can do, but of folders only for new files: look and write in one step."""
+    if before is None:
+        return _put_if(path, content, None)
     found = _versioned(path, 10**6)
-    if found is None or found[1] != version:
+    if found is None or found[1] != before:
         raise FileExistsError
     _write(path, io.BytesIO(content), len(content))
     written = _versioned(path, 10**6)
@@ -133,9 +135,9 @@ def write(name: str, fingerprint: str | None, shared: bool) -> None:
 
 REQUESTS = {
     # A look at the claim and what follows from it are one step: nobody is taken over in between.
-    "looked at before": (("versioned", "create", "replace", "files_below"), (False,)),
+    "looked at before": (("versioned", "put_if", "files_below"), (False,)),
     # Whatever was on its way may arrive late.
-    "on their way": (("versioned", "create", "replace", "files_below", "write", "delete"), (False, True)),
+    "on their way": (("versioned", "put_if", "files_below", "write", "delete"), (False, True)),
 }
 
 
@@ -145,7 +147,7 @@ def test_at_most_one_writer_succeeds(requests: str, seed: int, bucket: Path, mon
     """And the folder is its own, or, where a late request changed it, the manifest is, whose checksums show that."""
     steps, ways = REQUESTS[requests]
     draw, machines, succeeded = random.Random(seed), Machines(), []
-    monkeypatch.setattr(objects, "replace", replace)
+    monkeypatch.setattr(objects, "put_if", put_if)
     for name in steps:
         function = getattr(objects, name)
 
@@ -192,7 +194,7 @@ def test_at_most_one_writer_succeeds(requests: str, seed: int, bucket: Path, mon
 
 def test_a_manifest_does_not_list_itself(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though at a URI it is there before the others, as the claim."""
-    monkeypatch.setattr(objects, "replace", replace)
+    monkeypatch.setattr(objects, "put_if", put_if)
     with new_folder(to_path(URI), shared=True) as folder:
         (folder / "part").write_bytes(b"1")
         assert list(files_below(folder)) == [MANIFEST_FILE, "part"]
@@ -225,4 +227,4 @@ def test_a_conditional_put_whose_answer_was_lost_has_succeeded(tmp_path: Path, m
             with pytest.raises(UserError, match="already exists"):
                 Claim.take(folder, "")
             with pytest.raises(FileExistsError):
-                objects.create(folder / MANIFEST_FILE, b"2")
+                objects.put_if(folder / MANIFEST_FILE, b"2", None)

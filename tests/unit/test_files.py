@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import DiskError, UserError
-from rayrec.store.files import new_file, remove_unfinished_files, write_atomically, write_json
+from rayrec.store.files import files_below, write_atomically, write_json
 from rayrec.store.folders import new_folder, owned, require_output
 
 
@@ -43,17 +43,13 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    kept = [tmp_path / ".hidden" / "a.parquet", tmp_path / "train" / ".notes.txt", tmp_path / f"x.{'a' * 32}"]
-    for path in kept:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("1")
-    with new_file(tmp_path / "train" / "part.parquet") as temporary:
-        temporary.write_text("torn")
-        remove_unfinished_files(tmp_path)
-        assert not temporary.exists()
-        temporary.write_text("whole")
-    assert (tmp_path / "train" / "part.parquet").read_text() == "whole"
-    assert all(path.exists() for path in kept)
+    kept = ["checkpoints/step-1/.metadata", "train/part.parquet", f"x.{'a' * 32}"]
+    with new_folder(tmp_path / "out") as folder:
+        for name in (*kept, ".hidden/a.parquet", f"train/.part.parquet.{'a' * 32}"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("1")
+    assert list(files_below(tmp_path / "out")) == kept
+    assert not (tmp_path / "out" / ".hidden").exists()
 
 
 def test_new_folder_appears_when_it_is_whole(tmp_path: Path) -> None:

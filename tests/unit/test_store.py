@@ -43,13 +43,16 @@ LAST = "manifest.json"
 
 
 _REPLACING = threading.Lock()
+_put_if = objects.put_if
 
 
-def replace(path: RemotePath, content: bytes, version: objects.Version) -> objects.Version:
-    """What stores can do, but no folder: look and write in one step."""
+def put_if(path: RemotePath, content: bytes, before: objects.Version | None) -> objects.Version:
+    """What stores can do, but of folders only for new files: look and write in one step."""
+    if before is None:
+        return _put_if(path, content, None)
     with _REPLACING:
         found = objects.versioned(path, 10**6)
-        if found is None or found[1] != version:
+        if found is None or found[1] != before:
             raise FileExistsError
         path.write_bytes(content)
         written = objects.versioned(path, 10**6)
@@ -64,7 +67,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     store = LocalStore(folder, automatic_cleanup=True)
     monkeypatch.setattr(objects, "store_of", lambda _: store)
-    monkeypatch.setattr(objects, "replace", replace)
+    monkeypatch.setattr(objects, "put_if", put_if)
     use_machine(tmp_path / "one", monkeypatch)
     return folder
 
@@ -240,7 +243,7 @@ class Store:
         self.events: list[str] = []
         self.broken: set[str] = set()
         self.left: float = float("inf")
-        for name in ("write", "delete", "create", "replace"):
+        for name in ("write", "delete", "put_if"):
             monkeypatch.setattr(objects, name, self._noted(getattr(objects, name), "-" if name == "delete" else ""))
 
     def _noted(self, function: Callable[..., Any], sign: str) -> Callable[..., Any]:
@@ -418,6 +421,7 @@ def test_what_this_node_wrote_is_its_copy(bucket: Path, store: Store) -> None:
     attempt(".", False, "a")
     before = {path: path.stat().st_ino for path in place_on_this_node(RemotePath.of(URI)).rglob("*") if path.is_file()}
     assert before
+    assert not (place_on_this_node(RemotePath.of(URI)) / ".scratch").exists()
     on_this_node(to_path(URI))
     assert {path: path.stat().st_ino for path in on_this_node(to_path(URI)).rglob("*") if path.is_file()} == before
 
