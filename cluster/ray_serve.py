@@ -51,7 +51,7 @@ _UNREAD_MESSAGES = ("grpc.http2.bdp_probe", 0)
 """gRPC receives 64 KiB of a message before it is read. With this probe it receives as much as the connection is fast:
 all of every message, of all clients at once, on this machine."""
 _LONGEST_ASKING = 5.0
-"""Seconds for all replicas to answer a question of the command."""
+"""Seconds for all replicas, or all proxies, to answer a question of the command: a busy machine takes some."""
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 # The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
@@ -124,10 +124,10 @@ def close_haproxy() -> None:
 
     try:
         found = proxies()
-        ray.get([proxy.__ray_call__.remote(close) for proxy in found], timeout=_LONGEST_CLOSING)
+        ray.get([proxy.__ray_call__.remote(close) for proxy in found], timeout=_LONGEST_ASKING)
         deadline = time.monotonic() + _LONGEST_CLOSING
         while time.monotonic() < deadline:
-            if all(ray.get([proxy.__ray_call__.remote(is_closed) for proxy in found], timeout=_LONGEST_CLOSING)):
+            if all(ray.get([proxy.__ray_call__.remote(is_closed) for proxy in found], timeout=_LONGEST_ASKING)):
                 return
             time.sleep(0.05)
     except (RayError, TimeoutError):
