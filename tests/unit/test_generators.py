@@ -69,7 +69,7 @@ def test_rows_are_those_of_earlier_releases(
 
 @pytest.mark.parametrize("kind", SOURCES.packages)
 def test_rows_depend_on_seed_and_place_alone(make: Make, kind: str) -> None:
-    """More rows begin as fewer do, but for the last ones of a user or a display that the end cuts."""
+    """More rows begin as fewer do, but for the last of a user or display that the end cuts; a catalogue stays."""
     rows = 4_000 if kind == "outbrain" else CHUNK_ROWS + 3_000
     few, more, other = make(kind, rows, seed=2), make(kind, 2 * rows, seed=2, compress=True), make(kind, 900, seed=3)
     assert few.keys() == more.keys() == other.keys()
@@ -78,7 +78,7 @@ def test_rows_depend_on_seed_and_place_alone(make: Make, kind: str) -> None:
         if kind == "table":  # Its labels, the last column, are scaled on all rows.
             lines, of_more = ([line.rpartition(b",")[0] for line in part] for part in (lines, of_more))
         same = len(lines) if kind in ("criteo", "table") else len(lines) // 2
-        assert len(of_more) > len(lines) and of_more[:same] == lines[:same], name
+        assert len(of_more) >= len(lines) and of_more[:same] == lines[:same], name
     assert any(other[name][:900] != few[name][:900] for name in few)
 
 
