@@ -179,7 +179,7 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
     """Milliseconds of each part of an answer, alone in this process, and of the bare forward pass."""
     rows = parse_instances(body, predictor.raw_rows, 10**9).columns
-    encoded = predictor.encode(rows)
+    encoded = predictor.encode_stacked(rows)
     scores = predictor.predict_encoded(encoded)
 
     def answer() -> str:
@@ -187,7 +187,7 @@ def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
 
     return {
         "parse and check": _milliseconds(lambda: parse_instances(body, predictor.raw_rows, 10**9)),
-        "encode": _milliseconds(lambda: predictor.encode(rows)),
+        "encode": _milliseconds(lambda: predictor.encode_stacked(rows)),
         "forward": _milliseconds(lambda: predictor.predict_encoded(encoded)),
         "answer": _milliseconds(answer),
     }
