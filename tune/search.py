@@ -87,6 +87,7 @@ class Draws(Searcher):
             random_trials = min(10, max(4, settings.trials // 4))
             self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_trials)
         else:
+            assert settings.search in ("random", "grid"), settings.search
             self._study.sampler = optuna.samplers.RandomSampler(seed=seed)
         for assignment, besides in points:
             # A recipe outside of the space would mislead Optuna, which sees nothing of it.
