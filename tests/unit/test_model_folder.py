@@ -76,11 +76,11 @@ def test_a_table_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None
     table, values = _table(name, rows=3, dim=4), torch.arange(12.0).view(3, 4)
     _write(tmp_path / "model", table, lambda _, weights: weights.copy_(values))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert len(list((tmp_path / "model/weights/tables").iterdir())) == 1
     if "." in name:
         with pytest.raises(UserError, match="cannot name an embedding table"):
             ModelFolder.open(tmp_path / "model")
     else:
+        assert len(list((tmp_path / "model/weights/tables").iterdir())) == 1
         assert torch.equal(ModelFolder.open(tmp_path / "model").table(table), values)
 
 
