@@ -7,7 +7,7 @@ the row (from 0) and the field.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
@@ -99,7 +99,7 @@ class RawRows:
             if not row.keys() <= known:
                 others = [(name, value) for name, value in row.items() if name not in known]
                 if any(isinstance(value, Mapping) or self._is_missing_object(name, value) for name, value in others):
-                    return self._of_known_names(list(map(self._flat, rows)))
+                    return self._of_known_names([self._flat(number, given) for number, given in enumerate(rows)])
                 unknown = [name for name, _ in others if not self.is_unneeded(name)]
                 if unknown and self._column(unknown[0]) in self._known:
                     self.require_features(self.named(row))
@@ -111,8 +111,14 @@ class RawRows:
                 known.update(row)
         return rows
 
-    def _flat(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _flat(self, index: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the row with the fields of its objects as columns; a missing object has none."""
+        if not isinstance(row, Mapping):
+            return row
+        # An object without fields gives no column that could be unknown.
+        for name in _empty_objects(row, self._known):
+            if not self._is_missing_object(name, None) and not self.is_unneeded(name):
+                raise UserError(f"row {index}: {self.unknown(name)}")
         fields = flat_row(row, self._known).items()
         return {name: value for name, value in fields if not self._is_missing_object(name, value)}
 
@@ -213,6 +219,15 @@ class RawRows:
             if wrong.any():
                 row = int(wrong.argmax())
                 raise UserError(f"row {row}, '{needed.column}': {_wrong_list(needed, by_name, row)}")
+
+
+def _empty_objects(row: Mapping[str, Any], columns: Container[str], above: str = "") -> Iterator[str]:
+    """Yield the names of the objects without fields in a row, written as those of columns (`a.b`)."""
+    for name, value in row.items():
+        if isinstance(value, Mapping) and f"{above}{name}" not in columns:
+            if not value:
+                yield f"{above}{name}"
+            yield from _empty_objects(value, columns, f"{above}{name}.")
 
 
 def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -> str:

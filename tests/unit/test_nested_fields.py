@@ -105,9 +105,18 @@ def test_objects_that_the_first_rows_do_not_have(tmp_path: Path) -> None:
         ({"user": {"nam": "x"}}, r"row 0: .*'user\.nam'.*user\.name"),
         ({"user": 5}, "row 0: unknown feature 'user'"),
         ({"usr": None}, "row 0: unknown feature 'usr'"),
+        ({"usr": {}}, "row 0: unknown feature 'usr'"),
+        ({"user": {"nam": {}}}, r"row 0: .*'user\.nam'.*user\.name"),
+        ({"user": {"name": {}}}, r"row 0, .*'user\.name'"),
         ({"id": {"of": 1}}, "row 0, .*'id'"),
     ],
 )
 def test_a_request_with_an_object_of_other_fields(row: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         raw_rows().from_rows([row])
+
+
+def test_an_object_without_fields_has_missing_values() -> None:
+    assert raw_rows().from_rows([{"user": {}}]) == raw_rows().from_rows([{}])
+    with pytest.raises(UserError, match="row 1: the number 5"):
+        raw_rows().from_rows([{"user": {"name": "x"}}, 5])  # type: ignore[list-item]
