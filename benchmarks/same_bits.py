@@ -17,7 +17,6 @@ import csv
 import hashlib
 import json
 import math
-import re
 import shutil
 import signal
 import subprocess
@@ -32,8 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import requests
 from rich.console import Console
@@ -61,24 +58,6 @@ TRAINING = ("--set", "train.epochs=1", "--set", "train.log_every_steps=1")
 MEASURED = {"seconds", "samples_per_second", "rows_per_second", "data_wait_share", "peak_memory_bytes", "overflows"}
 """Keys of history.jsonl that differ from run to run."""
 
-INTENDED = {
-    "schema.json has no `leak`": "the contest's leak belongs to one data set, not to every schema",
-    "no metric map_with_leak@k": "it is of use for one closed contest only",
-    "statistics/constants.json has no `original`": "NVIDIA's defects are not repeated any more",
-    "no rates of sources, publishers, advertisers and campaigns with 10 rows": "only these defects read them",
-    "source `movielens` is called `interactions`": "the same code reads interactions of any origin",
-    "`ads` of :rank are called `candidates`": "the server ranks the candidates of any data set",
-    "schema.json names raw columns, and what features are computed from": "tables of one's own have any columns",
-    "rejected rows name the column and the value": "one's own files have many columns in which to look",
-    "vocabularies have an index (.arrow) beside them": "processes map it instead of loading the values",
-    "truth.json has `drift`, and `new_values` of each file": "generated days may drift",
-    "Outbrain's tables are drawn by the later checkout for both": "a smaller generator draws other rows",
-    "schema.json is of version 3: the `fingerprint` of a vocabulary is its `content_hash`": "one meaning a name",
-}
-"""Differences that are wanted, with the reason. They are taken out of both sides before these are compared."""
-NEW_KEYS = {"columns", "lookups", "inputs", "table"}
-"""Keys of schema.json and of its features that there were not before."""
-RATES_WITH_MORE_ROWS = {"source", "publisher", "advertiser", "campaign"}
 SHA256 = "sha256"
 """Of a tensor; numbers that may differ by a tolerance are not compared by it."""
 
@@ -139,22 +118,16 @@ class Side:
         """Return the generated raw files, and the dataset folder that the debug recipe makes of them."""
         model, file = DATASETS[data]
         raw, dataset = self._new("raw", data), self._new("dataset", data)
-        source = "movielens" if data == "interactions" and "movielens" in self._rayrec("generate", "--help") else data
-        generator = Side(REPOSITORY, self.folder, self.rows) if data == "outbrain" else self
-        generator._rayrec("generate", source, "--rows", self.rows, "--output", raw)
+        # One generator for both sides: a later one may draw other rows.
+        Side(REPOSITORY, self.folder, self.rows)._rayrec("generate", data, "--rows", self.rows, "--output", raw)
         generated = _hashes(raw)
         if file in BROKEN_LINES:
             with (raw / file).open("a") as lines:
                 lines.write(BROKEN_LINES[file])
         self._rayrec("preprocess", RECIPES[model], "--input", raw / file, "--output", dataset)
         schema = json.loads((dataset / "schema.json").read_text())
-        schema = {key: value for key, value in schema.items() if key not in {"leak", *NEW_KEYS}}
-        schema["features"] = [
-            {key: value for key, value in feature.items() if key not in NEW_KEYS} for feature in schema["features"]
-        ]
         manifest = json.loads((dataset / "manifest.json").read_text())
         rejected = [row for path in sorted(dataset.glob("rejected/*")) for row in pq.read_table(path).to_pylist()]
-        rejected = [{key: value for key, value in row.items() if key not in {"column", "value"}} for row in rejected]
         return {
             f"{data}: raw files": generated,
             f"{data}: dataset folder": _hashes(dataset, without=("manifest.json", "schema.json", "rejected")),
@@ -228,46 +201,21 @@ class Side:
         for display, ads in list(candidates.items())[:20]:
             texts = {"uuid", "geo_location"}
             context = {name: value if name in texts else int(value) for name, value in events[display].items() if value}
-            key = "candidates" if _answers(url, {"context": context, "candidates": ads}) else "ads"
-            answer = _answers(url, {"context": context, key: ads})
-            rankings.append([sorted(entry.values()) for entry in answer[key]])
+            answer = _answers(url, {"context": context, "candidates": ads})
+            rankings.append([sorted(entry.values()) for entry in answer["candidates"]])
         return rankings
 
 
-def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the SHA-256 of each file in a folder; the files of `INTENDED` without what differs."""
-    found: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_dir() or path.name == "result.json" or name.startswith(without):
-            continue
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.name == "truth.json":
-            found[name] = _without_days(json.loads(path.read_text()))
-        if name == "statistics/constants.json":
-            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "original"}
-        if path.parent.parent.name == "rates" and path.parent.name in RATES_WITH_MORE_ROWS:
-            # A file has the name of its first row, which may have gone.
-            del found[name]
-            with pa.memory_map(str(path)) as source:
-                rows = pa.ipc.open_file(source).read_all()
-                kept = rows.filter(pc.greater(rows["views"], 10)).to_pylist()
-            found.setdefault(f"statistics/rates/{path.parent.name}", []).extend(kept)
-    return found
-
-
-def _without_days(truth: dict[str, Any]) -> dict[str, Any]:
-    """Return what truth.json has of rows that are all alike, without the name of the source."""
-    files = [{key: value for key, value in file.items() if key != "new_values"} for file in truth.get("files", [])]
-    return {**{key: value for key, value in truth.items() if key not in ("source", "drift")}, "files": files}
+def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the SHA-256 of each file in a folder, but for results and what `without` names."""
+    names = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    kept = {name: path for name, path in names.items() if path.name != "result.json" and not name.startswith(without)}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in kept.items()}
 
 
 def _without_measured(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of history.jsonl without what was measured, learning rates (their keys may change) and
-    the leak.
-    """
-    left_out = ("lr_", "map_with_leak@")
-    return {key: value for key, value in record.items() if key not in MEASURED and not key.startswith(left_out)}
+    """Return a record of history.jsonl without what was measured."""
+    return {key: value for key, value in record.items() if key not in MEASURED}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -290,13 +238,6 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
         return {where: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return {path: leaf for key, item in items for path, leaf in flat(item, f"{where}/{key}").items()}
-
-
-def _leaves(value: Any) -> dict[str, Any]:
-    """Return the leaves of a comparison but for those of `INTENDED` that a side may have computed earlier."""
-    leaves = {path.replace("/fingerprint", "/content_hash"): leaf for path, leaf in flat(value).items()}
-    is_index = re.compile(r"/vocabular(y|ies)/.*\.arrow")
-    return {path: leaf for path, leaf in leaves.items() if not is_index.fullmatch(path) and path != "/version"}
 
 
 def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.0) -> str | None:
@@ -343,7 +284,7 @@ def main() -> None:
         folders = [_folder(checkout, options.work, Path(temporary)) for checkout in (before, REPOSITORY)]
         expected = Side(before, folders[0] / f"rows-{options.rows}", options.rows).compute()
         actual = Side(REPOSITORY, folders[1] / f"rows-{options.rows}", options.rows).compute()
-    sides = {what: (_leaves(expected.get(what)), _leaves(actual.get(what))) for what in {**expected, **actual}}
+    sides = {what: (flat(expected.get(what)), flat(actual.get(what))) for what in {**expected, **actual}}
     differences = {what: first_difference(*values, options.tolerance) for what, values in sides.items()}
     largest = {what: largest_difference(*values) for what, values in sides.items()}
     table = Table(
@@ -351,13 +292,9 @@ def main() -> None:
     )
     for what, difference in differences.items():
         table.add_row(what, str(len(sides[what][0])), f"{largest[what]:.1e}", difference or "equal")
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    console.print("Left out on both sides, because these changes are wanted:")
-    for change, reason in INTENDED.items():
-        console.print(f"  {change}: {reason}", highlight=False)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
     if options.output:
-        report = {"commits": [folder.name for folder in folders], "rows": options.rows, "intended": INTENDED}
+        report = {"commits": [folder.name for folder in folders], "rows": options.rows}
         report |= {"tolerance": options.tolerance, "largest_differences": largest, "differences": differences}
         write_json(options.output, {"machine": machine.described(), **report})
     sys.exit(any(differences.values()))
