@@ -49,38 +49,6 @@ def test_every_display_has_its_ads_and_one_click(generated: tuple[Frames, Outbra
     assert set(pd.concat([clicks, test])["ad_id"]) <= set(tables["promoted_content"]["ad_id"])
 
 
-def test_documents(generated: tuple[Frames, OutbrainTruth]) -> None:
-    tables = generated[0]
-    meta = tables["documents_meta"]
-    assert meta["document_id"].tolist() == list(range(1, len(meta) + 1))
-    assert 0.01 < meta["source_id"].isna().mean() < 0.06 and 0.15 < meta["publish_time"].isna().mean() < 0.35
-    for aspect, value in (("categories", "category_id"), ("topics", "topic_id"), ("entities", "entity_id")):
-        table = tables[f"documents_{aspect}"]
-        assert not table.duplicated(["document_id", value]).any()
-        assert table["confidence_level"].between(0, 1, inclusive="neither").all()
-        assert 0.02 < 1 - table["document_id"].nunique() / len(meta) < 0.3
-        assert set(table["document_id"]) <= set(meta["document_id"])
-    assert tables["documents_entities"]["entity_id"].str.fullmatch("[0-9a-f]{32}").all()
-    ads = tables["promoted_content"]
-    assert ads["ad_id"].tolist() == list(range(1, len(ads) + 1)) and ads.notna().all(axis=None)
-    assert set(ads["document_id"]) <= set(meta["document_id"])
-    assert len(ads) > ads["campaign_id"].nunique() > ads["advertiser_id"].nunique()
-    assert (ads.groupby("campaign_id")["advertiser_id"].nunique() == 1).all()
-
-
-def test_users_view_what_they_are_shown(generated: tuple[Frames, OutbrainTruth]) -> None:
-    """Landings are among the page views, and topics of one user repeat."""
-    tables = generated[0]
-    views, events = tables["page_views"], tables["events"]
-    assert views["uuid"].nunique() > 0.9 * events["uuid"].nunique()
-    keys = ["uuid", "document_id", "timestamp"]
-    assert 0.85 < events[keys].merge(views[keys].drop_duplicates(), on=keys).shape[0] / len(events) < 0.97
-    main = tables["documents_topics"].sort_values("confidence_level").drop_duplicates("document_id", keep="last")
-    topics = views.merge(main, on="document_id")[["uuid", "topic_id"]]
-    largest = topics.groupby("uuid")["topic_id"].agg(lambda of_user: of_user.value_counts().iloc[0] / len(of_user))
-    assert largest.median() > 0.25
-
-
 def test_truth(generated: tuple[Frames, OutbrainTruth]) -> None:
     """MAP@12 against one computed display by display from the utilities that the generator drew."""
     tables, truth = generated
@@ -107,21 +75,6 @@ def test_truth(generated: tuple[Frames, OutbrainTruth]) -> None:
     late = tables["events"].query(f"timestamp >= {11 * DAY}")["display_id"]
     assert truth.held_out is not None
     assert truth.held_out.displays == len(set(late) & set(clicks["display_id"]))
-
-
-def test_more_rows_begin_as_fewer_do(generated: tuple[Frames, OutbrainTruth], tmp_path: Path) -> None:
-    more = generated[0]
-    generate(tmp_path / "fewer", 4_000, seed=1, compress=True)
-    assert (tmp_path / "fewer" / "events.csv.gz").exists()
-    fewer = frames_of(tmp_path / "fewer")
-    assert len(fewer["clicks_train"]) == 4_000
-    # The last display is made to fit.
-    last = fewer["events"]["display_id"].iloc[-1]
-    for name, frame in fewer.items():
-        kept = frame[frame["display_id"] < last] if "display_id" in frame else frame
-        pd.testing.assert_frame_equal(more[name].iloc[: len(kept)], kept.reset_index(drop=True), check_dtype=False)
-    generate(tmp_path / "other", 1_000, seed=2)
-    assert not frames_of(tmp_path / "other")["clicks_train"].equals(more["clicks_train"][:1_000])
 
 
 def test_any_number_of_rows_is_whole_displays() -> None:
