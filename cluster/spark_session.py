@@ -19,6 +19,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
 from rayrec.common.process import interrupts_kept
 from rayrec.config.preprocess import SparkConfig
+from rayrec.internals.pyspark import forget_properties
 from rayrec.internals.ray_core import remove_java_libraries
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
                 configs=properties,
             )
     except Py4JJavaError as error:
+        forget_properties(config.conf)
         if not config.conf:
             raise
         raise UserError(f"preprocess.spark.conf: {error.java_exception.getMessage()}") from error
@@ -110,6 +112,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
         yield session
     finally:
         raydp.stop_spark()
+        forget_properties(config.conf)
 
 
 @dataclass(frozen=True)

@@ -40,3 +40,7 @@ def test_spark_is_looked_at_while_it_works_and_later(no_spark: None, tmp_path: P
     (log,) = events.iterdir()
     kinds = {json.loads(line)["Event"] for line in log.read_text().splitlines()}
     assert {"SparkListenerTaskEnd", "SparkListenerApplicationEnd"} <= kinds
+    # A later session of this process has none of these properties: it would fail for want of the folder.
+    log.unlink()
+    events.rmdir()
+    run(request.model_copy(update={"output": tmp_path / "again", "set": settings[:1]}), SilentProgress())
