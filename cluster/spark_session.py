@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,28 +91,27 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
         f"spark.ray.raydp_spark_master.actor.resource.{_HEAD}": "0.001",
         **{name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in config.conf.items()},
     }
-    try:
-        with _quiet_java(), interrupts_kept():
-            session = raydp.init_spark(
-                app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
-                num_executors=executors.count,
-                executor_cores=executors.cores,
-                executor_memory=f"{executors.heap // 2**20}m",
-                # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
-                fault_tolerant_mode=False,
-                configs=properties,
-            )
-    except Py4JJavaError as error:
-        forget_properties(config.conf)
-        if not config.conf:
-            raise
-        raise UserError(f"preprocess.spark.conf: {error.java_exception.getMessage()}") from error
-    try:
+    with ExitStack() as ends:
+        ends.callback(forget_properties, config.conf)
+        try:
+            with _quiet_java(), interrupts_kept():
+                session = raydp.init_spark(
+                    # The name of a Ray actor, which must be unique in the cluster.
+                    app_name=f"{name}-{uuid4().hex[:8]}",
+                    num_executors=executors.count,
+                    executor_cores=executors.cores,
+                    executor_memory=f"{executors.heap // 2**20}m",
+                    # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
+                    fault_tolerant_mode=False,
+                    configs=properties,
+                )
+        except Py4JJavaError as error:
+            if not config.conf:
+                raise
+            raise UserError(f"preprocess.spark.conf: {error.java_exception.getMessage()}") from error
+        ends.callback(raydp.stop_spark)
         _wake(session, executors)
         yield session
-    finally:
-        raydp.stop_spark()
-        forget_properties(config.conf)
 
 
 @dataclass(frozen=True)
