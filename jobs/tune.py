@@ -130,8 +130,9 @@ def run(request: TuneRequest, progress: Progress) -> Result:
 
             training = trial_training(recipe.resolve().train)
             settings = replace(settings, train=partial(train_trial, training), in_actors=training.on == "process")
-            execution = Execution.on_ray(TUNE, concurrent_trials(settings, request.concurrent))
-            outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
+            at_once = concurrent_trials(settings, request.concurrent)
+            execution = Execution.on_ray(TUNE, at_once)
+            outcomes = run_sweep(settings, at_once=at_once, resume=request.resume, progress=progress)
             # The best of many noisy values is too good: train the best ones again with other seeds.
             found = []
             if request.confirm:

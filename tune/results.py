@@ -17,7 +17,7 @@ from rayrec.store.files import write_atomically
 from tune.search import study_of
 from tune.space import Parameter, Space, own_assignment
 from tune.sweep_folder import Sweep, SweepSettings, TrialOutcome, outcome_rows
-from tune.tuner import run_sweep
+from tune.tuner import concurrent_trials, run_sweep
 
 SEEDS = 3
 """How many other seeds each candidate is trained with."""
@@ -60,7 +60,8 @@ def confirm(
     """
     again = best_trials(settings, outcomes, count)
     second = second_sweep(settings, again, count)
-    runs = run_sweep(second, concurrent=concurrent, resume=True, progress=progress, what="trainings with other seeds")
+    at_once = concurrent_trials(second, concurrent)
+    runs = run_sweep(second, at_once=at_once, resume=True, progress=progress, what="trainings with other seeds")
     return candidates(settings, again, runs)
 
 

@@ -56,12 +56,12 @@ STATE_FOLDER = ".tune"
 
 
 def run_sweep(
-    settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress, what: str = "trials"
+    settings: SweepSettings, *, at_once: int, resume: bool, progress: Progress, what: str = "trials"
 ) -> list[TrialOutcome]:
     """Run the trials, or with `resume` those that have not ended; return all outcomes, the best first.
 
-    Needs a Ray session, and that this process owns the sweep's folder (`owned_folder`). `concurrent`: trials at once,
-    by default as many as fit. `what`: the name of the stage that is shown. Raises ConfigError before the first trial if
+    Needs a Ray session, and that this process owns the sweep's folder (`owned_folder`). `at_once`: see
+    `concurrent_trials`. `what`: the name of the stage that is shown. Raises ConfigError before the first trial if
     the sweep cannot work, and UserError if no trial came to an evaluation.
     """
     os.environ.update(_ENVIRONMENT)
@@ -97,7 +97,6 @@ def run_sweep(
     remove(state)
     known = read_outcomes(settings) if resume else []
     left = settings.size - sum(outcome.state in ENDED_STATES for outcome in known)
-    at_once = concurrent_trials(settings, concurrent)
     if left:
         # Tune starts a `Trial` for each assignment that the searcher gives it, and asks the scheduler after each
         # evaluation whether it goes on.
