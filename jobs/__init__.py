@@ -15,11 +15,11 @@ class Listed(NamedTuple):
     example: str
     """A whole command line."""
     details: str = ""
-    """What its own help says beside the summary."""
+    """More sentences for the command's own help."""
 
     @property
     def text(self) -> str:
-        """Summary and details, a paragraph each."""
+        """Return summary and details, a paragraph each."""
         return "\n\n".join(filter(None, (self.summary, self.details)))
 
 

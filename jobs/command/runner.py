@@ -60,7 +60,7 @@ class Command(Generic[RequestT]):
 
     @property
     def listed(self) -> Listed:
-        """What the list of commands says of it."""
+        """Return its entry in the list of commands."""
         return COMMANDS[self.name]
 
     @property

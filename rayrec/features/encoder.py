@@ -52,7 +52,7 @@ class _Group:
     lookup: VocabularyLookup | _JoinedVocabularies | None
     """None without vocabularies."""
     names: tuple[str, ...]
-    """Of the features."""
+    """The names of the features."""
     columns: tuple[str, ...]
     """The raw columns that they are made of; of a cross, the features."""
 

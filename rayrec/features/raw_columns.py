@@ -31,7 +31,7 @@ class RawColumn(Config):
     type: RawType
     """The type of a value: numbers, integers and texts are lists. An integer read as a text is its decimal digits."""
     separator: str | None = None
-    """What separates the values of a list that a file or a request gives as one text (`rayrec.features.text_forms`);
+    """The separator of the values of a list that a file or a request gives as one text (`rayrec.features.text_forms`);
     None takes lists alone.
     """
     time_format: TimeFormat = "iso"

@@ -19,7 +19,7 @@ class StackedColumns:
     schema: pa.Schema
     num_rows: int
     stacks: Mapping[tuple[str, ...], pa.Array]
-    """By the names of its columns each stack: (columns * n,) values, column after column."""
+    """Each stack by the names of its columns: (columns * n,) values, column after column."""
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> "StackedColumns":

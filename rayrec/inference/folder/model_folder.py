@@ -127,9 +127,9 @@ class ModelFolder:
     """A model folder whose parts were found to be there and to fit together; weights are read on demand."""
 
     folder: Path
-    """Its path or URI."""
+    """The path or URI of the folder."""
     here: Path
-    """Its files on this node."""
+    """The folder on this node: itself, or the copy of a URI."""
     schema: Schema
     recipe: Recipe
     metrics: Metrics

@@ -160,10 +160,8 @@ class Catalogue:
         """Return the displays and the page views of the users of block `number` (from 0)."""
         rng = self.world.rng("block", number)
         # A user cares for two topics, and is at one place, mostly with one device.
-        interests, home = (
-            self.topics[_popular(rng, TOPICS, (BLOCK_USERS, 2))],
-            rng.choice(self.places.size, BLOCK_USERS),
-        )
+        interests = self.topics[_popular(rng, TOPICS, (BLOCK_USERS, 2))]
+        home = rng.choice(self.places.size, BLOCK_USERS)
         device = rng.choice(3, BLOCK_USERS, p=(0.4, 0.47, 0.13)) + 1
 
         def visits(counts: NDArray[np.int64]) -> Records:
@@ -315,14 +313,8 @@ def _of_block(
 
     def seen(visits: Records) -> list[Any]:
         """Return the columns that events and page views share."""
-        place = places[visits["place"]]
-        return [
-            _hexadecimal(visits["user"], 14),
-            visits["document"] + 1,
-            visits["timestamp"],
-            visits["platform"],
-            place,
-        ]
+        user, place = _hexadecimal(visits["user"], 14), places[visits["place"]]
+        return [user, visits["document"] + 1, visits["timestamp"], visits["platform"], place]
 
     tables = {
         OutbrainTable.EVENTS: [first + 1 + np.arange(len(displays)), *seen(displays["landing"])],
