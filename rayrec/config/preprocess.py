@@ -29,6 +29,10 @@ Span = Annotated[
 """A fraction, or a number of seconds, minutes, hours, days or weeks such as `12h`."""
 
 
+Duration = Annotated[str, Field(pattern=_DURATION, examples=["1d"])]
+"""A number of seconds, minutes, hours, days or weeks such as `12h`."""
+
+
 def _texts(given: Any) -> Any:
     """Return one value or a list of them as a tuple of texts; YAML reads `1` and `true` as other types."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config, NumberFormat, TimeFormat, Zone
-from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
+from rayrec.config.preprocess import Duration, Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig, seconds_of
 from rayrec.config.transforms import Clip, Log, Log2
 
 
@@ -121,6 +121,10 @@ class ListRule(_CategoricalRule):
     """Column with a weight of at least 0 for each value, written as the list is; where empty, all are 1."""
     max_length: PositiveInt = 16
     """Most values of a list; others are cut off."""
+    keep: Literal["first", "last"] | None = None
+    """Which values of a longer list stay; `null`: the last ones, the newest, where `source.time` is given, else the
+    first ones.
+    """
     pooling: Literal["sum", "mean"] = "mean"
     """Weighted sum of the embeddings, or weighted mean."""
 
@@ -301,14 +305,110 @@ class SideTableConfig(FileFormat):
 
 
 class RateConfig(Config):
-    """A numeric feature `rate_KEY`: the smoothed mean label of rows with the same key."""
+    """A numeric feature `rate_KEY`: the smoothed mean label of rows with the same key; with `source.time`, of those
+    that happened before the row.
+    """
 
     keys: Names
     """Columns of the key: texts, or numbers that are features."""
     smoothing: NonNegativeFloat = 20.0
     """Number of rows with the mean label that are added to each key."""
+    delay: Duration | None = None
+    """Time from a row to when its label is known, such as `1d`; it needs `source.time`."""
     transforms: tuple[NumericStep, ...] = (FitStandardize(),)
     """Steps as in a numeric rule."""
+
+
+class TakeCount(Config):
+    """The number of events: NAME_count."""
+
+    op: Literal["count"] = "count"
+
+
+class TakeAge(Config):
+    """Days since the last event, missing if there is none: NAME_age."""
+
+    op: Literal["age"] = "age"
+
+
+class TakeRate(Config):
+    """The mean label of the events, NAME_rate, or the mean of a column of numbers, NAME_rate_COLUMN; smoothed by the
+    mean of the events of all keys up to the last full minute.
+    """
+
+    op: Literal["rate"] = "rate"
+    column: str | None = None
+    """Column of the events; `null`: the label of the log."""
+    smoothing: NonNegativeFloat = 5.0
+    """Number of events with that mean that are added to each key."""
+
+
+class TakeMean(Config):
+    """The mean of a column of numbers, missing if no event has one: NAME_mean_COLUMN."""
+
+    op: Literal["mean"] = "mean"
+    column: str
+    """Column of the events."""
+
+
+class TakeSum(Config):
+    """The sum of a column of numbers: NAME_sum_COLUMN."""
+
+    op: Literal["sum"] = "sum"
+    column: str
+    """Column of the events."""
+
+
+class TakeLast(Config):
+    """The list of a column's newest values, the oldest of them first: NAME_last_COLUMN."""
+
+    op: Literal["last"] = "last"
+    column: str
+    """Column of the events: categories."""
+    length: PositiveInt = 20
+    """Most values."""
+
+
+_Take = Annotated[TakeCount | TakeAge | TakeRate | TakeMean | TakeSum | TakeLast, Field(discriminator="op")]
+Take = Annotated[_Take, BeforeValidator(_named, json_schema_input_type=Literal["age", "count", "rate"] | _Take)]
+
+
+class HistoryConfig(FileFormat):
+    """Columns of what is known of a row's past: of the events with the same key that happened before it.
+
+    An event counts for the rows with event.time + delay < row.time. Columns that no rule of `features` names become
+    features: numbers, and lists that share the table of their column's feature.
+    """
+
+    by: Names
+    """Columns of the key: texts, or numbers that are features. The events have columns of the same names."""
+    path: str | None = None
+    """File, folder, glob or URI of the events; `null`: the rows of the log, of all splits."""
+    time: str | TimeColumn | None = None
+    """Column with the times of events at `path`; `null`: as in `source.time`."""
+    where: LabelCondition | None = None
+    """Condition for the events that count; `null`: all do."""
+    window: Duration | None = None
+    """How far before the row events count, such as `7d`; `null`: all that happened before."""
+    delay: Duration | None = None
+    """Time from an event to when it is known, label included; events that are not known yet do not count."""
+    known: Duration | None = None
+    """How often a server gets the newest events: a row knows the events up to the last full `1d` (since 1970, UTC)."""
+    take: Annotated[tuple[Take, ...], Field(min_length=1)]
+    """What is taken of the events."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "HistoryConfig":
+        if self.time is not None and self.path is None:
+            raise ValueError("time: is that of events at `path`; those of the log have source.time")
+        for number, take in enumerate(self.take):
+            if isinstance(take, TakeRate) and take.column is None and self.path is not None:
+                raise ValueError(f"take.{number}.column: missing; events at `path` have no label, so name a column")
+        if self.window is not None and not seconds_of(self.window):
+            raise ValueError("window: is empty; give a longer one, or leave it out to count all earlier events")
+        if self.known is not None and not seconds_of(self.known):
+            raise ValueError("known: is empty; leave it out where a server knows each event at once")
+        return self
 
 
 class TableSourceConfig(SourceConfig, FileFormat):
@@ -334,7 +434,21 @@ class TableSourceConfig(SourceConfig, FileFormat):
     rates: tuple[RateConfig, ...] = ()
     """Label rates by key, as features."""
     rate_folds: Annotated[int, Field(ge=2)] = 5
-    """Number of folds of `train` for `rates`; a row gets the other folds' rate."""
+    """Number of folds of `train` for `rates` without `time`; a row gets the other folds' rate."""
+    histories: dict[str, HistoryConfig] = {}
+    """What happened before a row, by name: counts, rates, ages and lists of earlier events of its key."""
+
+    @model_validator(mode="after")
+    def _the_past_needs_a_time(self) -> "TableSourceConfig":
+        if self.time is None:
+            if self.histories:
+                raise ValueError(
+                    f"histories.{next(iter(self.histories))}: the past of a row needs its time; add `time`"
+                )
+            for number, rate in enumerate(self.rates):
+                if rate.delay is not None:
+                    raise ValueError(f"rates.{number}.delay: needs the times of rows; add `time`")
+        return self
 
     @property
     def label_column(self) -> str:

@@ -1,7 +1,8 @@
-"""Looks up what raw rows lack: columns of side tables, and rates of the label; for a table in Spark and for a request.
+"""Looks up what raw rows lack, for a table in Spark and for a request: columns of side tables, label rates, the past.
 
 The tables are those of `rayrec.features.lookup_table`, with the text that is looked up in the column `key`. Those of
-rates have the counts `rows` and `positives`, and in preprocessing also those of each fold (`rows_0`, `positives_0`).
+histories are described in `rayrec.features.histories`. Those of rates have the counts `rows` and `positives`, and in
+preprocessing also those of each fold (`rows_0`, `positives_0`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -13,14 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.features.histories import HistoryTable, moments_of
 from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
-from rayrec.features.raw_columns import STATISTICS_FOLDER, Rate, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate
 from rayrec.features.schema import Schema
 from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
 COUNTS = (ROWS, POSITIVES)
-TABLES_FOLDER, RATES_FOLDER = "tables", "rates"
+TABLES_FOLDER, RATES_FOLDER, HISTORIES_FOLDER = "tables", "rates", "histories"
 SEPARATOR = "\x1f"
 """The unit separator of ASCII joins several keys to one text; keys that contain it themselves may share a rate."""
 KEY_FIELDS = (pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False))
@@ -28,9 +30,10 @@ KEY_FIELDS = (pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), Fals
 RATE_SCHEMA = pa.schema([*KEY_FIELDS, *(pa.field(name, pa.int64(), False) for name in COUNTS)])
 
 
-def lookup_folder(statistics: Path, lookup: SideTable | Rate) -> Path:
+def lookup_folder(statistics: Path, lookup: Lookup) -> Path:
     """Return the folder of the table of a look-up."""
-    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / file_name(lookup.name)
+    folders = {"table": TABLES_FOLDER, "rate": RATES_FOLDER, "history": HISTORIES_FOLDER}
+    return statistics / folders[lookup.kind] / file_name(lookup.name)
 
 
 class Lookups:
@@ -55,16 +58,20 @@ class Lookups:
             values, weights = feature.inputs
             self._weighed.setdefault(weights, []).append(values)
         wanted = set(schema.looked_up if columns is None else columns)
-        self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], LookupTable]] = []
+        self._lookups: list[tuple[Lookup, tuple[str, ...], LookupTable]] = []
         for lookup in reversed(schema.lookups):
             names = tuple(name for name in lookup.columns if name in wanted)
             if not names:
                 continue
-            wanted.update(lookup.keys)
+            wanted.update(lookup.reads)
             path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
             if rates_by_fold is not None and isinstance(lookup, Rate):
                 path = rates_by_fold / file_name(lookup.name)
-            self._lookups.insert(0, (lookup, names, LookupTable.open(path)))
+            if isinstance(lookup, History):
+                table: LookupTable = HistoryTable.of_history(path, lookup)
+            else:
+                table = LookupTable.open(path)
+            self._lookups.insert(0, (lookup, names, table))
 
     @classmethod
     @lru_cache(maxsize=16)
@@ -80,15 +87,13 @@ class Lookups:
 
     def reads(self, columns: Sequence[str]) -> list[str]:
         """Return the columns of raw files that `columns` are taken or looked up from."""
-        keys = [key for lookup, _, _ in self._lookups for key in lookup.keys]
+        keys = [key for lookup, _, _ in self._lookups for key in lookup.reads]
         looked_up = {name for _, names, _ in self._lookups for name in names}
         return [name for name in dict.fromkeys((*columns, *keys)) if name not in looked_up]
 
-    def keys_found(
-        self, raw: pa.RecordBatch
-    ) -> Iterator[tuple[SideTable | Rate, LookupTable, pa.Array, NDArray[np.bool_]]]:
+    def keys_found(self, raw: pa.RecordBatch) -> Iterator[tuple[Lookup, LookupTable, pa.Array, NDArray[np.bool_]]]:
         """Yield each look-up that n rows need with its table, their keys (n,), null where one is missing, and (n,)
-        whether the table has them. Rows that give all that is looked up need none.
+        whether the table has them, or an event before the row. Rows that give all that is looked up need none.
         """
         given = raw.schema.names
         chained = {key for lookup, _, _ in self._lookups for key in lookup.keys}.difference(given)
@@ -97,7 +102,11 @@ class Lookups:
             needs = any(name not in given or raw[name].null_count for name in names)
             if needs and all(key in completed.schema.names for key in lookup.keys):
                 keys = joined_keys([completed[key] for key in lookup.keys])
-                yield lookup, table, keys, table.find_texts(keys) != UNKNOWN
+                if isinstance(lookup, History) and isinstance(table, HistoryTable):
+                    found = table.count(lookup, keys, _moments(completed, lookup.time)) > 0
+                else:
+                    found = table.find_texts(keys) != UNKNOWN
+                yield lookup, table, keys, found
 
     def complete(self, raw: pa.RecordBatch, folds: NDArray[np.int64] | None = None) -> pa.RecordBatch:
         """Add the columns that are looked up, with the types of the schema; what the rows give of them stays.
@@ -113,14 +122,22 @@ class Lookups:
             if not lacking:
                 continue
             # One search by the keys, then a gather for each column.
-            found = np.full(raw.num_rows, UNKNOWN)
+            keys = pa.nulls(raw.num_rows, pa.string())
             if all(key in columns for key in lookup.keys):
-                found = table.find_texts(joined_keys([columns[key] for key in lookup.keys]))
+                keys = joined_keys([columns[key] for key in lookup.keys])
+            past: dict[str, pa.Array] = {}
+            if isinstance(lookup, History) and isinstance(table, HistoryTable):
+                times = columns.get(lookup.time, pa.nulls(raw.num_rows, pa.timestamp("us", "UTC")))
+                past = table.complete(lookup, lacking, keys, moments_of(times))
+            else:
+                found = table.find_texts(keys)
             for name in lacking:
                 if isinstance(lookup, Rate):
                     counts = counts_of(table, COUNTS, found, folds)
                     rates = smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing)
                     values = pa.array(rates)
+                elif name in past:
+                    values = past[name].cast(self._types[name])
                 else:
                     values = table.column(name, found, self._types[name])
                 # What a row gives itself stays.
@@ -140,6 +157,12 @@ class Lookups:
         for other in self._weighed[name]:
             found = pc.if_else(raw[other].is_valid(), given, found) if other in names else found
         return found
+
+
+def _moments(rows: pa.RecordBatch, time: str) -> NDArray[np.int64]:
+    """Return (n,) the moments of n rows, now for those without one."""
+    times = rows[time] if time in rows.schema.names else pa.nulls(rows.num_rows, pa.timestamp("us", "UTC"))
+    return moments_of(times)
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:

@@ -80,6 +80,11 @@ class SideTable(Config):
         """Return the raw columns that it is looked up by."""
         return (self.key,)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the raw columns that it needs."""
+        return self.keys
+
 
 class Rate(Config):
     """A raw column (number) that is looked up by keys: the smoothed rate of the label in rows of `train`.
@@ -101,8 +106,59 @@ class Rate(Config):
         """Return the raw columns that it gives."""
         return (self.name,)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the raw columns that it needs."""
+        return self.keys
 
-Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
+
+class Taken(Config):
+    """A raw column that is taken of the past of a row."""
+
+    column: str
+    op: Literal["count", "age", "rate", "mean", "sum", "last"]
+    of: str | None = None
+    """The column of the events; None for what needs none, and for the label."""
+    smoothing: float = 0.0
+    """Of a rate: events with the mean of all keys that are added."""
+    length: int = 0
+    """Of the last values: most of them."""
+
+
+class History(Config):
+    """Raw columns that are taken of events with the same key that happened before the row.
+
+    With all times in microseconds, those with `since - window <= event.time < since` count, where `since` is
+    `row.time - delay`, or with `known` the last full `known` up to the row's time, less `delay`. Events of the same
+    moment are either all in the past or none is.
+    """
+
+    kind: Literal["history"] = "history"
+    name: str
+    """The table lies in the folder `statistics/histories/NAME` (`rayrec.features.histories`)."""
+    keys: tuple[str, ...]
+    """Raw columns of texts or numbers."""
+    time: str
+    """The raw column of the row's time; a row without one is of now."""
+    delay: int = 0
+    window: int | None = None
+    """None counts all events before the row."""
+    known: int | None = None
+    """None knows an event as soon as it counts."""
+    takes: tuple[Taken, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the raw columns that it gives."""
+        return tuple(taken.column for taken in self.takes)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the raw columns that it needs."""
+        return (*self.keys, self.time)
+
+
+Lookup = Annotated[SideTable | Rate | History, Field(discriminator="kind")]
 
 
 def is_index(name: str) -> bool:

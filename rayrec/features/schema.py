@@ -156,6 +156,8 @@ class MultiHotFeature(CategoricalFeature):
     pooling: Literal["sum", "mean"] = "sum"
     hotness: PositiveInt = 1
     """Most ids of a row; longer raw lists are cut."""
+    keep: Literal["first", "last"] = Field("first", exclude_if=lambda given: given == "first")
+    """Which ids of a longer list stay."""
 
     @model_validator(mode="after")
     def _transforms_of_lists(self) -> "MultiHotFeature":
@@ -266,7 +268,7 @@ class Schema(Config):
             if type(feature) is CategoricalFeature:
                 ids.add(feature.name)
         for lookup in self.lookups:
-            for name in (*lookup.keys, *lookup.columns):
+            for name in (*lookup.reads, *lookup.columns):
                 if name not in raw:
                     raise ValueError(f"lookup '{lookup.name}': no column '{name}'")
         return self

@@ -360,10 +360,10 @@ def encode_multi_hot(
 ) -> pa.Array:
     """Return a list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
 
-    Missing elements (null, the empty string) are dropped with their weights, the first `hotness` of the others stay,
-    and of these the unlisted ones become id 0. With `weights`, lists of numbers, the elements are ids with their
-    weights (`weighted_type`), which are 1 in rows whose list of weights is null. Raises UserError naming the feature if
-    a column has another type, or weights do not belong to the values.
+    Missing elements (null, the empty string) are dropped with their weights, the first or last `hotness` of the others
+    stay (`MultiHotFeature.keep`), and of these the unlisted ones become id 0. With `weights`, lists of numbers, the
+    elements are ids with their weights (`weighted_type`), which are 1 in rows whose list of weights is null. Raises
+    UserError naming the feature if a column has another type, or weights do not belong to the values.
     """
     if pa.types.is_null(column.type):
         column = column.cast(pa.list_(pa.null()))
@@ -378,11 +378,14 @@ def encode_multi_hot(
     if weights is not None and not pa.types.is_null(weights.type) and wrong_weights(weights, column).any():
         raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
 
-    # Leave missing values out, then those beyond the first `hotness` of a row.
+    # Leave missing values out, then those beyond the first, or before the last, `hotness` of a row.
     present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
     is_present = present.to_numpy(zero_copy_only=False)
     row, values = row[is_present], values.filter(present)
-    position = np.arange(len(row)) - np.searchsorted(row, row)
+    if feature.keep == "last":
+        position = np.searchsorted(row, row, side="right") - 1 - np.arange(len(row))
+    else:
+        position = np.arange(len(row)) - np.searchsorted(row, row)
     kept = position < feature.hotness
     row, values = row[kept], values.filter(pa.array(kept))
 

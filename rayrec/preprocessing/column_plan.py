@@ -16,6 +16,8 @@ from rayrec.config.table import (
     CategoricalRule,
     CrossRule,
     FitStandardize,
+    HistoryConfig,
+    LabelCondition,
     ListRule,
     NumericRule,
     NumericStep,
@@ -27,7 +29,14 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.config.transforms import Elapsed
-from rayrec.features.raw_columns import ListLength, Rate, RawColumn, SideTable
+from rayrec.features.raw_columns import History, ListLength, Rate, RawColumn, SideTable, Taken
+from rayrec.preprocessing.history_plan import (
+    default_rule,
+    event_columns,
+    events_of_rate,
+    plan_history,
+    plan_rate_in_time,
+)
 from rayrec.raw.table_reader import TableFiles, TableReader
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
@@ -102,6 +111,10 @@ class ColumnPlan:
     tables: tuple[SideTable, ...]
     rates: tuple[Rate, ...]
     """The rates of the label to look up; the mean that they state is not known yet."""
+    histories: tuple[tuple[History, HistoryConfig], ...]
+    """What is taken of earlier events, and how these are read."""
+    event_columns: tuple[str, ...]
+    """The columns of the files, beside those of requests, that events of the log have."""
     features: tuple[PlannedFeature, ...]
     """The features in the order of the schema: crosses are last."""
     label: str
@@ -120,7 +133,7 @@ class ColumnPlan:
 
     def reader(self, log: TableFiles, source: TableSourceConfig, split: SplitConfig) -> TableReader:
         """Return the reader of the rows. Raises UserError as `TableFiles.reader`."""
-        by_time = self.time if isinstance(split, TimeSplitConfig) else None
+        by_time = self.time if self.histories or isinstance(split, TimeSplitConfig) else None
         required = [name for name in (source.group, source.candidate, by_time) if name is not None]
         return log.reader(
             self.read,
@@ -157,6 +170,8 @@ class _Planner:
     wanted: dict[str, tuple[RawColumn, str]] = field(default_factory=dict)
     """How a raw column is read, and the key in the recipe that wants it so."""
     features: list[PlannedFeature] = field(default_factory=list)
+    past: dict[str, Taken] = field(default_factory=dict)
+    """The columns that histories give."""
 
     def plan(self) -> ColumnPlan:
         config = self.config
@@ -166,7 +181,10 @@ class _Planner:
         label = config.label_column
         weights = {rule.weights for rule in config.features if isinstance(rule, ListRule) and rule.weights is not None}
         taken = self._match_rules({label, *roles.values(), *weights}, label)
-        used = {*taken, label, *roles.values(), *keys, *weights}
+        of_events = {
+            name for past in config.histories.values() if past.path is None for name in event_columns(past, label)
+        }
+        used = {*taken, label, *roles.values(), *keys, *weights, *of_events, *self.past}
         if unmatched := [name for name in self.available if name not in used and not self.config.is_ignored(name)]:
             more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
             _fail(
@@ -184,9 +202,13 @@ class _Planner:
                     self._want(RawColumn(name=name, type="text"), "preprocess.split.column")
                 case _:
                     self._want(RawColumn(name=name, type="text"), f"source.{role}")
-        rates = self._plan_rates()
+        rates, histories = self._plan_rates()
+        histories = (*self._plan_histories(), *histories)
+        of_log = [past for _, past in histories if past.path is None]
+        of_past = dict.fromkeys(name for past in of_log for name in event_columns(past, label))
         inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
         of_rates = {key for rate in rates for key in rate.keys}
+        of_rates |= {key for history, _ in histories for key in history.keys}
         for key, where in keys.items():
             # A number that is also a feature is a key of rates as it is.
             if key not in of_rates or key not in self.wanted or self.wanted[key][0].type != "number":
@@ -195,8 +217,10 @@ class _Planner:
         self._check_shares()
         self._check_crosses()
         # A request has what features are computed from or looked up by. Rates are looked up, never read.
-        looked_up = {rate.name: RawColumn(name=rate.name, type="number") for rate in rates}
-        in_requests = dict.fromkeys((*inputs, *keys))
+        of_label = (rate_column(rate.keys) for rate in config.rates)
+        looked_up = {name: RawColumn(name=name, type="number") for name in of_label}
+        times = [history.time for history, _ in histories]
+        in_requests = dict.fromkeys((*inputs, *keys, *times))
         # What the dataset keeps beside the features must not have the name of one.
         taken_names = {*inputs, *keys, *(feature.name for feature in self.features)}
         kept: list[KeptColumn] = []
@@ -211,6 +235,8 @@ class _Planner:
             columns=tuple(looked_up[name] if name in looked_up else self.wanted[name][0] for name in in_requests),
             tables=tables,
             rates=rates,
+            histories=histories,
+            event_columns=tuple(name for name in of_past if name not in in_requests),
             features=tuple(sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))),
             label=label,
             time=roles.get("time"),
@@ -235,6 +261,12 @@ class _Planner:
                 if f"{table}_{name}" in found:
                     _fail(f"source.tables.{table}", f"two columns are named '{table}_{name}'; rename the table")
                 found[f"{table}_{name}"] = table
+        for history, config in self.config.histories.items():
+            for taken in plan_history(history, config, "").takes:
+                if taken.column in found:
+                    _fail(f"source.histories.{history}", f"two columns are named '{taken.column}'; rename the history")
+                found[taken.column] = ""
+                self.past[taken.column] = taken
         return found
 
     def _roles(self) -> dict[str, str]:
@@ -270,6 +302,12 @@ class _Planner:
                 where = f"source.rates.{number}.keys"
                 if key not in self.available:
                     self._unknown(where, key, self.available)
+                found[key] = where
+        for history, past in config.histories.items():
+            for key in past.by:
+                where = f"source.histories.{history}.by"
+                if key not in self.available or key in self.past:
+                    self._unknown(where, key, [name for name in self.available if name not in self.past])
                 found[key] = where
         for name, where in found.items():
             if name == self.config.label_column:
@@ -337,7 +375,7 @@ class _Planner:
                 name
                 for name in self.available
                 if matches(name, entry)
-                and name not in {*matched, *columns, *roles}
+                and name not in {*matched, *columns, *roles, *self.past}
                 and not self.config.is_ignored(name)
             ]
         if not columns:
@@ -353,6 +391,9 @@ class _Planner:
     def _add(self, rule: Rule, column: str, where: str) -> None:
         """Make the features of a column, and say how it is read."""
         assert not isinstance(rule, CrossRule)
+        if isinstance(rule, ListRule) and rule.keep is None:
+            is_in_time = self.config.time is not None
+            rule = rule.model_copy(update={"keep": "last" if is_in_time else "first"})
         name, has_ids = rule.name or column, False
         inputs: tuple[str, ...] = (column,)
         match rule:
@@ -443,16 +484,70 @@ class _Planner:
                 f"{_described(before, column)} in {place}; a column can be read in one way only, so change one of them",
             )
 
-    def _plan_rates(self) -> tuple[Rate, ...]:
-        rates = []
+    def _plan_rates(self) -> tuple[tuple[Rate, ...], tuple[tuple[History, HistoryConfig], ...]]:
+        """Return the label rates of a log without times, and those of earlier rows in one with times."""
+        rates, in_time = list[Rate](), list[tuple[History, HistoryConfig]]()
         for number, rate in enumerate(self.config.rates):
             name, where = rate_column(rate.keys), f"source.rates.{number}"
             if name in self.available:
                 _fail(where, f"the rate would be named '{name}', like a column; rename the column")
             rule = NumericRule(columns=(name,), transforms=rate.transforms)
             self.features.append(PlannedFeature(name, (name,), rule, where))
-            rates.append(Rate(name=name, keys=rate.keys, smoothing=rate.smoothing, mean=0.0))
-        return tuple(rates)
+            if self.config.time_column is not None:
+                in_time.append((plan_rate_in_time(name, rate, self.config.time_column), events_of_rate(rate)))
+            else:
+                rates.append(Rate(name=name, keys=rate.keys, smoothing=rate.smoothing, mean=0.0))
+        return tuple(rates), tuple(in_time)
+
+    def _plan_histories(self) -> tuple[tuple[History, HistoryConfig], ...]:
+        """Say how the columns of events are read, and make features of what is taken of them."""
+        time, histories = self.config.time_column, []
+        for name, given in self.config.histories.items():
+            assert time is not None
+            where, history, config = f"source.histories.{name}", plan_history(name, given, time), given
+            if config.where is not None and config.path is None:
+                config = self._with_condition(config, config.where, f"{where}.where")
+            for number, take in enumerate(config.take):
+                column, place = getattr(take, "column", None), f"{where}.take.{number}.column"
+                if column is None or config.path is not None:
+                    continue
+                if column == self.config.label_column:
+                    _fail(place, f"column '{column}' is the label; leave it out of a rate, which is of the label")
+                self._known(place, column)
+                if take.op != "last":
+                    self._want(RawColumn(name=column, type="number"), place)
+                elif column not in self.wanted:
+                    self._want(RawColumn(name=column, type="text"), place)
+            named = {column for feature in self.features for column in feature.inputs}
+            for taken in history.takes:
+                if taken.column not in named and not self.config.is_ignored(taken.column):
+                    self._add(default_rule(taken, self._table_of(taken.of)), taken.column, where)
+                kinds = ("texts", "integers") if taken.op == "last" else ("number",)
+                if taken.column in self.wanted and self.wanted[taken.column][0].type not in kinds:
+                    what = "a list of values" if taken.op == "last" else "a number"
+                    _fail(self.wanted[taken.column][1], f"column '{taken.column}' is {what}; change the rule's kind")
+            histories.append((history, config))
+        return tuple(histories)
+
+    def _with_condition(self, config: HistoryConfig, where: LabelCondition, place: str) -> HistoryConfig:
+        """Say how the column of a condition on events of the log is read; one on the label is of 0 and 1."""
+        self._known(place, where.column)
+        if where.column != self.config.label_column:
+            self._want(RawColumn(name=where.column, type="number" if where.at_least is not None else "text"), place)
+        elif isinstance(self.config.label, LabelCondition):
+            if where != self.config.label:
+                _fail(
+                    place, f"column '{where.column}' is the label, of which only source.label is known; give the same"
+                )
+            return config.model_copy(update={"where": LabelCondition(column=where.column, at_least=1.0)})
+        return config
+
+    def _table_of(self, column: str | None) -> str | None:
+        """Return the feature whose table lists the values of a column."""
+        for feature in self.features:
+            if feature.inputs == (column,) and isinstance(feature.rule, CategoricalRule):
+                return feature.rule.share or feature.name
+        return None
 
     def _plan_tables(self, used: set[str]) -> tuple[SideTable, ...]:
         tables = []

@@ -1,6 +1,6 @@
 """Features of a table: what is fitted to the rows of `train`, and the schema that comes of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -83,7 +83,8 @@ def fit_features(
             dict[str, tuple[NumericTransform, ...]],
             lambda files: fit_numbers(workspace.within(files), read, train, numbers),
         )
-    listed = listings(plan.features, plan.columns, config)
+    past = {name for history, _ in plan.histories for name in history.columns}
+    listed = listings(plan.features, plan.columns, config, past)
     vocabularies, known = fit_vocabularies(workspace, stages, read, train, listed, growth, held_out)
     features = build_features(plan.features, config, Fits(fitted, vocabularies, values, earlier))
     categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
@@ -96,14 +97,20 @@ def fit_features(
 
 
 def listings(
-    features: Sequence[PlannedFeature], raw: Sequence[RawColumn], config: RowsPreprocessConfig
+    features: Sequence[PlannedFeature],
+    raw: Sequence[RawColumn],
+    config: RowsPreprocessConfig,
+    past: Collection[str] = (),
 ) -> dict[str, Listing]:
-    """Return the vocabularies to fit, by their feature; the columns of features that share one are added.
+    """Return the vocabularies to fit, by their feature; the columns of features that share one are added, without those
+    that histories give (`past`).
 
     Values that a rule lists are spelled in the form of their column, one of `raw`.
     """
     columns: dict[str, tuple[str, ...]] = {}
     for feature in features:
+        if feature.shares and feature.inputs[0] in past:
+            continue  # the values of earlier rows, which count in these
         owner = feature.shares or feature.name
         columns[owner] = (*columns.get(owner, ()), feature.inputs[0])
     forms = {column.name: column.form for column in raw}
@@ -154,7 +161,9 @@ def _feature(
         return VectorFeature(name=name, inputs=inputs, size=rule.size, normalize=rule.normalize)
     transforms, cardinality = _transforms(owner, config, fits, ranges.get(owner.name, ()))
     kind = MultiHotFeature if isinstance(rule, ListRule) else CategoricalFeature
-    lists = {"hotness": rule.max_length, "pooling": rule.pooling} if isinstance(rule, ListRule) else {}
+    lists = {}
+    if isinstance(rule, ListRule):
+        lists = {"hotness": rule.max_length, "pooling": rule.pooling, "keep": rule.keep}
     table = None if owner is feature else owner.name
     return kind(name=name, inputs=inputs, transforms=transforms, cardinality=cardinality, table=table, **lists)
 

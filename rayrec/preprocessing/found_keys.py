@@ -11,7 +11,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import KEY, SEPARATOR, Lookups
-from rayrec.features.raw_columns import Rate, SideTable
+from rayrec.features.raw_columns import History, Lookup, Rate, SideTable
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import FoundKeys
 from rayrec.preprocessing.lookups import CompletedRows
@@ -100,7 +100,10 @@ def count_found_keys(
             if config is not None or split != "train" or not rates_of_train
         ]
         reason, gain = _why(workspace, rows, lookup, of_lookup)
-        what = f"side table '{lookup.name}' ({config.path})" if config is not None else f"label rate '{lookup.name}'"
+        if isinstance(lookup, History) and counts.found:
+            continue  # the first rows of a key have no past
+        kind = "history" if isinstance(lookup, History) else "label rate"
+        what = f"{kind} '{lookup.name}'" if config is None else f"side table '{lookup.name}' ({config.path})"
         text = f"{what}: {counts.described(' and '.join(lookup.keys))}{reason}"
         if counts.share < least:
             raise UserError(
@@ -114,9 +117,7 @@ def count_found_keys(
     return total, warnings
 
 
-def _why(
-    workspace: Workspace, rows: CompletedRows, lookup: SideTable | Rate, segments: Sequence[Segment]
-) -> tuple[str, float]:
+def _why(workspace: Workspace, rows: CompletedRows, lookup: Lookup, segments: Sequence[Segment]) -> tuple[str, float]:
     """Return three keys of rows that find none and three of the table, and the way of writing them by which most would
     be found, with the share of rows that it would add.
     """

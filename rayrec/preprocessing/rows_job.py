@@ -17,9 +17,9 @@ from rayrec.config.preprocess import (
     RowsPreprocessConfig,
     TimeSplitConfig,
 )
-from rayrec.config.table import SideTableConfig, TableSourceConfig
+from rayrec.config.table import FileFormat, HistoryConfig, TableSourceConfig
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
-from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup, Rate, SideTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate, SideTable
 from rayrec.features.schema import Feature, Schema
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import (
@@ -37,6 +37,7 @@ from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.found_keys import count_found_keys
+from rayrec.preprocessing.histories import Events, events_of_files, events_reader, write_history
 from rayrec.preprocessing.lookups import (
     CompletedRows,
     Folds,
@@ -187,8 +188,16 @@ class RowsJob:
         log = open_table(
             self._inputs.files, source, is_ignored=lambda name: name != source.label_column and source.is_ignored(name)
         )
-        self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
-        self.files = (*self._inputs.files, *(file for table in self._tables.values() for file in table.files))
+        self._tables = {
+            name: open_beside(f"source.tables.{name}.path", table.path, table) for name, table in source.tables.items()
+        }
+        self._events = {
+            name: open_beside(f"source.histories.{name}.path", history.path, history)
+            for name, history in source.histories.items()
+            if history.path is not None
+        }
+        beside = (*self._tables.values(), *self._events.values())
+        self.files = (*self._inputs.files, *(file for table in beside for file in table.files))
         names = {name: table.columns.names for name, table in self._tables.items()}
         self._plan = plan_columns(source, config.split, log.columns.names, names)
         if parent is not None:
@@ -204,6 +213,12 @@ class RowsJob:
             )
             for table in self._plan.tables
         }
+        given = {column.name: column for column in self._plan.columns}
+        self._event_readers = {
+            history.name: events_reader(self._events[history.name], history, config, given)
+            for history, config in self._plan.histories
+            if config.path is not None
+        }
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
@@ -212,7 +227,7 @@ class RowsJob:
         # Parse: raw files become Parquet files of the columns that are needed, bad rows set aside. Where the split of a
         # row follows from the row alone, they are divided into splits at once.
         in_requests = {column.name for column in plan.columns}
-        raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
+        raw = [column for column in plan.read if column.name in {*in_requests, *plan.event_columns, plan.time}]
         kept = KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
         keys = keys_of_files([file.name for file in inputs.files], self._parent)
         division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
@@ -248,7 +263,7 @@ class RowsJob:
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
         forms = self._forms_of_texts(extracted)
-        train, others = self._write_lookups(workspace, stages, schema, forms, segments["train"], rejected)
+        train, others = self._write_lookups(workspace, stages, schema, forms, segments, rejected)
         keys_found, warnings = dict[str, FoundKeys](), list[str]()
         if others.schema.lookups:
             keys_found, warnings = stages.run(
@@ -336,8 +351,11 @@ class RowsJob:
         shared = {feature.shares for feature in self._plan.features}
         # Columns that share a vocabulary have the same texts for the same values.
         sharing = [f.inputs[0] for f in self._plan.features if f.shares or f.name in shared]
-        forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
-        return {**text_forms(extracted), **forms}
+        forms: dict[str, TextForm] = {**text_forms(extracted), **dict.fromkeys(sharing, "number")}
+        for taken in (taken for history, _ in self._plan.histories for taken in history.takes):
+            if taken.of is not None:
+                forms.setdefault(taken.column, forms.get(taken.of, "text"))
+        return forms
 
     def _write_lookups(
         self,
@@ -345,17 +363,18 @@ class RowsJob:
         stages: Stages,
         schema: Schema,
         forms: Mapping[str, TextForm],
-        train: Sequence[Segment],
+        segments: Mapping[str, Sequence[Segment]],
         rejected: dict[str, int],
     ) -> tuple[CompletedRows, CompletedRows]:
-        """Write side tables and rates; return the readers of rows of `train` and of others. Counts bad rows.
+        """Write side tables, histories and rates; return the readers of rows of `train` and of others. Counts bad rows.
 
         `forms`: those of the texts of the log; those of side tables are found here.
         """
         source, plan, statistics = self._source, self._plan, workspace.folder / STATISTICS_FOLDER
+        most = self._config.max_rejected_fraction
 
         def write_table(table: SideTable, forms: Mapping[str, TextForm]) -> WrittenTable:
-            config, most = source.tables[table.name], self._config.max_rejected_fraction
+            config = source.tables[table.name]
             reader, files = self._readers[table.name], self._tables[table.name].files
             return stages.run(
                 f"table-{file_name(table.name)}",
@@ -382,14 +401,27 @@ class RowsJob:
         elif plan.rates:
             rows = CompletedRows(with_tables, workspace.folder)
             rates = stages.run(
-                "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, train, plan.rates, folds)
+                "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, segments["train"], plan.rates, folds)
             )
             stages.leave(
                 "served-rates",
                 lambda folder: write_served_rates(workspace, rates, folds, folder),
                 statistics / RATES_FOLDER,
             )
-        lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
+        rows = CompletedRows(with_tables, workspace.folder)
+        every_segment = [segment for of_split in segments.values() for segment in of_split]
+        types = {column.name: column.arrow for column in plan.read}
+        for history, config in plan.histories:
+
+            def write_events(folder: Path, history: History = history, config: HistoryConfig = config) -> None:
+                events = Events(every_segment, rows.read, history.time, schema.label, types, forms)
+                if config.path is not None:
+                    reader, files = self._event_readers[history.name], self._events[history.name].files
+                    events = events_of_files(workspace, history, config, reader, files, most, forms)
+                write_history(workspace, history, config, events, folder)
+
+            stages.leave(f"history-{file_name(history.name)}", write_events, lookup_folder(statistics, history))
+        lookups: tuple[Lookup, ...] = (*plan.tables, *rates, *(history for history, _ in plan.histories))
         complete = with_tables.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
         by_fold = rates and self._parent is None
@@ -451,9 +483,9 @@ def _require_features(names: Sequence[str], parent: Dataset) -> None:
     assert list(names) == before, "the order is that of rules and crosses"
 
 
-def open_side_table(name: str, config: SideTableConfig) -> TableFiles:
-    """Return the files of a side table. Raises UserError naming the key in the recipe."""
+def open_beside(where: str, path: str, config: FileFormat) -> TableFiles:
+    """Return the files of a table beside the log. Raises UserError naming the key in the recipe, `where`."""
     try:
-        return open_table(list_inputs([config.path]), config)
+        return open_table(list_inputs([path]), config)
     except UserError as error:
-        raise type(error)(f"source.tables.{name}.path: {error}") from None
+        raise type(error)(f"{where}: {error}") from None

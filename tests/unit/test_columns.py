@@ -83,7 +83,7 @@ def test_the_plan_of_a_table() -> None:
         KeptColumn("group", "user_id", "user_id_group"),
         KeptColumn("candidate", "item_id", "item_id_candidate"),
     )
-    (users,), (rate,) = found.tables, found.rates
+    (users,), ((rate, _),) = found.tables, found.histories
     assert (users.key, users.columns) == ("user_id", ("users_age", "users_zip"))
     assert (rate.name, rate.keys) == ("rate_user_id_C1", ("user_id", "C1"))
     in_requests = ["price", "user_id", "C1", "C2", "C10", "item_id", "tags", "ts"]

@@ -1,0 +1,222 @@
+"""The past of rows: what is taken of the events with their key that happened before them.
+
+A table of events (`rayrec.features.lookup_table`) has a row for each key, with lists of one element per event, in order
+of time:
+
+- `events`: structs of `time` (microseconds since 1970) and, for each column of numbers, how many values there were
+  up to this event (`rows:COLUMN`), and their sum (`sum:COLUMN`), so that what is taken of events in a row is the
+  difference of two of them;
+- `value:COLUMN` for each column whose last values are taken.
+
+A file beside it has the same numbers of the events of all keys by minute, for the mean that rates tend to.
+
+Preprocessing and the server call `HistoryTable.complete` alike, so a request is completed as a training row was.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.features.lookup_table import HASH, LookupTable, TablePart, read_arrow, search_ranges
+from rayrec.features.raw_columns import History, Taken
+
+EVENTS, TIME = "events", "time"
+LABEL = ""
+"""What `Taken.of` is for the label, within the names of fields."""
+MINUTE = 60_000_000
+"""Microseconds."""
+DAY = 86_400_000_000
+_MEANS_ENDING = ".means"
+
+
+def rows_field(of: str | None) -> str:
+    """Return the name of the field with the number of a column's values."""
+    return f"rows:{of or LABEL}"
+
+
+def sum_field(of: str | None) -> str:
+    """Return the name of the field with the sum of a column's values."""
+    return f"sum:{of or LABEL}"
+
+
+def values_column(of: str | None) -> str:
+    """Return the name of the table's column with a column's values."""
+    return f"value:{of}"
+
+
+def means_file(folder: Path) -> Path:
+    """Return the file with the sums of all keys of the table in `folder`."""
+    return folder.with_name(f"{folder.name}{_MEANS_ENDING}")
+
+
+def summed(history: History) -> list[str | None]:
+    """Return the columns of which running sums are kept; None for the label."""
+    return list(dict.fromkeys(taken.of for taken in history.takes if taken.op in ("rate", "mean", "sum")))
+
+
+def listed(history: History) -> list[str]:
+    """Return the columns of which the values are kept."""
+    return list(dict.fromkeys(taken.of for taken in history.takes if taken.op == "last" and taken.of is not None))
+
+
+def horizon_of(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the moments (n,) before which events count, of rows at some moments (n,), in microseconds."""
+    known = moments if history.known is None else moments // history.known * history.known
+    return known - history.delay
+
+
+@dataclass
+class _Past:
+    """The events of n rows that count, in one part of the table: elements begin[i] ... end[i] - 1."""
+
+    part: TablePart
+    asked: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """The first event of the key."""
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def difference(self, values: NDArray) -> NDArray:
+        """Return (n,) what running sums grow by over the events that count."""
+        last = np.where(self.end > self.start, values[self.end - 1], 0)
+        return last - np.where(self.begin > self.start, values[self.begin - 1], 0)
+
+
+class HistoryTable(LookupTable):
+    """The events of a history by key."""
+
+    means: "Means | None" = None
+
+    @classmethod
+    def of_history(cls, folder: Path, history: History) -> Self:
+        """Map the tables in `folder`. Raises UserError if one is damaged."""
+        table = cls.open(folder)
+        if any(taken.op == "rate" for taken in history.takes):
+            table.means = Means.open(means_file(folder))
+        return table
+
+    def complete(
+        self, history: History, columns: Collection[str], keys: pa.Array, moments: NDArray[np.int64]
+    ) -> dict[str, pa.Array]:
+        """Return the raw columns `columns` of n rows with these keys (n,) at these moments (n,), in microseconds."""
+        horizon = horizon_of(history, moments)
+        pasts = self._pasts(history, keys, horizon)
+        takes = [taken for taken in history.takes if taken.column in columns]
+        return {taken.column: self._take(taken, pasts, moments, horizon) for taken in takes}
+
+    def count(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (n,) how many events count for n rows."""
+        count = np.zeros(len(keys), np.int64)
+        for past in self._pasts(history, keys, horizon_of(history, moments)):
+            count[past.asked] = past.end - past.begin
+        return count
+
+    def _pasts(self, history: History, keys: pa.Array, horizon: NDArray[np.int64]) -> list[_Past]:
+        pasts = []
+        for part, asked, places in self._by_part(self.find_texts(keys)):
+            offsets, fields = part.lists(EVENTS)
+            start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
+            end, _ = search_ranges(fields[TIME], start, stop, horizon[asked])
+            begin = start
+            if history.window is not None:
+                begin, _ = search_ranges(fields[TIME], start, end, horizon[asked] - history.window)
+            pasts.append(_Past(part, asked, start, begin, end))
+        return pasts
+
+    def _take(
+        self, taken: Taken, pasts: Sequence[_Past], moments: NDArray[np.int64], horizon: NDArray[np.int64]
+    ) -> pa.Array:
+        n = len(moments)
+        if taken.op == "last":
+            return self._last(taken, pasts, n)
+        if taken.op == "age":
+            age, is_known = np.zeros(n), np.zeros(n, bool)
+            for past in pasts:
+                times = past.part.lists(EVENTS)[1][TIME]
+                is_known[past.asked] = past.end > past.begin
+                age[past.asked] = (moments[past.asked] - times[np.maximum(past.end - 1, 0)]) / DAY
+            return pa.array(age, mask=~is_known)
+        if taken.op == "count":
+            count = np.zeros(n)
+            for past in pasts:
+                count[past.asked] = past.end - past.begin
+            return pa.array(count)
+        rows, total = np.zeros(n), np.zeros(n)
+        for past in pasts:
+            fields = past.part.lists(EVENTS)[1]
+            rows[past.asked] = past.difference(fields[rows_field(taken.of)])
+            total[past.asked] = past.difference(fields[sum_field(taken.of)])
+        if taken.op == "sum":
+            return pa.array(total)
+        if taken.op == "rate":
+            assert self.means is not None
+            mean, is_known = self.means.at(taken, horizon)
+            with_mean = np.where(is_known, taken.smoothing, 0.0)
+            rows, total = rows + with_mean, total + with_mean * mean
+        return pa.array(total / np.where(rows > 0, rows, 1), mask=rows <= 0)
+
+    def _last(self, taken: Taken, pasts: Sequence[_Past], n: int) -> pa.Array:
+        assert taken.of is not None
+        lengths, parts, owners = np.zeros(n, np.int64), [], []
+        for past in pasts:
+            first = np.maximum(past.begin, past.end - taken.length)
+            sizes = past.end - first
+            lengths[past.asked] = sizes
+            # The elements first[i] ... end[i] - 1 of all rows, one after the other.
+            elements = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+            parts.append(past.part.batch[values_column(taken.of)].values.take(pa.array(elements)))
+            owners.append(np.repeat(past.asked, sizes))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        if not parts:
+            return pa.nulls(n)
+        values = pa.concat_arrays(parts)
+        if len(parts) > 1:
+            values = values.take(pa.array(np.concatenate(owners).argsort(kind="stable")))
+        return pa.ListArray.from_arrays(offsets, values)
+
+
+class Means:
+    """The numbers of all keys, minute by minute."""
+
+    def __init__(self, table: pa.RecordBatch) -> None:
+        """Take `time`, the last microsecond of each minute with events, and running numbers as those of events."""
+        self._table = table
+        self._times: NDArray[np.int64] = table[TIME].to_numpy()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Map the file. Raises UserError if it is damaged."""
+        _, batches = read_arrow(path, "create its folder again")
+        return cls(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
+
+    def at(self, taken: Taken, horizon: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return (n,) the means of a column over all minutes that ended before some moments (n,), and (n,) whether
+        there was a value.
+        """
+        places = self._times.searchsorted(horizon) - 1
+        rows, total = (self._table[name].to_numpy()[places] for name in (rows_field(taken.of), sum_field(taken.of)))
+        is_known = (places >= 0) & (rows > 0)
+        return np.where(is_known, total / np.where(rows > 0, rows, 1), 0.0), is_known
+
+
+def moments_of(times: pa.Array) -> NDArray[np.int64]:
+    """Return (n,) the moments of n times in microseconds since 1970; a missing one is now."""
+    moments = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return moments.fill_null(time.time_ns() // 1_000).to_numpy(zero_copy_only=False)
+
+
+def history_schema(history: History, types: dict[str, pa.DataType], key_fields: Sequence[pa.Field]) -> pa.Schema:
+    """Return the columns of a table of events; `types`: of columns whose values are kept."""
+    numbers = [pa.field(TIME, pa.int64(), False)]
+    for of in summed(history):
+        numbers += [pa.field(rows_field(of), pa.int64(), False), pa.field(sum_field(of), pa.float64(), False)]
+    lists = [pa.field(EVENTS, pa.list_(pa.struct(numbers)), False)]
+    lists += [pa.field(values_column(of), pa.list_(types[of]), False) for of in listed(history)]
+    assert key_fields[0].name == HASH
+    return pa.schema([*key_fields, *lists])

@@ -1,0 +1,238 @@
+"""Writes the tables of events that the past of rows is looked up in (`rayrec.features.histories`).
+
+The events of a key come together by the key's hash, and SQL in the task puts them in order of time. Events of one
+moment are in the order of their values, so that the files do not depend on the order of the rows.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.config.table import HistoryConfig, TimeColumn
+from rayrec.features.hashes import hash_texts
+from rayrec.features.histories import (
+    EVENTS,
+    MINUTE,
+    TIME,
+    history_schema,
+    listed,
+    means_file,
+    rows_field,
+    sum_field,
+    summed,
+)
+from rayrec.features.lookup_table import HASH, write_file
+from rayrec.features.lookups import KEY, KEY_FIELDS, joined_keys
+from rayrec.features.raw_columns import History, RawColumn
+from rayrec.features.text_forms import TextForm, in_form
+from rayrec.preprocessing.extract import extract_tables, pieces_of
+from rayrec.preprocessing.lookups import KeyedRows, shuffle_rows
+from rayrec.preprocessing.segments import ReadRows, Segment, cut_row_groups, make_segments, read_piece
+from rayrec.preprocessing.sql import query
+from rayrec.preprocessing.workspace import Workspace
+from rayrec.raw.input_files import InputFile
+from rayrec.raw.rows import read_labels
+from rayrec.raw.table_reader import TableFiles, TableReader
+from rayrec.store.files import new_file
+from rayrec.store.paths import file_name
+
+_EVENTS_PER_BATCH = 262_144
+_EXACT = 2.0**53
+"""Whole numbers below this have exact sums in float64."""
+_FIRST_HASH = np.iinfo(np.int64).min
+"""A hash of the first range, which brings the numbers of all keys together."""
+_MINUTES = pa.schema(
+    [(HASH, pa.int64()), ("of", pa.int32()), (TIME, pa.int64()), ("value", pa.float64()), ("rows", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Where the events of a history are read."""
+
+    segments: Sequence[Segment]
+    read: ReadRows
+    time: str
+    """The column of their times."""
+    label: str | None
+    """The column of the label (0 or 1); None if they have none."""
+    types: Mapping[str, pa.DataType]
+    """The types of columns as they are read."""
+    forms: Mapping[str, TextForm]
+    """The forms of texts by column: values are spelled as the lists of rows are."""
+
+
+def events_reader(
+    files: TableFiles, history: History, config: HistoryConfig, columns: Mapping[str, RawColumn]
+) -> TableReader:
+    """Return the reader of events at a path; `columns`: those of the log, by name. An event without a key or a time is
+    bad. Raises UserError as `TableFiles.reader`.
+    """
+    number = RawColumn(name="", type="number", number_format=config.number_format)
+    time = config.time or history.time
+    found = {key: columns[key].model_copy(update={"null_values": ()}) for key in history.keys}
+    if isinstance(time, TimeColumn):
+        found[time.column] = RawColumn(name=time.column, type="time", time_format=time.format, zone=time.zone)
+    else:
+        found[time] = columns[history.time].model_copy(update={"name": time, "null_values": ()})
+    for of in (of for of in summed(history) if of is not None):
+        found[of] = number.model_copy(update={"name": of})
+    for of in listed(history):
+        found.setdefault(of, RawColumn(name=of, type="text"))
+    if config.where is not None and config.where.column not in found:
+        of = config.where.column
+        is_number = config.where.at_least is not None
+        found[of] = number.model_copy(update={"name": of}) if is_number else RawColumn(name=of, type="text")
+    return files.reader(list(found.values()), required=[*history.keys, _time_column(history, config)])
+
+
+def _time_column(history: History, config: HistoryConfig) -> str:
+    time = config.time or history.time
+    return time.column if isinstance(time, TimeColumn) else time
+
+
+def events_of_files(
+    workspace: Workspace,
+    history: History,
+    config: HistoryConfig,
+    reader: TableReader,
+    files: Sequence[InputFile],
+    max_rejected: float,
+    forms: Mapping[str, TextForm],
+) -> Events:
+    """Parse the files of events, and set bad ones aside. Raises UserError if more than `max_rejected` of them is bad.
+
+    `forms`: those of the texts of the log, by column.
+    """
+    name = f"events {file_name(history.name)}"
+    scratch = workspace.scratch / "events" / file_name(history.name)
+    scratch.mkdir(parents=True, exist_ok=True)
+    chunks, _ = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
+
+    def read(segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, columns):
+            spelled = [in_form(batch[of], forms.get(of, "text")) for of in columns]
+            yield pa.RecordBatch.from_arrays(spelled, names=list(columns))
+
+    types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+    segments = make_segments(pieces_of(chunks[name]))
+    return Events(segments, read, _time_column(history, config), None, types, forms)
+
+
+def write_history(workspace: Workspace, history: History, config: HistoryConfig, events: Events, folder: Path) -> None:
+    """Write the table of a history into `folder`, and the numbers of all keys beside it."""
+    numbers, values = summed(history), listed(history)
+    needed = [*history.keys, events.time, *(of or events.label for of in numbers), *values]
+    if config.where is not None:
+        needed.append(config.where.column)
+    columns = list(dict.fromkeys(name for name in needed if name is not None))
+    types = {of: events.types[of] for of in values}
+    # SQL takes names that differ in case alone for one, so the columns are numbered.
+    fields = [*KEY_FIELDS, pa.field(TIME, pa.int64(), False)]
+    fields += [pa.field(f"n{number}", pa.float64()) for number in range(len(numbers))]
+    fields += [pa.field(f"v{number}", types[of]) for number, of in enumerate(values)]
+    sent, schema = pa.schema(fields), history_schema(history, types, KEY_FIELDS)
+
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in events.read(segment, columns):
+            keys = joined_keys([batch[key] for key in history.keys]).cast(pa.string())
+            arrays = [pa.array(hash_texts(keys)), keys, batch[events.time].cast(pa.int64())]
+            for of in numbers:
+                number = batch[of or events.label].cast(pa.float64())
+                arrays.append(pc.if_else(pc.is_finite(number), number, None))
+            arrays += [in_form(batch[of], events.forms.get(of, "text")) for of in values]
+            rows = pa.RecordBatch.from_arrays(arrays, schema=sent)
+            counts = pc.and_(keys.is_valid(), rows[TIME].is_valid())
+            if config.where is not None:
+                labels, _, _ = read_labels(batch[config.where.column], config.where)
+                counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
+            yield rows.filter(counts)
+
+    has_means = any(taken.op == "rate" for taken in history.takes)
+
+    def minutes(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for rows in read(segment) if has_means else ():
+            for number in range(len(numbers)):
+                minute = pc.multiply(
+                    pc.floor(pc.divide(rows[TIME].cast(pa.float64()), MINUTE)).cast(pa.int64()), MINUTE
+                )
+                table = pa.table({TIME: minute, "value": rows[f"n{number}"]}).drop_null()
+                table = table.group_by([TIME, "value"], use_threads=False).aggregate([([], "count_all")])
+                columns = {HASH: np.full(len(table), _FIRST_HASH), "of": np.full(len(table), number, np.int32)}
+                columns |= {TIME: table[TIME], "value": table["value"], "rows": table["count_all"]}
+                yield from pa.table(columns).cast(_MINUTES).combine_chunks().to_batches()
+
+    def write(partition: int, tables: Mapping[str, pa.Table]) -> None:
+        order = ", ".join(sent.names)
+        ordered = query(f"from events order by {order}", sent, events=tables["events"])
+        groups = cut_row_groups(ordered, _EVENTS_PER_BATCH, HASH)
+        write_file(folder, schema, (_by_key(group, numbers, values, schema) for group in groups))
+        if partition == 0 and has_means:
+            _write_means(tables["minutes"], numbers, means_file(folder))
+
+    sources = {
+        "events": KeyedRows(events.segments, sent, read),
+        "minutes": KeyedRows(events.segments if has_means else [], _MINUTES, minutes),
+    }
+    shuffle_rows(workspace, f"history {history.name}", sources, write)
+
+
+def _by_key(group: pa.Table, numbers: Sequence[str | None], values: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    """Return a row for each key of events that are in order."""
+    (events,) = group.combine_chunks().to_batches()
+    is_new = np.ones(len(events), bool)
+    keys = events[KEY].dictionary_encode().indices.to_numpy()
+    is_new[1:] = keys[1:] != keys[:-1]
+    starts = np.flatnonzero(is_new)
+    fields = {TIME: events[TIME]}
+    for number, of in enumerate(numbers):
+        column = events[f"n{number}"]
+        is_there = column.is_valid().to_numpy(zero_copy_only=False)
+        fields[rows_field(of)] = pa.array(running_sums(is_there.astype(np.float64), starts).astype(np.int64))
+        fields[sum_field(of)] = pa.array(running_sums(column.fill_null(0.0).to_numpy(), starts))
+    offsets = pa.array([*starts.tolist(), len(events)], pa.int32())
+    lists = [pa.StructArray.from_arrays(list(fields.values()), fields=list(schema.field(EVENTS).type.value_type))]
+    lists += [events[f"v{number}"] for number in range(len(values))]
+    firsts = events.select([HASH, KEY]).take(pa.array(starts))
+    columns = [*firsts.columns, *(pa.ListArray.from_arrays(offsets, elements) for elements in lists)]
+    return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def running_sums(values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return (n,) the sums of values (n,) up to each, inclusive, which begin again at `starts`.
+
+    They are what adding one after the other gives, whatever lies before a start.
+    """
+    if (values == np.rint(values)).all() and np.abs(values).sum() < _EXACT:
+        total = np.cumsum(values)
+        before = np.concatenate([[0.0], total])[starts]
+        return total - np.repeat(before, np.diff(starts, append=len(values)))
+    result = np.empty_like(values)
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=True):
+        np.cumsum(values[start:stop], out=result[start:stop])
+    return result
+
+
+def _write_means(minutes: pa.Table, numbers: Sequence[str | None], path: Path) -> None:
+    """Write the running numbers of all keys by minute, the first row being of before all events."""
+    of_column = []
+    for number in range(len(numbers)):
+        sql = f"select time, value, sum(rows)::bigint as n from minutes where of = {number} group by all order by all"
+        rows = query(sql, minutes=minutes).read_all()
+        time, value, n = (rows[name].to_numpy() for name in ("time", "value", "n"))
+        is_last = np.append(time[1:] != time[:-1], np.ones(min(len(time), 1), bool))
+        of_column.append((time[is_last], np.cumsum(n)[is_last], np.cumsum(value * n)[is_last]))
+    times = np.unique(np.concatenate([time for time, _, _ in of_column]))
+    columns: dict[str, NDArray] = {TIME: np.concatenate([[np.iinfo(np.int64).min], times + MINUTE - 1])}
+    for of, (time, n, total) in zip(numbers, of_column, strict=True):
+        place = np.concatenate([[0], np.searchsorted(time, times, side="right")])
+        columns[rows_field(of)] = np.concatenate([[0], n])[place]
+        columns[sum_field(of)] = np.concatenate([[0.0], total])[place]
+    batch = pa.RecordBatch.from_pydict(columns)
+    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as w:
+        w.write_batch(batch)
