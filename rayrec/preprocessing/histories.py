@@ -4,7 +4,7 @@ The events of a key come together by the key's hash, and SQL in the task puts th
 moment are in the order of their values, so that the files do not depend on the order of the rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from rayrec.features.histories import (
     EVENTS,
     MINUTE,
     TIME,
+    HistoryTable,
+    Means,
     history_schema,
     listed,
     means_file,
@@ -124,62 +126,125 @@ def events_of_files(
     return Events(segments, read, _time_column(history, config), None, types, forms)
 
 
+class _Sent:
+    """The events of a history as they are sent to where those of a key come together, and what becomes of them there.
+
+    SQL takes names that differ in case alone for one, so the columns are numbered.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        config: HistoryConfig,
+        time: str,
+        label: str | None,
+        types: Mapping[str, pa.DataType],
+        forms: Mapping[str, TextForm],
+    ) -> None:
+        """`time`, ..., `forms`: as `Events` has them."""
+        self._history, self._config, self._forms = history, config, forms
+        self._time, self._label = time, label
+        self._numbers, self._values = summed(history), listed(history)
+        needed = [*history.keys, time, *(of or label for of in self._numbers), *self._values]
+        if config.where is not None:
+            needed.append(config.where.column)
+        self.reads = list(dict.fromkeys(name for name in needed if name is not None))
+        """The columns of events that are read."""
+        types = {of: types[of] for of in self._values}
+        fields = [*KEY_FIELDS, pa.field(TIME, pa.int64(), False)]
+        fields += [pa.field(f"n{number}", pa.float64()) for number in range(len(self._numbers))]
+        fields += [pa.field(f"v{number}", types[of]) for number, of in enumerate(self._values)]
+        self.schema = pa.schema(fields)
+        self.table = history_schema(history, types, KEY_FIELDS)
+        """The schema of the table of events."""
+        self.has_means = any(taken.op == "rate" for taken in history.takes)
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the events that count of a batch with the columns `reads`."""
+        keys = joined_keys([batch[key] for key in self._history.keys]).cast(pa.string())
+        arrays = [pa.array(hash_texts(keys)), keys, batch[self._time].cast(pa.int64())]
+        for of in self._numbers:
+            number = batch[of or self._label].cast(pa.float64())
+            arrays.append(pc.if_else(pc.is_finite(number), number, None))
+        arrays += [in_form(batch[of], self._forms.get(of, "text")) for of in self._values]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        counts = pc.and_(keys.is_valid(), rows[TIME].is_valid())
+        if (where := self._config.where) is not None:
+            labels, _, _ = read_labels(batch[where.column], where)
+            counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
+        return rows.filter(counts)
+
+    def minutes(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield how many of these events have which number in which minute."""
+        minute = pc.multiply(pc.floor(pc.divide(rows[TIME].cast(pa.float64()), MINUTE)).cast(pa.int64()), MINUTE)
+        for number in range(len(self._numbers)):
+            table = pa.table({TIME: minute, "value": rows[f"n{number}"]}).drop_null()
+            table = table.group_by([TIME, "value"], use_threads=False).aggregate([([], "count_all")])
+            columns = {HASH: np.full(len(table), _FIRST_HASH), "of": np.full(len(table), number, np.int32)}
+            columns |= {TIME: table[TIME], "value": table["value"], "rows": table["count_all"]}
+            yield from pa.table(columns).cast(_MINUTES).combine_chunks().to_batches()
+
+    def by_key(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the table of events, a row for each key, of events in the order of all their columns."""
+        for group in cut_row_groups(rows, _EVENTS_PER_BATCH, HASH):
+            yield _by_key(group, self._numbers, self._values, self.table)
+
+    def means(self, minutes: pa.Table) -> pa.RecordBatch:
+        """Return the running numbers of all keys by minute, the first row being of before all events."""
+        of_column = []
+        for number in range(len(self._numbers)):
+            of_number = minutes.filter(pc.field("of") == number).group_by([TIME, "value"], use_threads=False)
+            rows = of_number.aggregate([("rows", "sum")]).sort_by([(TIME, "ascending"), ("value", "ascending")])
+            time, value, n = (rows[name].to_numpy() for name in (TIME, "value", "rows_sum"))
+            is_last = np.append(time[1:] != time[:-1], np.ones(min(len(time), 1), bool))
+            of_column.append((time[is_last], np.cumsum(n)[is_last], np.cumsum(value * n)[is_last]))
+        times = np.unique(np.concatenate([time for time, _, _ in of_column]))
+        columns: dict[str, NDArray] = {TIME: np.concatenate([[np.iinfo(np.int64).min], times + MINUTE - 1])}
+        for of, (time, n, total) in zip(self._numbers, of_column, strict=True):
+            place = np.concatenate([[0], np.searchsorted(time, times, side="right")])
+            columns[rows_field(of)] = np.concatenate([[0], n])[place]
+            columns[sum_field(of)] = np.concatenate([[0.0], total])[place]
+        return pa.RecordBatch.from_pydict(columns)
+
+
 def write_history(workspace: Workspace, history: History, config: HistoryConfig, events: Events, folder: Path) -> None:
     """Write the table of a history into `folder`, and the numbers of all keys beside it."""
-    numbers, values = summed(history), listed(history)
-    needed = [*history.keys, events.time, *(of or events.label for of in numbers), *values]
-    if config.where is not None:
-        needed.append(config.where.column)
-    columns = list(dict.fromkeys(name for name in needed if name is not None))
-    types = {of: events.types[of] for of in values}
-    # SQL takes names that differ in case alone for one, so the columns are numbered.
-    fields = [*KEY_FIELDS, pa.field(TIME, pa.int64(), False)]
-    fields += [pa.field(f"n{number}", pa.float64()) for number in range(len(numbers))]
-    fields += [pa.field(f"v{number}", types[of]) for number, of in enumerate(values)]
-    sent, schema = pa.schema(fields), history_schema(history, types, KEY_FIELDS)
+    sent = _Sent(history, config, events.time, events.label, events.types, events.forms)
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in events.read(segment, columns):
-            keys = joined_keys([batch[key] for key in history.keys]).cast(pa.string())
-            arrays = [pa.array(hash_texts(keys)), keys, batch[events.time].cast(pa.int64())]
-            for of in numbers:
-                number = batch[of or events.label].cast(pa.float64())
-                arrays.append(pc.if_else(pc.is_finite(number), number, None))
-            arrays += [in_form(batch[of], events.forms.get(of, "text")) for of in values]
-            rows = pa.RecordBatch.from_arrays(arrays, schema=sent)
-            counts = pc.and_(keys.is_valid(), rows[TIME].is_valid())
-            if config.where is not None:
-                labels, _, _ = read_labels(batch[config.where.column], config.where)
-                counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
-            yield rows.filter(counts)
-
-    has_means = any(taken.op == "rate" for taken in history.takes)
+        return (sent.rows(batch) for batch in events.read(segment, sent.reads))
 
     def minutes(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for rows in read(segment) if has_means else ():
-            for number in range(len(numbers)):
-                minute = pc.multiply(
-                    pc.floor(pc.divide(rows[TIME].cast(pa.float64()), MINUTE)).cast(pa.int64()), MINUTE
-                )
-                table = pa.table({TIME: minute, "value": rows[f"n{number}"]}).drop_null()
-                table = table.group_by([TIME, "value"], use_threads=False).aggregate([([], "count_all")])
-                columns = {HASH: np.full(len(table), _FIRST_HASH), "of": np.full(len(table), number, np.int32)}
-                columns |= {TIME: table[TIME], "value": table["value"], "rows": table["count_all"]}
-                yield from pa.table(columns).cast(_MINUTES).combine_chunks().to_batches()
+        for rows in read(segment):
+            yield from sent.minutes(rows)
 
     def write(partition: int, tables: Mapping[str, pa.Table]) -> None:
-        order = ", ".join(sent.names)
-        ordered = query(f"from events order by {order}", sent, events=tables["events"])
-        groups = cut_row_groups(ordered, _EVENTS_PER_BATCH, HASH)
-        write_file(folder, schema, (_by_key(group, numbers, values, schema) for group in groups))
-        if partition == 0 and has_means:
-            _write_means(tables["minutes"], numbers, means_file(folder))
+        order = ", ".join(sent.schema.names)
+        ordered = query(f"from events order by {order}", sent.schema, events=tables["events"])
+        write_file(folder, sent.table, sent.by_key(ordered))
+        if partition == 0 and sent.has_means:
+            means = sent.means(tables["minutes"])
+            path = means_file(folder)
+            with new_file(path) as new, pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, means.schema) as file:
+                file.write_batch(means)
 
     sources = {
-        "events": KeyedRows(events.segments, sent, read),
-        "minutes": KeyedRows(events.segments if has_means else [], _MINUTES, minutes),
+        "events": KeyedRows(events.segments, sent.schema, read),
+        "minutes": KeyedRows(events.segments if sent.has_means else [], _MINUTES, minutes),
     }
     shuffle_rows(workspace, f"history {history.name}", sources, write)
+
+
+def history_of_rows(history: History, config: HistoryConfig, rows: pa.RecordBatch, label: str) -> HistoryTable:
+    """Return the table of a history of a few rows of the log, in memory; `label`: their column of 0 and 1."""
+    types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
+    sent = _Sent(history, config, history.time, label, types, {})
+    of_rows = sent.rows(rows)
+    ordered = of_rows.sort_by([(name, "ascending") for name in sent.schema.names])
+    table = HistoryTable(sent.by_key([ordered]))
+    if sent.has_means:
+        table.means = Means(sent.means(pa.Table.from_batches(sent.minutes(of_rows), _MINUTES)))
+    return table
 
 
 def _by_key(group: pa.Table, numbers: Sequence[str | None], values: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
@@ -216,23 +281,3 @@ def running_sums(values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDAr
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=True):
         np.cumsum(values[start:stop], out=result[start:stop])
     return result
-
-
-def _write_means(minutes: pa.Table, numbers: Sequence[str | None], path: Path) -> None:
-    """Write the running numbers of all keys by minute, the first row being of before all events."""
-    of_column = []
-    for number in range(len(numbers)):
-        sql = f"select time, value, sum(rows)::bigint as n from minutes where of = {number} group by all order by all"
-        rows = query(sql, minutes=minutes).read_all()
-        time, value, n = (rows[name].to_numpy() for name in ("time", "value", "n"))
-        is_last = np.append(time[1:] != time[:-1], np.ones(min(len(time), 1), bool))
-        of_column.append((time[is_last], np.cumsum(n)[is_last], np.cumsum(value * n)[is_last]))
-    times = np.unique(np.concatenate([time for time, _, _ in of_column]))
-    columns: dict[str, NDArray] = {TIME: np.concatenate([[np.iinfo(np.int64).min], times + MINUTE - 1])}
-    for of, (time, n, total) in zip(numbers, of_column, strict=True):
-        place = np.concatenate([[0], np.searchsorted(time, times, side="right")])
-        columns[rows_field(of)] = np.concatenate([[0], n])[place]
-        columns[sum_field(of)] = np.concatenate([[0.0], total])[place]
-    batch = pa.RecordBatch.from_pydict(columns)
-    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as w:
-        w.write_batch(batch)
