@@ -92,7 +92,8 @@ def describe_result(result: Result) -> str:
         lines.append(f"  dropped: {rule}: {users}{items}{dropped['rows']:,} rows")
     for lookup, counts in result.details.get("found_keys", {}).items():
         share = counts["found"] / counts["rows"] if counts["rows"] else 0.0
-        lines.append(f"  keys found in {lookup}: {share:.2%} of {counts['rows']:,} rows")
+        what = "earlier events" if counts.get("of_past") else "keys"
+        lines.append(f"  {what} found in {lookup}: {share:.2%} of {counts['rows']:,} rows")
     for kind in ("warning", "note"):
         lines += [f"  {kind}: {printable(text)}" for text in result.details.get(f"{kind}s", ())]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+from pydantic import Field
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.text import shell_line
@@ -95,9 +96,12 @@ class FoundKeys(Config):
     rows: int = 0
     """Rows that have a key; of a label rate only those that it was not counted in."""
     found: int = 0
+    of_past: bool = Field(False, exclude_if=lambda given: not given)
+    """Whether these are rows with an event before them: of a history."""
 
     def __add__(self, other: "FoundKeys") -> "FoundKeys":
-        return FoundKeys(rows=self.rows + other.rows, found=self.found + other.found)
+        of_past = self.of_past or other.of_past
+        return FoundKeys(rows=self.rows + other.rows, found=self.found + other.found, of_past=of_past)
 
     @property
     def share(self) -> float:
@@ -108,7 +112,8 @@ class FoundKeys(Config):
         """Return the counts as a part of a line."""
         if not self.rows:
             return f"no row has a value of {key}"
-        return f"{self.found:,} of {self.rows:,} rows with {key} find it ({self.share:.2%})"
+        finds = "have an earlier event" if self.of_past else "find it"
+        return f"{self.found:,} of {self.rows:,} rows with {key} {finds} ({self.share:.2%})"
 
 
 class Times(Config):

@@ -74,7 +74,9 @@ def count_found_keys(
                 for lookup, _, keys, found in opened.keys_found(batch):
                     if not (rates_of_train and split == "train" and isinstance(lookup, Rate)):
                         counted[lookups.index(lookup)] += FoundKeys(
-                            rows=len(keys) - keys.null_count, found=int(np.count_nonzero(found))
+                            rows=len(keys) - keys.null_count,
+                            found=int(np.count_nonzero(found)),
+                            of_past=isinstance(lookup, History),
                         )
             counter.add(segment.piece.rows)
             return counted

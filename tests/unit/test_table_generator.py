@@ -16,9 +16,10 @@ from jobs.generate import GenerateRequest, run
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import SilentProgress
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import load_recipe
 from rayrec.sources.generated_files import TRUTH_FILE
-from rayrec.sources.registry import source_of
+from rayrec.sources.registry import preprocessing, source_of
 from rayrec.sources.table.generator import GeneratedTable
 
 FEATURES: list[dict[str, Any]] = [
@@ -130,6 +131,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more than listed": ({"cardinality": ["colour=3"]}, {}, "column 'colour' has 2 values in the recipe"),
     "more than ids": ({"cardinality": ["page=41"]}, {}, "column 'page' has 40 values in the recipe"),
     "side tables": ({}, {"tables": {"shops": {"path": "shops.csv", "key": "shop"}}}, "source.tables: .*'shops'"),
+    "events beside the log": (
+        {},
+        {"time": "at", "histories": {"views": {"by": "shop", "path": "views.csv", "take": ["count"]}}},
+        "source.histories.views.path: events beside the log",
+    ),
     "lists in text": (
         {},
         {"format": "delimited", "features": [{"columns": "words", "kind": "list"}]},
@@ -144,6 +150,22 @@ def test_bad_tables(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _generate(tmp_path, 10, recipe=_recipe(tmp_path, **source), **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_columns_of_events_are_written(tmp_path: Path) -> None:
+    """What histories read is in the file, and what they give is not."""
+    take = ["count", {"op": "mean", "column": "price"}, {"op": "last", "column": "brand"}]
+    paid = {"by": ["shop", "city"], "where": {"column": "kind", "equals": ["pay", "buy"]}, "take": ["count"]}
+    features = [*FEATURES, {"columns": "views_count", "kind": "numeric"}]
+    histories = {"views": {"by": "user", "take": take}, "paid": paid}
+    path, _ = _generate(tmp_path, 500, recipe=_recipe(tmp_path, features=features, time="at", histories=histories))
+    rows = csv.read_csv(path)
+    assert {"user", "city", "price", "brand", "kind", "at"} < {*rows.column_names}
+    assert not {name for name in rows.column_names if name.startswith(("views_", "paid_"))}
+    assert {*rows["kind"].to_pylist()} - {""} == {"pay", "buy", "other"}
+    preprocessed = preprocessing(load_recipe(tmp_path / "recipe.yaml"), {None: [str(path)]}, tmp_path / "dataset")
+    found = preprocessed.run(EmbeddedEngine(1)).found_keys
+    assert found["views"].rows == 500 and 0 < found["paid"].found < 500
 
 
 def test_every_source_generates() -> None:

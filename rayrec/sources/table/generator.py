@@ -1,8 +1,8 @@
 """The table that a recipe describes, any number of rows in constant memory, drawn from a known truth.
 
 Every frequent value of a category or list, every number and every part of a time adds something of its own to the logit
-of the label; crosses and roles add nothing. More rows repeat the values that fewer rows had; their times are other
-ones, as all rows together always span 30 days.
+of the label; crosses, roles and what histories take add nothing. More rows repeat the values that fewer rows had; their
+times are other ones, as all rows together always span 30 days.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +31,7 @@ from rayrec.config.table import (
     VectorRule,
     matches,
 )
+from rayrec.preprocessing.history_plan import event_columns, plan_history
 from rayrec.recipes import Recipe
 from rayrec.sources.generated_files import TRUTH_FILE, GeneratedTruth, GeneratorOptions, TruthAccumulator, rows_file
 from rayrec.sources.synthetic import CHUNK_ROWS, Category, Column, Drawn, GeneratedRows, World, skewed
@@ -200,13 +201,20 @@ class GeneratedTable:
                 f"source.tables: side tables are not generated ('{next(iter(source.tables))}'); give a recipe "
                 "without them"
             )
+        if beside := next((name for name, past in source.histories.items() if past.path is not None), None):
+            raise ConfigError(
+                f"source.histories.{beside}.path: events beside the log are not generated; leave `path` out, which "
+                "takes the rows of the log"
+            )
         if "1.234,5" in {source.number_format, *(getattr(rule, "number_format", None) for rule in source.features)}:
             raise ConfigError("source.number_format: generated numbers have no decimal comma; give a recipe without")
         self.format = self._format()
+        histories = [plan_history(name, past, "") for name, past in source.histories.items()]
+        past = {name for history in histories for name in history.columns}
         self._rules: dict[str, Rule] = {}
         for rule in source.features:
             for name in _columns_of(rule):
-                if not source.is_ignored(name) or rule.name is not None:
+                if name not in past and (not source.is_ignored(name) or rule.name is not None):
                     self._rules.setdefault(name, rule)
         # Columns that rules read; a list's weights and the label are drawn with what they belong to.
         weights = {rule.weights for rule in self._rules.values() if isinstance(rule, ListRule)}
@@ -215,8 +223,23 @@ class GeneratedTable:
         columns: list[Column | Category] = [
             self._column(name, rule) for name, rule in self._rules.items() if name not in own
         ]
-        # What no rule reads: rates are looked up by some of it, of the rest no model hears.
+        # What no rule reads: rates and histories are looked up by some of it, of the rest no model hears.
         keys = {key for rate in source.rates for key in rate.keys}
+        keys |= {key for history in histories for key in history.keys}
+        own |= past
+        for history, given in zip(histories, source.histories.values(), strict=True):
+            # What is taken of events, or asked of them, has values that suit it.
+            asked = given.where if given.where is not None and given.where.equals is not None else None
+            of_texts = {taken.of for taken in history.takes if taken.op == "last"}
+            for name in event_columns(given, source.label_column):
+                if name in self._rules or name in keys or name in own:
+                    continue
+                rule: Rule = NumericRule(columns=(name,))
+                if name in of_texts or (asked is not None and asked.column == name):
+                    values = (*asked.equals, "other") if asked is not None and asked.column == name else None
+                    rule = CategoricalRule(columns=(name,), values=values)
+                self._rules[name] = rule
+                columns.append(self._column(name, rule))
         hashed = self._split.column if isinstance(self._split, HashSplitConfig) else None
         others = {*keys, *filter(None, (source.candidate, hashed))} - {*own, *self._rules}
         for name in sorted(others - {source.group, source.time_column}):
