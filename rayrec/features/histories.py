@@ -6,7 +6,9 @@ of time:
 - `events`: structs of `time` (microseconds since 1970) and, for each column of numbers, how many values there were
   up to this event (`rows:COLUMN`), and their sum (`sum:COLUMN`), so that what is taken of events in a row is the
   difference of two of them;
-- `value:COLUMN` for each column whose last values are taken.
+- `value:COLUMN` for each column whose last values are taken;
+- `before`: how many events, the oldest of the key, are left out of the lists. A dataset's table has all; a model folder
+  has those that a row can ask for whose horizon is `History.since` or later (`write_recent`).
 
 A file beside it has the same numbers of the events of all keys by minute, for the mean that rates tend to.
 
@@ -23,16 +25,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import HASH, LookupTable, TablePart, read_arrow, search_ranges
+from rayrec.features.lookup_table import HASH, LookupTable, TablePart, read_arrow, search_ranges, write_file
 from rayrec.features.raw_columns import History, Taken
+from rayrec.store.files import new_file
+from rayrec.store.node_copy import on_this_node
 
-EVENTS, TIME = "events", "time"
+EVENTS, TIME, BEFORE = "events", "time", "before"
 LABEL = ""
 """What `Taken.of` is for the label, within the names of fields."""
 MINUTE = 60_000_000
 """Microseconds."""
 DAY = 86_400_000_000
-_MEANS_ENDING = ".means"
+_MEANS_ENDING, _REMEDY = ".means", "create its folder again"
 
 
 def rows_field(of: str | None) -> str:
@@ -81,6 +85,13 @@ class _Past:
     """The first event of the key."""
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
+    before: NDArray[np.int64]
+    """How many events count beside them, which the table leaves out."""
+
+    @property
+    def count(self) -> NDArray[np.int64]:
+        """Return (n,) how many events count."""
+        return self.end - self.begin + self.before
 
     def difference(self, values: NDArray) -> NDArray:
         """Return (n,) what running sums grow by over the events that count."""
@@ -114,7 +125,7 @@ class HistoryTable(LookupTable):
         """Return (n,) how many events count for n rows."""
         count = np.zeros(len(keys), np.int64)
         for past in self._pasts(history, keys, horizon_of(history, moments)):
-            count[past.asked] = past.end - past.begin
+            count[past.asked] = past.count
         return count
 
     def _pasts(self, history: History, keys: pa.Array, horizon: NDArray[np.int64]) -> list[_Past]:
@@ -123,10 +134,12 @@ class HistoryTable(LookupTable):
             offsets, fields = part.lists(EVENTS)
             start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
             end, _ = search_ranges(fields[TIME], start, stop, horizon[asked])
-            begin = start
-            if history.window is not None:
+            if history.window is None:
+                begin, before = start, part.numbers(BEFORE)[0][places]
+            else:
                 begin, _ = search_ranges(fields[TIME], start, end, horizon[asked] - history.window)
-            pasts.append(_Past(part, asked, start, begin, end))
+                before = np.zeros_like(begin)
+            pasts.append(_Past(part, asked, start, begin, end, before))
         return pasts
 
     def _take(
@@ -145,7 +158,7 @@ class HistoryTable(LookupTable):
         if taken.op == "count":
             count = np.zeros(n)
             for past in pasts:
-                count[past.asked] = past.end - past.begin
+                count[past.asked] = past.count
             return pa.array(count)
         rows, total = np.zeros(n), np.zeros(n)
         for past in pasts:
@@ -168,9 +181,8 @@ class HistoryTable(LookupTable):
             first = np.maximum(past.begin, past.end - taken.length)
             sizes = past.end - first
             lengths[past.asked] = sizes
-            # The elements first[i] ... end[i] - 1 of all rows, one after the other.
-            elements = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
-            parts.append(past.part.batch[values_column(taken.of)].values.take(pa.array(elements)))
+            elements = pa.array(_ranges(first, past.end))
+            parts.append(past.part.batch[values_column(taken.of)].values.take(elements))
             owners.append(np.repeat(past.asked, sizes))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         if not parts:
@@ -192,7 +204,7 @@ class Means:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Map the file. Raises UserError if it is damaged."""
-        _, batches = read_arrow(path, "create its folder again")
+        _, batches = read_arrow(path, _REMEDY)
         return cls(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
 
     def at(self, taken: Taken, horizon: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -213,10 +225,60 @@ def moments_of(times: pa.Array) -> NDArray[np.int64]:
 
 def history_schema(history: History, types: dict[str, pa.DataType], key_fields: Sequence[pa.Field]) -> pa.Schema:
     """Return the columns of a table of events; `types`: of columns whose values are kept."""
-    numbers = [pa.field(TIME, pa.int64(), False)]
+    before, numbers = pa.field(BEFORE, pa.int64(), False), [pa.field(TIME, pa.int64(), False)]
     for of in summed(history):
         numbers += [pa.field(rows_field(of), pa.int64(), False), pa.field(sum_field(of), pa.float64(), False)]
     lists = [pa.field(EVENTS, pa.list_(pa.struct(numbers)), False)]
     lists += [pa.field(values_column(of), pa.list_(types[of]), False) for of in listed(history)]
     assert key_fields[0].name == HASH
-    return pa.schema([*key_fields, *lists])
+    return pa.schema([*key_fields, before, *lists])
+
+
+# ---- what a model folder has of it
+
+
+def write_recent(history: History, since: int, table: Path, output: Path) -> None:
+    """Write what rows whose horizon is `since` (microseconds) or later can ask for, of the table in the folder `table`.
+
+    Of each key these are the events since then, less the window, and of those before them the newest values of lists,
+    at least the last event: its running sums are those up to there. A table without keys makes an empty folder.
+    """
+    first_listed = since - (history.window or 0)
+    kept_before = max([1, *(taken.length for taken in history.takes if history.window is None)])
+
+    def recent(batch: pa.RecordBatch) -> pa.RecordBatch:
+        offsets, fields = TablePart(batch, 0).lists(EVENTS)
+        start, stop = (places.astype(np.int64) for places in (offsets[:-1], offsets[1:]))
+        first, _ = search_ranges(fields[TIME], start, stop, np.full(len(start), first_listed))
+        first = np.maximum(first - kept_before, start)
+        elements, ends = pa.array(_ranges(first, stop)), pa.array(_bounds(stop - first), pa.int32())
+        columns = {name: batch[name] for name in batch.schema.names}
+        columns[BEFORE] = pa.array(columns[BEFORE].to_numpy() + first - start)
+        for name in (EVENTS, *map(values_column, listed(history))):
+            columns[name] = pa.ListArray.from_arrays(ends, batch[name].values.take(elements))
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
+
+    output.mkdir(parents=True)
+    for path in sorted(on_this_node(table).glob("*.arrow")):
+        _, batches = read_arrow(path, _REMEDY)
+        write_file(output, batches[0].schema, map(recent, batches))
+    if means_file(table).exists():
+        _, (means,) = read_arrow(means_file(table), _REMEDY)
+        write_means(means_file(output), means.slice(means[TIME].to_numpy().searchsorted(since) - 1))
+
+
+def write_means(path: Path, means: pa.RecordBatch) -> None:
+    """Write the numbers of all keys by minute: what `Means` takes."""
+    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, means.schema) as w:
+        w.write_batch(means)
+
+
+def _bounds(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the offsets (n + 1,) of n lists of some sizes."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _ranges(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places first[i] ... stop[i] - 1 of all i, one after the other."""
+    sizes = stop - first
+    return np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)

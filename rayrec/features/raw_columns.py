@@ -146,6 +146,8 @@ class History(Config):
     known: int | None = None
     """None knows an event as soon as it counts."""
     takes: tuple[Taken, ...]
+    since: int | None = None
+    """Rows whose `since` is this moment or a later one (microseconds since 1970) can be told; None tells all."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -156,6 +158,14 @@ class History(Config):
     def reads(self) -> tuple[str, ...]:
         """Return the raw columns that it needs."""
         return (*self.keys, self.time)
+
+    @property
+    def earliest(self) -> int | None:
+        """Return the first moment of rows that can be told, in microseconds since 1970; None tells all."""
+        if self.since is None:
+            return None
+        moment = self.since + self.delay
+        return moment if self.known is None else -(-moment // self.known) * self.known
 
 
 Lookup = Annotated[SideTable | Rate | History, Field(discriminator="kind")]

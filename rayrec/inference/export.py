@@ -16,7 +16,9 @@ from rayrec.common.progress import SilentProgress
 from rayrec.common.text import format_number, printable
 from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig, shown_metrics
 from rayrec.config.table import LabelCondition
-from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.histories import horizon_of, means_file, write_recent
+from rayrec.features.lookups import lookup_folder
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup
 from rayrec.features.schema import Schema
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.examples import ReferenceTraffic, rows_of_split, write_examples, write_reference_rows
@@ -37,7 +39,7 @@ from rayrec.metrics.binary import BinaryMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.recipes import Recipe
 from rayrec.store.artifact import Parent
-from rayrec.store.files import write_atomically, write_json
+from rayrec.store.files import files_below, write_atomically, write_json
 
 _MOST_COMPARED_ROWS = 1_000_000
 """Both precisions score the same rows, so that their difference is far more exact than each metric."""
@@ -77,10 +79,11 @@ def export_checkpoint(
     the model or holds it in another shape.
     """
     weights = CheckpointModel(checkpoint, recipe, dataset.schema)
+    schema = with_recent_past(weights.schema, refit_of or dataset)
     loss: dict[str, Any] | None = None
     with new_model_folder(
         output,
-        schema=weights.schema,
+        schema=schema,
         tables=weights.tables,
         recipe=recipe,
         metrics=metrics,
@@ -93,8 +96,7 @@ def export_checkpoint(
     ) as folder:
         if can_recommend(weights.schema):
             KnownItems.read(dataset).save(folder)
-        if (dataset.folder / STATISTICS_FOLDER).is_dir():
-            copy(dataset.folder / STATISTICS_FOLDER, folder / STATISTICS_FOLDER)
+        write_statistics(schema, dataset.folder / STATISTICS_FOLDER, folder / STATISTICS_FOLDER)
         preferred = recipe.train.evaluation_split
         if tables != "fp32":
             loss = _with_smaller_tables(folder, weights.tables, tables, dataset, preferred)
@@ -114,6 +116,33 @@ def export_checkpoint(
                 kept = kept.model_copy(update={"trained_on": True})
                 write_json(folder / HELD_OUT_ROWS_FILE, kept.model_dump(mode="json"))
     return loss
+
+
+def with_recent_past(schema: Schema, dataset: Dataset) -> Schema:
+    """Return the schema whose histories tell rows from the first held-out one on, if those are the latest rows."""
+    times = dataset.manifest.times
+    if times is None or times.held_out is None:
+        return schema
+    first = np.array([round(times.held_out * 1e6)])
+
+    def recent(lookup: Lookup) -> Lookup:
+        is_past = isinstance(lookup, History)
+        return lookup.model_copy(update={"since": int(horizon_of(lookup, first)[0])}) if is_past else lookup
+
+    return schema.model_copy(update={"lookups": tuple(map(recent, schema.lookups))})
+
+
+def write_statistics(schema: Schema, given: Path, output: Path) -> None:
+    """Copy the tables that rows are completed from; those of histories as far as the schema says that they tell."""
+    histories = [lookup for lookup in schema.lookups if isinstance(lookup, History) and lookup.since is not None]
+    tables = {lookup_folder(given, history): history for history in histories}
+    left_out = {path for table in tables for path in (table, means_file(table))}
+    for name in files_below(given) if given.is_dir() else ():
+        if left_out.isdisjoint((given / name, (given / name).parent)):
+            copy(given / name, output / name)
+    for table, history in tables.items():
+        assert history.since is not None
+        write_recent(history, history.since, table, lookup_folder(output, history))
 
 
 def _write_held_out_rows(dataset: Dataset, split: str, predictor: Predictor) -> None:

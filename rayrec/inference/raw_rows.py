@@ -7,16 +7,18 @@ the row (from 0) and the field.
 
 import contextlib
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
-from rayrec.features.raw_columns import ListLength, RawColumn, flat_row, is_index
+from rayrec.features.raw_columns import History, ListLength, RawColumn, flat_row, is_index
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import Schema
 from rayrec.features.stacked_columns import StackedColumns
@@ -47,6 +49,8 @@ class RawRows:
         self._list_lengths = schema.list_lengths
         self._in_lists = {name for needed in self._list_lengths for name in needed if isinstance(name, str)}
         """The columns that `_check_lists` reads."""
+        self._pasts = [past for past in schema.lookups if isinstance(past, History) and past.earliest is not None]
+        """The histories of which the model has the newest events alone."""
         alike: dict[RawColumn, list[str]] = {}
         for column in schema.raw_columns:
             if column.type in _PLAIN:
@@ -88,6 +92,7 @@ class RawRows:
         }
         columns = StackedColumns(self.columns, len(rows), stacks)
         self._check_lists({name: columns.stack((name,)) for name in self._in_lists})
+        self._require_past(lambda name: columns.stack((name,)), len(rows))
         return columns
 
     def _of_known_names(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -211,7 +216,30 @@ class RawRows:
         Raises UserError.
         """
         self._check_lists(dict(zip(self._raw, columns, strict=True)))
-        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
+        checked = pa.RecordBatch.from_arrays(columns, schema=self.columns)
+        self._require_past(checked.column, checked.num_rows)
+        return checked
+
+    def too_old(self, column: Callable[[str], pa.Array], rows: int) -> NDArray[np.bool_]:
+        """Return (rows,) which rows lack what only older events than the model has would tell, by columns as read."""
+        wrong = np.zeros(rows, bool)
+        for past in self._pasts:
+            moments, earliest = column(past.time).cast(pa.int64()), past.earliest
+            least = pc.min(moments).as_py()
+            if least is not None and earliest is not None and least < earliest:
+                lacks = np.logical_or.reduce([column(n).is_null().to_numpy(zero_copy_only=False) for n in past.columns])
+                wrong |= lacks & pc.less(moments, earliest).fill_null(False).to_numpy(zero_copy_only=False)
+        return wrong
+
+    def _require_past(self, column: Callable[[str], pa.Array], rows: int) -> None:
+        wrong = self.too_old(column, rows)
+        if wrong.any():
+            row, time = int(wrong.argmax()), self._pasts[0].time
+            since = max(past.earliest for past in self._pasts if past.earliest is not None)
+            given, since = (_time_text(one) for one in (column(time)[row], pa.scalar(since, pa.timestamp("us", "UTC"))))
+            raise UserError(
+                f"row {row}, '{time}': {given} is too old; the model knows what was before {since} or later"
+            )
 
     def _check_lists(self, by_name: Mapping[str, pa.Array]) -> None:
         for needed in self._list_lengths:
@@ -258,6 +286,12 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
             value = value[int(read_values(list(value), raw)[1].argmax())]
         raise UserError(f"row {row}, '{raw.name}': {describe_value(value)}; needs {needs(raw)}{_OR_NULL}")
     return column
+
+
+def _time_text(time: pa.Scalar) -> str:
+    """Return a time of UTC as people write it: `2026-01-31T23:59:59Z`, with a fraction if it has one."""
+    text: str = time.cast(pa.string()).as_py()
+    return text.removesuffix(".000000Z").removesuffix("Z").replace(" ", "T") + "Z"
 
 
 def _in_range(column: pa.Array) -> bool:

@@ -121,6 +121,8 @@ class Times(Config):
 
     first: float
     last: float
+    held_out: float | None = None
+    """Of the first held-out row, if no row of `train` happened after it."""
 
 
 class DatasetManifest(Manifest):

@@ -27,6 +27,7 @@ from rayrec.features.histories import (
     rows_field,
     sum_field,
     summed,
+    write_means,
 )
 from rayrec.features.lookup_table import HASH, write_file
 from rayrec.features.lookups import KEY, KEY_FIELDS, joined_keys
@@ -40,7 +41,6 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.rows import read_labels
 from rayrec.raw.table_reader import TableFiles, TableReader
-from rayrec.store.files import new_file
 from rayrec.store.paths import file_name
 
 _EVENTS_PER_BATCH = 262_144
@@ -223,10 +223,7 @@ def write_history(workspace: Workspace, history: History, config: HistoryConfig,
         ordered = query(f"from events order by {order}", sent.schema, events=tables["events"])
         write_file(folder, sent.table, sent.by_key(ordered))
         if partition == 0 and sent.has_means:
-            means = sent.means(tables["minutes"])
-            path = means_file(folder)
-            with new_file(path) as new, pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, means.schema) as file:
-                file.write_batch(means)
+            write_means(means_file(folder), sent.means(tables["minutes"]))
 
     sources = {
         "events": KeyedRows(events.segments, sent.schema, read),
@@ -264,7 +261,8 @@ def _by_key(group: pa.Table, numbers: Sequence[str | None], values: Sequence[str
     lists = [pa.StructArray.from_arrays(list(fields.values()), fields=list(schema.field(EVENTS).type.value_type))]
     lists += [events[f"v{number}"] for number in range(len(values))]
     firsts = events.select([HASH, KEY]).take(pa.array(starts))
-    columns = [*firsts.columns, *(pa.ListArray.from_arrays(offsets, elements) for elements in lists)]
+    none_left_out = pa.array(np.zeros(len(starts), np.int64))
+    columns = [*firsts.columns, none_left_out, *(pa.ListArray.from_arrays(offsets, elements) for elements in lists)]
     return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 

@@ -47,7 +47,7 @@ from rayrec.preprocessing.lookups import (
     write_served_rates,
     write_side_table,
 )
-from rayrec.preprocessing.numbers import Number, summarize
+from rayrec.preprocessing.numbers import Number, Summary, summarize
 from rayrec.preprocessing.parts import Encode, NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.row_splits import (
     MICROSECONDS,
@@ -251,10 +251,7 @@ class RowsJob:
             ),
         )
         segments = segments_by_split(pieces)
-        every_segment = [segment for of_split in segments.values() for segment in of_split]
-        found = stages.run(
-            "times", tuple[Times, ...], lambda files: self._times(workspace.within(files), every_segment)
-        )
+        found = stages.run("times", tuple[Times, ...], lambda files: self._times(workspace.within(files), segments))
         times = found[0] if found else None
         growth = growth_of(self._parent, times, config.expire_after, compact=config.compact)
 
@@ -427,13 +424,29 @@ class RowsJob:
         by_fold = rates and self._parent is None
         return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
 
-    def _times(self, workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
-        """Return the times of rows, if they have any."""
+    def _times(self, workspace: Workspace, segments: Mapping[str, Sequence[Segment]]) -> tuple[Times, ...]:
+        """Return the times of rows, if they have any; `segments` by split."""
         if self._plan.time is None:
             return ()
         moment = Number(self._plan.time, (self._plan.time,))
-        found = summarize(workspace, "find the range of times", read_segment, segments, [moment]).values()
-        return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
+
+        def range_of(some: Sequence[Segment]) -> Summary | None:
+            found = summarize(workspace, "find the range of times", read_segment, some, [moment]) if some else {}
+            return found.get(moment.name)
+
+        held_out = [segment for split, of_split in segments.items() if split != "train" for segment in of_split]
+        train, later = range_of(segments["train"]), range_of(held_out)
+        found = [one for one in (train, later) if one is not None]
+        if not found:
+            return ()
+        are_latest = train is not None and later is not None and train.most <= later.least
+        return (
+            Times(
+                first=min(one.least for one in found) / MICROSECONDS,
+                last=max(one.most for one in found) / MICROSECONDS,
+                held_out=later.least / MICROSECONDS if are_latest else None,
+            ),
+        )
 
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     KEY = "no value in a required column"
     LIST = "not (user,item) and its negatives"
     SCORE = "values so large that the score is not a number"
+    PAST = "older than what the model knows of the past"
     NO_LABEL = "no label"
     HEADER = "header repeated"
 

@@ -52,11 +52,14 @@ def make_log(rows: int = 500) -> pd.DataFrame:
     ).astype({"user": str, "item": str})
 
 
-def completed(log: pd.DataFrame, folder: Path, source: dict[str, Any] = SOURCE) -> pd.DataFrame:
+def completed(
+    log: pd.DataFrame, folder: Path, source: dict[str, Any] = SOURCE, split: dict[str, Any] | None = None
+) -> pd.DataFrame:
     """Preprocess a log, and return its rows with what is looked up for them."""
     folder.mkdir()
     log.to_csv(folder / "log.csv", index=False)
-    recipe = make_recipe(source=source, preprocess={"split": {"kind": "fraction", "test": 0.2}, "frequency_limit": 1})
+    split = split or {"kind": "fraction", "test": 0.2}
+    recipe = make_recipe(source=source, preprocess={"split": split, "frequency_limit": 1})
     preprocessing(recipe, {None: [str(folder / "log.csv")]}, folder / "dataset").run(EmbeddedEngine(2))
     columns = {"user": log["user"], "item": log["item"], "ts": pd.to_datetime(log["ts"], unit="s", utc=True)}
     raw = pa.RecordBatch.from_pydict({name: pa.array(column) for name, column in columns.items()})

@@ -276,17 +276,25 @@ class _ScoreChunks:
                 block = whole if self._left is None else whole.head(self._left)
                 if self._left is not None:
                     self._left -= len(block.lines) + len(block.rejected)
-                lost = block.rejected
-                if block.rows.num_rows:
-                    batch, found, error = self._scored(block.rows, block.lines, chunk.file.name)
+                lost, rows, numbers = block.rejected, block.rows, block.lines
+                is_old = self._are_too_old(rows)
+                if is_old.any():
+                    old = _set_aside(rows.filter(pa.array(is_old)), chunk.file.name, numbers[is_old], Reason.PAST)
+                    lost = pa.concat_tables([lost, old])
+                    rows, numbers = rows.filter(pa.array(~is_old)), numbers[~is_old]
+                if rows.num_rows:
+                    batch, found, error = self._scored(rows, numbers, chunk.file.name)
                     _add(unknown, found)
                     errors.append(error)
                     # A score that is no number sets its row aside, as a value that cannot be read does.
                     has_score = pc.is_finite(batch["score"])
                     write(batch.filter(has_score))
                     if has_score.true_count < len(batch):
-                        lost = pa.concat_tables([lost, _without_score(batch, block.rows, pc.invert(has_score))])
-                        lost = lost.sort_by("line").combine_chunks()
+                        without = pc.invert(has_score)
+                        places = batch["line"].filter(without).to_numpy()
+                        failed = _set_aside(rows.filter(without), chunk.file.name, places, Reason.SCORE)
+                        lost = pa.concat_tables([lost, failed])
+                lost = lost.sort_by("line").combine_chunks()
                 for batch in lost.to_batches():
                     set_aside(batch)
                 reasons = lost["reason"].to_pylist()
@@ -298,6 +306,14 @@ class _ScoreChunks:
                     break
         written = {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}
         return _ChunkReport(lines, written, dict(rejected), first, unknown, AmpError.of_all(errors))
+
+    def _are_too_old(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+        raw, names = self._predictor.raw_rows, rows.schema.names
+
+        def column(name: str) -> pa.Array:
+            return rows[name] if name in names else pa.nulls(len(rows), raw.columns.field(name).type)
+
+        return raw.too_old(column, len(rows))
 
     def _scored(
         self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str
@@ -314,12 +330,11 @@ class _ScoreChunks:
         return scores, predictor.count_unknown(raw, encoded), predictor.amp_error(encoded)
 
 
-def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.BooleanArray) -> pa.Table:
-    """Return the rows of `rejected/` for those whose values are so large that the score is not a number."""
-    texts = [str(row) for row in rows.filter(lost).to_pylist()]
+def _set_aside(rows: pa.RecordBatch, file: str, lines: NDArray[np.int64], reason: Reason) -> pa.Table:
+    """Return the rows of `rejected/` for rows that could be read, but that no score is known for."""
+    texts = [str(row) for row in rows.to_pylist()]
     nothing = pa.nulls(len(texts), pa.string())
-    places = scores.filter(lost)
-    columns = [places["file"], places["line"], pa.array([str(Reason.SCORE)] * len(texts)), nothing, nothing, texts]
+    columns = [[file] * len(texts), lines, [str(reason)] * len(texts), nothing, nothing, texts]
     return pa.table(columns, schema=REJECTED_SCHEMA)
 
 
