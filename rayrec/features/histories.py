@@ -185,9 +185,7 @@ class HistoryTable(LookupTable):
             parts.append(past.part.batch[values_column(taken.of)].values.take(elements))
             owners.append(np.repeat(past.asked, sizes))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        if not parts:
-            return pa.nulls(n)
-        values = pa.concat_arrays(parts)
+        values = pa.concat_arrays(parts) if parts else pa.nulls(0)
         if len(parts) > 1:
             values = values.take(pa.array(np.concatenate(owners).argsort(kind="stable")))
         return pa.ListArray.from_arrays(offsets, values)

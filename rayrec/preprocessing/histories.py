@@ -35,7 +35,17 @@ from rayrec.features.raw_columns import History, RawColumn
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.lookups import KeyedRows, shuffle_rows
-from rayrec.preprocessing.segments import ReadRows, Segment, cut_row_groups, make_segments, read_piece
+from rayrec.preprocessing.segments import (
+    ReadRows,
+    Segment,
+    cut_row_groups,
+    group_starts,
+    make_segments,
+    new_rows,
+    pieces_of_files,
+    read_piece,
+    rows_of,
+)
 from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import InputFile
@@ -46,11 +56,7 @@ from rayrec.store.paths import file_name
 _EVENTS_PER_BATCH = 262_144
 _EXACT = 2.0**53
 """Whole numbers below this have exact sums in float64."""
-_FIRST_HASH = np.iinfo(np.int64).min
-"""A hash of the first range, which brings the numbers of all keys together."""
-_MINUTES = pa.schema(
-    [(HASH, pa.int64()), ("of", pa.int32()), (TIME, pa.int64()), ("value", pa.float64()), ("rows", pa.int64())]
-)
+_MINUTES = pa.schema([("of", pa.int32()), (TIME, pa.int64()), ("value", pa.float64()), ("rows", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class _Sent:
         keys = joined_keys([batch[key] for key in self._history.keys]).cast(pa.string())
         arrays = [pa.array(hash_texts(keys)), keys, batch[self._time].cast(pa.int64())]
         for of in self._numbers:
-            number = batch[of or self._label].cast(pa.float64())
+            number = pc.add(batch[of or self._label].cast(pa.float64()), 0.0)  # makes 0 of -0
             arrays.append(pc.if_else(pc.is_finite(number), number, None))
         arrays += [in_form(batch[of], self._forms.get(of, "text")) for of in self._values]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -174,36 +180,40 @@ class _Sent:
             counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
         return rows.filter(counts)
 
-    def minutes(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield how many of these events have which number in which minute."""
-        minute = pc.multiply(pc.floor(pc.divide(rows[TIME].cast(pa.float64()), MINUTE)).cast(pa.int64()), MINUTE)
-        for number in range(len(self._numbers)):
-            table = pa.table({TIME: minute, "value": rows[f"n{number}"]}).drop_null()
-            table = table.group_by([TIME, "value"], use_threads=False).aggregate([([], "count_all")])
-            columns = {HASH: np.full(len(table), _FIRST_HASH), "of": np.full(len(table), number, np.int32)}
-            columns |= {TIME: table[TIME], "value": table["value"], "rows": table["count_all"]}
-            yield from pa.table(columns).cast(_MINUTES).combine_chunks().to_batches()
+    def by_key(self, ordered: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+        """Yield the table of events, a row for each key, of events in the order of all their columns; with each batch,
+        how many of its events have which number in which minute.
+        """
+        for group in cut_row_groups(ordered, _EVENTS_PER_BATCH, HASH):
+            (events,) = group.combine_chunks().to_batches()
+            minutes = [_by_minute(events, number) for number in range(len(self._numbers) if self.has_means else 0)]
+            by_key = _by_key(events, self._numbers, self._values, self.table)
+            yield by_key, pa.concat_tables(minutes) if minutes else _MINUTES.empty_table()
 
-    def by_key(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the table of events, a row for each key, of events in the order of all their columns."""
-        for group in cut_row_groups(rows, _EVENTS_PER_BATCH, HASH):
-            yield _by_key(group, self._numbers, self._values, self.table)
-
-    def means(self, minutes: pa.Table) -> pa.RecordBatch:
+    def means(self, minutes: pa.Table | pa.RecordBatchReader) -> pa.RecordBatch:
         """Return the running numbers of all keys by minute, the first row being of before all events."""
-        of_column = []
-        for number in range(len(self._numbers)):
-            of_number = minutes.filter(pc.field("of") == number).group_by([TIME, "value"], use_threads=False)
-            rows = of_number.aggregate([("rows", "sum")]).sort_by([(TIME, "ascending"), ("value", "ascending")])
-            time, value, n = (rows[name].to_numpy() for name in (TIME, "value", "rows_sum"))
-            is_last = np.append(time[1:] != time[:-1], np.ones(min(len(time), 1), bool))
-            of_column.append((time[is_last], np.cumsum(n)[is_last], np.cumsum(value * n)[is_last]))
+        sql = "select of, time, value, sum(rows) from minutes group by all order by all"
+        # At first a minute before all.
+        first = np.array([np.iinfo(np.int64).min]), np.zeros(1, np.int64), np.zeros(1)
+        found = [[first] for _ in self._numbers]
+        for batch in query(sql, _MINUTES, minutes=minutes):
+            for number, so_far in enumerate(found):
+                rows = batch.filter(pc.equal(batch["of"], number))
+                if rows.num_rows:
+                    time, value, n = (rows[name].to_numpy() for name in (TIME, "value", "rows"))
+                    running = [
+                        np.cumsum(np.append(before[-1], values))[1:]
+                        for before, values in zip(so_far[-1][1:], (n, value * n), strict=True)
+                    ]
+                    is_last = np.append(time[1:] != time[:-1], True)
+                    so_far.append((time[is_last], running[0][is_last], running[1][is_last]))
+        of_column = [tuple(map(np.concatenate, zip(*batches, strict=True))) for batches in found]
         times = np.unique(np.concatenate([time for time, _, _ in of_column]))
-        columns: dict[str, NDArray] = {TIME: np.concatenate([[np.iinfo(np.int64).min], times + MINUTE - 1])}
+        columns: dict[str, NDArray] = {TIME: np.append(times[:1], times[1:] + MINUTE - 1)}
         for of, (time, n, total) in zip(self._numbers, of_column, strict=True):
-            place = np.concatenate([[0], np.searchsorted(time, times, side="right")])
-            columns[rows_field(of)] = np.concatenate([[0], n])[place]
-            columns[sum_field(of)] = np.concatenate([[0.0], total])[place]
+            # The last of those that two batches have of one minute.
+            place = np.searchsorted(time, times, side="right") - 1
+            columns |= {rows_field(of): n[place], sum_field(of): total[place]}
         return pa.RecordBatch.from_pydict(columns)
 
 
@@ -214,43 +224,46 @@ def write_history(workspace: Workspace, history: History, config: HistoryConfig,
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return (sent.rows(batch) for batch in events.read(segment, sent.reads))
 
-    def minutes(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for rows in read(segment):
-            yield from sent.minutes(rows)
+    scratch = workspace.scratch / "minutes" / file_name(history.name)
 
     def write(partition: int, tables: Mapping[str, pa.Table]) -> None:
         order = ", ".join(sent.schema.names)
         ordered = query(f"from events order by {order}", sent.schema, events=tables["events"])
-        write_file(folder, sent.table, sent.by_key(ordered))
-        if partition == 0 and sent.has_means:
-            write_means(means_file(folder), sent.means(tables["minutes"]))
+        with new_rows(scratch / f"{partition:05d}.parquet", _MINUTES) as minutes:
 
-    sources = {
-        "events": KeyedRows(events.segments, sent.schema, read),
-        "minutes": KeyedRows(events.segments if sent.has_means else [], _MINUTES, minutes),
-    }
-    shuffle_rows(workspace, f"history {history.name}", sources, write)
+            def batches() -> Iterator[pa.RecordBatch]:
+                for by_key, by_minute in sent.by_key(ordered):
+                    minutes.write_table(by_minute)
+                    yield by_key
+
+            write_file(folder, sent.table, batches())
+
+    def sum_up(minutes: Sequence[Path]) -> None:
+        write_means(means_file(folder), sent.means(rows_of(pieces_of_files(minutes), _MINUTES)))
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    shuffle_rows(workspace, f"history {history.name}", {"events": KeyedRows(events.segments, sent.schema, read)}, write)
+    if sent.has_means:
+        workspace.engine.run([sorted(scratch.glob("*.parquet"))], sum_up)
 
 
 def history_of_rows(history: History, config: HistoryConfig, rows: pa.RecordBatch, label: str) -> HistoryTable:
     """Return the table of a history of a few rows of the log, in memory; `label`: their column of 0 and 1."""
     types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
     sent = _Sent(history, config, history.time, label, types, {})
-    of_rows = sent.rows(rows)
-    ordered = of_rows.sort_by([(name, "ascending") for name in sent.schema.names])
-    table = HistoryTable(sent.by_key([ordered]))
+    ordered = sent.rows(rows).sort_by([(name, "ascending") for name in sent.schema.names])
+    by_key = list(sent.by_key([ordered]))
+    table = HistoryTable(batch for batch, _ in by_key)
     if sent.has_means:
-        table.means = Means(sent.means(pa.Table.from_batches(sent.minutes(of_rows), _MINUTES)))
+        table.means = Means(sent.means(pa.concat_tables(minutes for _, minutes in by_key)))
     return table
 
 
-def _by_key(group: pa.Table, numbers: Sequence[str | None], values: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+def _by_key(
+    events: pa.RecordBatch, numbers: Sequence[str | None], values: Sequence[str], schema: pa.Schema
+) -> pa.RecordBatch:
     """Return a row for each key of events that are in order."""
-    (events,) = group.combine_chunks().to_batches()
-    is_new = np.ones(len(events), bool)
-    keys = events[KEY].dictionary_encode().indices.to_numpy()
-    is_new[1:] = keys[1:] != keys[:-1]
-    starts = np.flatnonzero(is_new)
+    starts = group_starts(events[KEY])
     fields = {TIME: events[TIME]}
     for number, of in enumerate(numbers):
         column = events[f"n{number}"]
@@ -264,6 +277,15 @@ def _by_key(group: pa.Table, numbers: Sequence[str | None], values: Sequence[str
     none_left_out = pa.array(np.zeros(len(starts), np.int64))
     columns = [*firsts.columns, none_left_out, *(pa.ListArray.from_arrays(offsets, elements) for elements in lists)]
     return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _by_minute(events: pa.RecordBatch, number: int) -> pa.Table:
+    """Return how often each value of a column of numbers occurs in each minute."""
+    minute = events[TIME].to_numpy() // MINUTE * MINUTE
+    rows = pa.table({TIME: minute, "value": events[f"n{number}"]}).drop_null()
+    counted = rows.group_by([TIME, "value"], use_threads=False).aggregate([([], "count_all")])
+    of = pa.array(np.full(len(counted), number, np.int32))
+    return pa.table([of, *(counted[name] for name in (TIME, "value", "count_all"))], schema=_MINUTES)
 
 
 def running_sums(values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
