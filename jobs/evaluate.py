@@ -1,17 +1,24 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command import ByPosition, Command, PathText, Positional, Result, main
+from jobs.command import ByPosition, Command, Metavar, PathText, Positional, Result, main
 from jobs.command.placement import PlacedRequest, place_scoring
 from jobs.export import read_schema
 from jobs.stored_model import measurable, scoring_pool, stored_model
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import InferencePrecision
+from rayrec.config.preprocess import Duration, RowsPreprocessConfig, seconds_of
+from rayrec.config.table import TableSourceConfig
 from rayrec.store.paths import Folder, LocalPath
 
 if TYPE_CHECKING:
@@ -47,8 +54,15 @@ class EvaluateRequest(PlacedRequest):
     """Number of parallel requests to --server."""
     batch_rows: PositiveInt = 1_000
     """Most rows per request to --server."""
+    staleness: Annotated[Duration, Metavar("1d")] | None = None
+    """Measure as if the histories of a server ended so long before each row, such as 1d; reads the raw files of the
+    dataset again."""
 
     def check(self) -> None:
+        if self.staleness is not None and self.server is not None:
+            raise ConfigError("--staleness: a server has the histories of its model; leave it out")
+        if self.staleness is not None and self.on == "ray":
+            raise ConfigError("--staleness: is measured in this process; leave out --on ray")
         if self.server is None:
             if self.data is None:
                 raise ConfigError("data: missing; it is required without --server")
@@ -64,8 +78,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, or of its part, each of which counts once.
 
     `details.rows_per_second` counts the start of workers; `details.part`, where --rows leaves rows out, has the
-    `rows` of the part and those `of` the split. Of a server `metrics` are those of `input`, and `details` say how fast
-    it was and which versions answered.
+    `rows` of the part and those `of` the split; `details.staleness` is that of the histories, if one was given. Of a
+    server `metrics` are those of `input`, and `details` say how fast it was and which versions answered.
     """
     if request.server is not None:
         return _ask_server(request, request.server, progress)
@@ -77,14 +91,19 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
     source, notes = measurable(request.source, request.data)
-    with stored_model(source, request.checkpoint) as model:
+    with (
+        stored_model(source, request.checkpoint) as model,
+        _with_histories_of(request.staleness, dataset, request.split, progress) as measured,
+    ):
         recipe, schema = model.recipe, model.schema
         schema.require_same_features(dataset.schema, request.data)
         require_evaluable(recipe, dataset)
 
         # Score the rows where it is decided, and measure each of them.
-        device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
+        device, part = request.device or recipe.train.device, measured.head(request.split, request.rows)
         rows = part.split(request.split).rows
+        if request.staleness is not None:
+            request = request.model_copy(update={"on": "process"})
         place = place_scoring("evaluate", request, progress, rows=rows, workers=request.workers, device=device)
         with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
             pool,
@@ -100,10 +119,60 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     found = {request.split: metrics}
     part_details = {**part_of_split(dataset, request.split, rows), **drawn_negatives(schema)}
     notes += part_details.pop("notes", [])
+    if request.staleness is not None:
+        part_details["staleness"] = request.staleness
+        notes.append(f"histories end {request.staleness} before each row, as those of a server that is so old")
     details = {"rows_per_second": rows / seconds, **part_details, "warnings": class_warnings(found), "notes": notes}
     # The manifest tells the label rate of whole splits alone.
     simpler = {} if "part" in details else baselines(recipe, dataset, found)
     return Result(command="evaluate", rows=rows, metrics=found, baselines=simpler, execution=execution, details=details)
+
+
+@contextmanager
+def _with_histories_of(
+    staleness: str | None, dataset: "Dataset", split: str, progress: Progress
+) -> "Iterator[Dataset]":
+    """Yield the dataset, or one that has the rows of a split as with histories of this age. Raises UserError."""
+    if staleness is None:
+        yield dataset
+        return
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.preprocessing.engine import EmbeddedEngine
+    from rayrec.preprocessing.extension import source_file
+    from rayrec.preprocessing.rows_job import RowsJob
+    from rayrec.preprocessing.workspace import Workspace
+    from rayrec.raw.input_files import list_inputs
+    from rayrec.sources.registry import preprocessing_job
+    from rayrec.store.artifact import found
+
+    recipe, manifest = dataset.recipe, dataset.manifest
+    source, preprocess = recipe.source, recipe.preprocess
+    if not any(lookup.kind == "history" for lookup in dataset.schema.lookups):
+        raise ConfigError(f"--staleness: {dataset.folder} has no histories, which alone grow old; leave it out")
+    assert isinstance(source, TableSourceConfig) and isinstance(preprocess, RowsPreprocessConfig)
+    if preprocess.split.kind == "files":
+        raise ConfigError(
+            f"--staleness: {dataset.folder} does not say which of its files are of '{split}'; preprocess them with "
+            "another kind of preprocess.split"
+        )
+    # The rows of the split from the raw files, which the manifest names before those of side tables and events.
+    paths = [*(table.path for table in source.tables.values()), *(past.path for past in source.histories.values())]
+    beside = {file.name for path in paths if path is not None for file in list_inputs([path])}
+    inputs = [file.path for file in manifest.sources if file.path not in beside]
+    parent = None if manifest.parent is None else Dataset.open(found(manifest.parent, dataset.folder))
+    job = preprocessing_job(recipe, {None: inputs}, parent)
+    assert isinstance(job, RowsJob)
+    made_of = {file.path: file.digest for file in manifest.sources}
+    for file in job.files:
+        if source_file(file).digest != made_of.get(file.name):
+            raise UserError(f"{file.name}: is not what {dataset.folder} was made of; bring that file back")
+    with tempfile.TemporaryDirectory(prefix="rayrec-stale-") as name:
+        folder = Path(name)
+        scratch = folder / ".scratch"
+        scratch.mkdir()
+        engine = EmbeddedEngine.of_this_machine().within(scratch)
+        info = job.encode_again(Workspace(engine, folder, scratch, progress), dataset, split, seconds_of(staleness))
+        yield replace(dataset, folder=folder, manifest=manifest.model_copy(update={"splits": {split: info}}))
 
 
 def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:

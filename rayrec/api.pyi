@@ -211,6 +211,7 @@ def evaluate(
     token_file: AnyPath | None = None,
     connections: int = 4,
     batch_rows: int = 1000,
+    staleness: str | None = None,
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
@@ -231,6 +232,8 @@ def evaluate(
         token_file: File whose first token is sent to --server; by default RAYREC_SERVE_TOKENS.
         connections: Number of parallel requests to --server.
         batch_rows: Most rows per request to --server.
+        staleness: Measure as if the histories of a server ended so long before each row, such as 1d; reads the raw
+            files of the dataset again.
         on: Run in this process or on Ray; auto chooses Ray for large work, several workers, a GPU or a running cluster.
         progress: Show progress on stderr.
     """

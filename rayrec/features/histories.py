@@ -71,8 +71,12 @@ def listed(history: History) -> list[str]:
 
 def horizon_of(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the moments (n,) before which events count, of rows at some moments (n,), in microseconds."""
-    known = moments if history.known is None else moments // history.known * history.known
-    return known - history.delay
+    return np.minimum(_known(history, moments), moments - history.staleness) - history.delay
+
+
+def _known(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the moments (n,) up to which rows at some moments (n,) know the log, in microseconds."""
+    return moments if history.known is None else moments // history.known * history.known
 
 
 @dataclass
@@ -116,20 +120,19 @@ class HistoryTable(LookupTable):
         self, history: History, columns: Collection[str], keys: pa.Array, moments: NDArray[np.int64]
     ) -> dict[str, pa.Array]:
         """Return the raw columns `columns` of n rows with these keys (n,) at these moments (n,), in microseconds."""
-        horizon = horizon_of(history, moments)
-        pasts = self._pasts(history, keys, horizon)
+        horizon, pasts = horizon_of(history, moments), self._pasts(history, keys, moments)
         takes = [taken for taken in history.takes if taken.column in columns]
         return {taken.column: self._take(taken, pasts, moments, horizon) for taken in takes}
 
     def count(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (n,) how many events count for n rows."""
         count = np.zeros(len(keys), np.int64)
-        for past in self._pasts(history, keys, horizon_of(history, moments)):
+        for past in self._pasts(history, keys, moments):
             count[past.asked] = past.count
         return count
 
-    def _pasts(self, history: History, keys: pa.Array, horizon: NDArray[np.int64]) -> list[_Past]:
-        pasts = []
+    def _pasts(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> list[_Past]:
+        pasts, horizon = [], horizon_of(history, moments)
         for part, asked, places in self._by_part(self.find_texts(keys)):
             offsets, fields = part.lists(EVENTS)
             start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
@@ -137,7 +140,8 @@ class HistoryTable(LookupTable):
             if history.window is None:
                 begin, before = start, part.numbers(BEFORE)[0][places]
             else:
-                begin, _ = search_ranges(fields[TIME], start, end, horizon[asked] - history.window)
+                first = _known(history, moments[asked]) - history.delay - history.window
+                begin, _ = search_ranges(fields[TIME], start, end, first)
                 before = np.zeros_like(begin)
             pasts.append(_Past(part, asked, start, begin, end, before))
         return pasts

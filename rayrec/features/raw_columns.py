@@ -129,8 +129,8 @@ class History(Config):
     """Raw columns that are taken of events with the same key that happened before the row.
 
     With all times in microseconds, those with `since - window <= event.time < since` count, where `since` is
-    `row.time - delay`, or with `known` the last full `known` up to the row's time, less `delay`. Events of the same
-    moment are either all in the past or none is.
+    `row.time - delay`, or with `known` the last full `known` up to the row's time, less `delay`; with `staleness` also
+    `event.time < row.time - staleness - delay`. Events of the same moment are either all in the past or none is.
     """
 
     kind: Literal["history"] = "history"
@@ -146,6 +146,8 @@ class History(Config):
     known: int | None = None
     """None knows an event as soon as it counts."""
     takes: tuple[Taken, ...]
+    staleness: int = Field(0, exclude_if=lambda given: not given)
+    """How old the table is taken to be at each row, where that is measured: later events do not count."""
     since: int | None = None
     """Rows whose `since` is this moment or a later one (microseconds since 1970) can be told; None tells all."""
 

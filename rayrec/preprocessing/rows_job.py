@@ -222,34 +222,9 @@ class RowsJob:
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
-        config, plan, inputs = self._config, self._plan, self._inputs
+        config, plan = self._config, self._plan
         stages = Stages(workspace.scratch, workspace.progress)
-        # Parse: raw files become Parquet files of the columns that are needed, bad rows set aside. Where the split of a
-        # row follows from the row alone, they are divided into splits at once.
-        in_requests = {column.name for column in plan.columns}
-        raw = [column for column in plan.read if column.name in {*in_requests, *plan.event_columns, plan.time}]
-        kept = KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
-        keys = keys_of_files([file.name for file in inputs.files], self._parent)
-        division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
-        fixes: dict[str, str] = {
-            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
-            Reason.NUMBER: "`number_format` of the source or of a rule says how people write numbers, such as 1.234,5",
-            Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
-        }
-        most = config.max_rejected_fraction
-        extracted, rejected = stages.run(
-            "parse",
-            Extracted,
-            lambda files: extract(workspace.within(files), self._reader, inputs.files, most, division, fixes),
-        )
-        # Split what needs all rows to be known: shares, days, moments.
-        pieces = stages.run(
-            "split",
-            dict[str, list[Piece]],
-            lambda files: split_rows(
-                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, plan.time
-            ),
-        )
+        kept, extracted, rejected, pieces = self._parse_and_split(workspace, stages)
         segments = segments_by_split(pieces)
         found = stages.run("times", tuple[Times, ...], lambda files: self._times(workspace.within(files), segments))
         times = found[0] if found else None
@@ -340,6 +315,57 @@ class RowsJob:
             known_values=known_values,
             warnings=warnings,
         )
+
+    def _parse_and_split(
+        self, workspace: Workspace, stages: Stages
+    ) -> tuple[KeptColumns, list[ExtractedChunk], dict[str, int], dict[str, list[Piece]]]:
+        """Return the columns that stay as they are, the parsed chunks, bad rows by reason, and the rows by split."""
+        config, plan, inputs = self._config, self._plan, self._inputs
+        # Parse: raw files become Parquet files of the columns that are needed, bad rows set aside. Where the split of a
+        # row follows from the row alone, they are divided into splits at once.
+        in_requests = {column.name for column in plan.columns}
+        raw = [column for column in plan.read if column.name in {*in_requests, *plan.event_columns, plan.time}]
+        kept = KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
+        keys = keys_of_files([file.name for file in inputs.files], self._parent)
+        division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
+        fixes: dict[str, str] = {
+            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} turns other values into a label",
+            Reason.NUMBER: "`number_format` of the source or of a rule says how people write numbers, such as 1.234,5",
+            Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
+        }
+        most = config.max_rejected_fraction
+        extracted, rejected = stages.run(
+            "parse",
+            Extracted,
+            lambda files: extract(workspace.within(files), self._reader, inputs.files, most, division, fixes),
+        )
+        # Split what needs all rows to be known: shares, days, moments.
+        pieces = stages.run(
+            "split",
+            dict[str, list[Piece]],
+            lambda files: split_rows(
+                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, plan.time
+            ),
+        )
+        return kept, extracted, rejected, pieces
+
+    def encode_again(self, workspace: Workspace, dataset: Dataset, split: str, staleness: int) -> SplitInfo:
+        """Write a split of the dataset that this job has made as it would be if its histories were `staleness` seconds
+        old at each row, by the features and look-ups of the dataset. Raises UserError.
+        """
+        kept, extracted, _, pieces = self._parse_and_split(workspace, Stages(workspace.scratch, workspace.progress))
+        lookups = tuple(
+            lookup.model_copy(update={"staleness": staleness * MICROSECONDS}) if isinstance(lookup, History) else lookup
+            for lookup in dataset.schema.lookups
+        )
+        schema = dataset.schema.model_copy(update={"lookups": lookups})
+        encoder = RowEncoder(schema, dataset.folder, kept.fields, CompletedRows(schema, dataset.folder).read)
+        segments, layout = segments_by_split(pieces)[split], self._config.layout
+        order = self._order(split, pieces[split], extracted)
+        if order is not None:
+            return write_shuffled(workspace, encoder, split, segments, order, layout)
+        (info,) = write_in_order(workspace, {split: (encoder.encode, segments)}, schema.label, layout)
+        return info
 
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
         """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""

@@ -229,17 +229,17 @@ class GeneratedTable:
         own |= past
         for history, given in zip(histories, source.histories.values(), strict=True):
             # What is taken of events, or asked of them, has values that suit it.
-            asked = given.where if given.where is not None and given.where.equals is not None else None
+            asked = {} if given.where is None else {given.where.column: given.where.equals}
             of_texts = {taken.of for taken in history.takes if taken.op == "last"}
             for name in event_columns(given, source.label_column):
                 if name in self._rules or name in keys or name in own:
                     continue
-                rule: Rule = NumericRule(columns=(name,))
-                if name in of_texts or (asked is not None and asked.column == name):
-                    values = (*asked.equals, "other") if asked is not None and asked.column == name else None
-                    rule = CategoricalRule(columns=(name,), values=values)
-                self._rules[name] = rule
-                columns.append(self._column(name, rule))
+                self._rules[name] = NumericRule(columns=(name,))
+                values = asked.get(name)
+                if name in of_texts or values is not None:
+                    listed = None if values is None else (*values, "other")
+                    self._rules[name] = CategoricalRule(columns=(name,), values=listed)
+                columns.append(self._column(name, self._rules[name]))
         hashed = self._split.column if isinstance(self._split, HashSplitConfig) else None
         others = {*keys, *filter(None, (source.candidate, hashed))} - {*own, *self._rules}
         for name in sorted(others - {source.group, source.time_column}):

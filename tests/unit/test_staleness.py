@@ -1,0 +1,101 @@
+"""What a server knows whose histories are some time old, at each row: measured, and said where it is too old."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from jobs.evaluate import EvaluateRequest
+from jobs.evaluate import run as evaluate
+from jobs.train import TrainRequest
+from jobs.train import run as train
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import SilentProgress
+from rayrec.features.lookups import Lookups
+from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import dump_recipe
+from tests.builders import make_recipe
+from tests.training_runs import BASE
+from tests.unit.test_past import SOURCE, completed, make_log
+
+MINUTE = 60
+SPLIT = {"kind": "time", "test": 0.3}
+
+
+@pytest.fixture(scope="module")
+def log() -> pd.DataFrame:
+    return make_log(900)
+
+
+@pytest.fixture(scope="module")
+def dataset(log: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("stale") / "log"
+    completed(log, folder, split=SPLIT)
+    return Dataset.open(folder / "dataset")
+
+
+@pytest.mark.parametrize("minutes", [7, 200])
+def test_a_stale_history_lacks_the_newest_events_and_looks_back_no_further(
+    log: pd.DataFrame, dataset: Dataset, minutes: int
+) -> None:
+    stale = minutes * MINUTE
+    lookups = [one.model_copy(update={"staleness": stale * 1_000_000}) for one in dataset.schema.lookups]
+    schema = dataset.schema.model_copy(update={"lookups": tuple(lookups)})
+    times = pd.to_datetime(log["ts"], unit="s", utc=True)
+    raw = pa.RecordBatch.from_pydict({"user": log["user"], "item": log["item"], "ts": pa.array(times)})
+    found = Lookups(schema, dataset.folder).complete(raw).to_pandas()
+    for row, given in zip(found.itertuples(), log.itertuples(), strict=True):
+        # Of `user`: a delay of 30 s and a window of 1 h before what a server that is up to date knows.
+        seen = log[(log.user == given.user) & (log.ts + 30 < given.ts - stale) & (log.ts >= given.ts - 30 - 3_600)]
+        assert row.user_count == len(seen)
+        assert row.user_sum_price == pytest.approx(seen.price.sum())
+        # Of `daily`: the last full hour.
+        known = min(given.ts // 3_600 * 3_600, given.ts - stale)
+        assert row.daily_count == len(log[(log.item == given.item) & (log.ts < known)])
+
+
+@pytest.fixture(scope="module")
+def run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stale") / "run"
+    recipe = make_recipe(source=SOURCE, preprocess={"split": SPLIT, "frequency_limit": 1}, **_MODEL)
+    path = folder.with_suffix(".yaml")
+    path.write_text(dump_recipe(recipe))
+    train(TrainRequest(recipe=str(path), data=dataset.folder, output=folder, on="process"), SilentProgress())
+    return folder
+
+
+_MODEL: dict[str, Any] = {"model": BASE["model"], "train": {**BASE["train"], "epochs": 1}}
+
+
+def _evaluate(run: Path, dataset: Dataset, **options: Any) -> dict[str, float | None]:
+    request = EvaluateRequest(source=run, data=dataset.folder, on="process", **options)
+    request.check()
+    return evaluate(request, SilentProgress()).metrics["test"]
+
+
+def test_metrics_at_no_staleness_are_those_of_the_dataset(run: Path, dataset: Dataset) -> None:
+    assert _evaluate(run, dataset, staleness="0d") == _evaluate(run, dataset)
+    stale, older = (_evaluate(run, dataset, staleness=staleness) for staleness in ("1h", "400d"))
+    assert stale["rows"] == older["rows"] == dataset.split("test").rows
+    assert len({metrics["log_loss"] for metrics in (stale, older, _evaluate(run, dataset))}) == 3
+
+
+def test_the_raw_files_must_be_those_of_the_dataset(
+    log: pd.DataFrame, run: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    path = Path(dataset.manifest.sources[0].path)
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before + before[-30:])
+        with pytest.raises(UserError, match=r"log.csv: is not what .*dataset was made of"):
+            _evaluate(run, dataset, staleness="1d")
+    finally:
+        path.write_bytes(before)
+    without = {name: value for name, value in SOURCE.items() if name not in {"histories", "rates"}}
+    completed(log, tmp_path / "plain", source=without, split=SPLIT)
+    with pytest.raises(ConfigError, match="has no histories"):
+        _evaluate(run, Dataset.open(tmp_path / "plain" / "dataset"), staleness="1d")
+    assert np.isfinite(_evaluate(run, dataset)["log_loss"] or np.nan)
