@@ -185,7 +185,7 @@ class HistoryTable(LookupTable):
             first = np.maximum(past.begin, past.end - taken.length)
             sizes = past.end - first
             lengths[past.asked] = sizes
-            elements = pa.array(_ranges(first, past.end))
+            elements = pa.array(element_places(first, past.end))
             parts.append(past.part.batch[values_column(taken.of)].values.take(elements))
             owners.append(np.repeat(past.asked, sizes))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -206,8 +206,7 @@ class Means:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Map the file. Raises UserError if it is damaged."""
-        _, batches = read_arrow(path, _REMEDY)
-        return cls(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
+        return cls(read_means(path))
 
     def at(self, taken: Taken, horizon: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return (n,) the means of a column over all minutes that ended before some moments (n,), and (n,) whether
@@ -253,7 +252,7 @@ def write_recent(history: History, since: int, table: Path, output: Path) -> Non
         start, stop = (places.astype(np.int64) for places in (offsets[:-1], offsets[1:]))
         first, _ = search_ranges(fields[TIME], start, stop, np.full(len(start), first_listed))
         first = np.maximum(first - kept_before, start)
-        elements, ends = pa.array(_ranges(first, stop)), pa.array(_bounds(stop - first), pa.int32())
+        elements, ends = pa.array(element_places(first, stop)), pa.array(offsets_of(stop - first), pa.int32())
         columns = {name: batch[name] for name in batch.schema.names}
         columns[BEFORE] = pa.array(columns[BEFORE].to_numpy() + first - start)
         for name in (EVENTS, *map(values_column, listed(history))):
@@ -265,8 +264,14 @@ def write_recent(history: History, since: int, table: Path, output: Path) -> Non
         _, batches = read_arrow(path, _REMEDY)
         write_file(output, batches[0].schema, map(recent, batches))
     if means_file(table).exists():
-        _, (means,) = read_arrow(means_file(table), _REMEDY)
+        means = read_means(means_file(table))
         write_means(means_file(output), means.slice(means[TIME].to_numpy().searchsorted(since) - 1))
+
+
+def read_means(path: Path) -> pa.RecordBatch:
+    """Map the numbers of all keys by minute. Raises UserError if the file is damaged."""
+    _, (means,) = read_arrow(path, _REMEDY)
+    return means
 
 
 def write_means(path: Path, means: pa.RecordBatch) -> None:
@@ -275,12 +280,12 @@ def write_means(path: Path, means: pa.RecordBatch) -> None:
         w.write_batch(means)
 
 
-def _bounds(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the offsets (n + 1,) of n lists of some sizes."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _ranges(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+def element_places(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the places first[i] ... stop[i] - 1 of all i, one after the other."""
     sizes = stop - first
     return np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)

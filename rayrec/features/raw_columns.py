@@ -150,6 +150,8 @@ class History(Config):
     """How old the table is taken to be at each row, where that is measured: later events do not count."""
     since: int | None = None
     """Rows whose `since` is this moment or a later one (microseconds since 1970) can be told; None tells all."""
+    until: int | None = None
+    """The time up to which events are known: that of the newest, which `where` may have left out; None without one."""
 
     @property
     def columns(self) -> tuple[str, ...]:

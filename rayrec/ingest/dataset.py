@@ -37,6 +37,8 @@ _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32
 _WITHOUT_EFFECT = frozenset(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))
 """Keys of a recipe that say how a dataset is made, and nothing of its rows."""
+_OF_FILES_BESIDE = frozenset({("source", "tables"), ("source", "histories")})
+"""Sections of a recipe that name files beside the log."""
 
 
 class PartInfo(StoredFile):
@@ -288,7 +290,7 @@ class Dataset:
     def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
         """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
 
-        Side tables may lie elsewhere.
+        Side tables and events may lie elsewhere.
         """
         for difference in self._differences("source", recipe):
             raise ConfigError(f"{difference}; {fix}")
@@ -302,7 +304,8 @@ class Dataset:
         found = differences(made_with, given, (section,))
         # Sections of other kinds have other keys.
         for key, old, new in sorted(found, key=lambda difference: difference[0][-1] != "kind"):
-            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in _WITHOUT_EFFECT:
+            is_place = key[:2] in _OF_FILES_BESIDE and key[3:] == ("path",)
+            if is_place or key[:2] in _WITHOUT_EFFECT:
                 continue
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.features.lookups import lookup_folder
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History
 from rayrec.ingest.dataset import Dataset, SourceFile, Times
+from rayrec.preprocessing.earlier_events import EarlierEvents
+from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.vocabularies import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
@@ -30,12 +34,52 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
     """Raise UserError if `parent`, or a dataset that it extends, was made from one of the files or a copy of it."""
     if parent is None:
         return
-    taken = {*parent.manifest.earlier_sources, *(source.digest for source in parent.manifest.sources)}
+    taken = _digests(parent)
     for file in files:
         if file.bytes and source_file(file).digest in taken:
             raise UserError(
                 f"{file.name}: its rows are already in {parent.folder} or an earlier dataset; give new files only"
             )
+
+
+def new_events(name: str, files: Sequence[InputFile], parent: Dataset | None) -> tuple[InputFile, ...]:
+    """Return those of the files of a history's events that `parent`, and the datasets that it extends, were not made
+    from.
+
+    Raises UserError if one of `parent` has changed since: its events would count twice.
+    """
+    if parent is None:
+        return tuple(files)
+    taken, new = _digests(parent), []
+    names = {source.path for source in parent.manifest.sources}
+    for file in files:
+        if source_file(file).digest in taken:
+            continue
+        if file.name in names:
+            raise UserError(
+                f"source.histories.{name}.path: {file.name} has changed since {parent.folder} took in its events, "
+                "which would count twice; write new events to new files"
+            )
+        new.append(file)
+    return tuple(new)
+
+
+def earlier_events(parent: Dataset, history: History, growth: GrowthRules) -> EarlierEvents:
+    """Return the events of a history that `parent` has."""
+    (until,) = (
+        found.until for found in parent.schema.lookups if isinstance(found, History) and found.name == history.name
+    )
+    moment = growth.first_moment
+    return EarlierEvents(
+        lookup_folder(parent.folder / STATISTICS_FOLDER, history),
+        until,
+        None if moment is None else moment * MICROSECONDS,
+    )
+
+
+def _digests(dataset: Dataset) -> set[str]:
+    """Return the digests of all files that a dataset and those that it extends were made from."""
+    return {*dataset.manifest.earlier_sources, *(source.digest for source in dataset.manifest.sources)}
 
 
 def require_other_rows(dataset: Dataset) -> None:

@@ -24,20 +24,23 @@ from rayrec.features.histories import (
     history_schema,
     listed,
     means_file,
+    read_means,
     rows_field,
     sum_field,
     summed,
     write_means,
 )
-from rayrec.features.lookup_table import HASH, write_file
+from rayrec.features.lookup_table import HASH, LookupTable, write_file
 from rayrec.features.lookups import KEY, KEY_FIELDS, joined_keys
 from rayrec.features.raw_columns import History, RawColumn
 from rayrec.features.text_forms import TextForm, in_form
+from rayrec.preprocessing.earlier_events import EarlierEvents, hashes_of_partition
 from rayrec.preprocessing.extract import extract_tables, pieces_of
-from rayrec.preprocessing.lookups import KeyedRows, shuffle_rows
+from rayrec.preprocessing.lookups import KeyedRows, range_count, shuffle_rows
 from rayrec.preprocessing.segments import (
     ReadRows,
     Segment,
+    count_rows,
     cut_row_groups,
     group_starts,
     make_segments,
@@ -54,6 +57,8 @@ from rayrec.raw.table_reader import TableFiles, TableReader
 from rayrec.store.paths import file_name
 
 _EVENTS_PER_BATCH = 262_144
+_BEFORE_ALL = np.array([np.iinfo(np.int64).min])
+"""A moment before all events."""
 _EXACT = 2.0**53
 """Whole numbers below this have exact sums in float64."""
 _MINUTES = pa.schema([("of", pa.int32()), (TIME, pa.int64()), ("value", pa.float64()), ("rows", pa.int64())])
@@ -73,6 +78,8 @@ class Events:
     """The types of columns as they are read."""
     forms: Mapping[str, TextForm]
     """The forms of texts by column: values are spelled as the lists of rows are."""
+    until: int | None
+    """The time of the newest in microseconds, whatever it is of; None if there are none."""
 
 
 def events_reader(
@@ -120,7 +127,10 @@ def events_of_files(
     name = f"events {file_name(history.name)}"
     scratch = workspace.scratch / "events" / file_name(history.name)
     scratch.mkdir(parents=True, exist_ok=True)
-    chunks, _ = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
+    # A day may bring no new events.
+    pieces = (
+        pieces_of(extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)[0][name]) if files else []
+    )
 
     def read(segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         for batch in read_piece(segment.piece, columns):
@@ -128,8 +138,14 @@ def events_of_files(
             yield pa.RecordBatch.from_arrays(spelled, names=list(columns))
 
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
-    segments = make_segments(pieces_of(chunks[name]))
-    return Events(segments, read, _time_column(history, config), None, types, forms)
+    segments, time = make_segments(pieces), _time_column(history, config)
+
+    def newest(segment: Segment) -> int | None:
+        times = [pc.max(batch[time].cast(pa.int64())).as_py() for batch in read_piece(segment.piece, [time])]
+        return max((moment for moment in times if moment is not None), default=None)
+
+    found = [moment for moment in workspace.engine.run(segments, newest) if moment is not None]
+    return Events(segments, read, time, None, types, forms, max(found, default=None))
 
 
 class _Sent:
@@ -146,9 +162,10 @@ class _Sent:
         label: str | None,
         types: Mapping[str, pa.DataType],
         forms: Mapping[str, TextForm],
+        earlier: EarlierEvents | None = None,
     ) -> None:
-        """`time`, ..., `forms`: as `Events` has them."""
-        self._history, self._config, self._forms = history, config, forms
+        """`time`, ..., `forms`: as `Events` has them. `earlier`: the events that these follow."""
+        self._history, self._config, self._forms, self._earlier = history, config, forms, earlier
         self._time, self._label = time, label
         self._numbers, self._values = summed(history), listed(history)
         needed = [*history.keys, time, *(of or label for of in self._numbers), *self._values]
@@ -168,7 +185,8 @@ class _Sent:
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the events that count of a batch with the columns `reads`."""
         keys = joined_keys([batch[key] for key in self._history.keys]).cast(pa.string())
-        arrays = [pa.array(hash_texts(keys)), keys, batch[self._time].cast(pa.int64())]
+        times = batch[self._time].cast(pa.int64())
+        arrays = [pa.array(hash_texts(keys)), keys, self._earlier.counted_from(times) if self._earlier else times]
         for of in self._numbers:
             number = pc.add(batch[of or self._label].cast(pa.float64()), 0.0)  # makes 0 of -0
             arrays.append(pc.if_else(pc.is_finite(number), number, None))
@@ -180,22 +198,33 @@ class _Sent:
             counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
         return rows.filter(counts)
 
-    def by_key(self, ordered: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    def by_key(
+        self, ordered: Iterable[pa.RecordBatch], hashes: tuple[int, int]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
         """Yield the table of events, a row for each key, of events in the order of all their columns; with each batch,
-        how many of its events have which number in which minute.
+        how many of its events have which number in which minute. `hashes`: the first and the last that keys may have.
         """
-        for group in cut_row_groups(ordered, _EVENTS_PER_BATCH, HASH):
-            (events,) = group.combine_chunks().to_batches()
+        groups = cut_row_groups(ordered, _EVENTS_PER_BATCH, HASH)
+        beside: Iterable[tuple[pa.Table, pa.RecordBatch | None]] = ((group, None) for group in groups)
+        if self._earlier is not None:
+            beside = self._earlier.beside(groups, hashes, self.table, self.schema)
+        for group, earlier in beside:
+            events = (
+                pa.concat_batches(group.to_batches()) if len(group) else pa.RecordBatch.from_pylist([], self.schema)
+            )
             minutes = [_by_minute(events, number) for number in range(len(self._numbers) if self.has_means else 0)]
-            by_key = _by_key(events, self._numbers, self._values, self.table)
+            by_key = _by_key(events, self._numbers, self._values, self.table, earlier)
+            if earlier is not None and self._earlier is not None:
+                by_key = self._earlier.followed_by(earlier, by_key)
             yield by_key, pa.concat_tables(minutes) if minutes else _MINUTES.empty_table()
 
     def means(self, minutes: pa.Table | pa.RecordBatchReader) -> pa.RecordBatch:
         """Return the running numbers of all keys by minute, the first row being of before all events."""
         sql = "select of, time, value, sum(rows) from minutes group by all order by all"
-        # At first a minute before all.
-        first = np.array([np.iinfo(np.int64).min]), np.zeros(1, np.int64), np.zeros(1)
-        found = [[first] for _ in self._numbers]
+        # At first a minute before all, whose numbers are those that they go on from.
+        before = read_means(means_file(self._earlier.folder)) if self._earlier else self._no_means()
+        last = {name: before[name].to_numpy()[-1:] for name in before.schema.names}
+        found = [[(_BEFORE_ALL, last[rows_field(of)], last[sum_field(of)])] for of in self._numbers]
         for batch in query(sql, _MINUTES, minutes=minutes):
             for number, so_far in enumerate(found):
                 rows = batch.filter(pc.equal(batch["of"], number))
@@ -209,17 +238,37 @@ class _Sent:
                     so_far.append((time[is_last], running[0][is_last], running[1][is_last]))
         of_column = [tuple(map(np.concatenate, zip(*batches, strict=True))) for batches in found]
         times = np.unique(np.concatenate([time for time, _, _ in of_column]))
-        columns: dict[str, NDArray] = {TIME: np.append(times[:1], times[1:] + MINUTE - 1)}
+        columns: dict[str, NDArray] = {TIME: times + MINUTE - 1}
         for of, (time, n, total) in zip(self._numbers, of_column, strict=True):
             # The last of those that two batches have of one minute.
             place = np.searchsorted(time, times, side="right") - 1
             columns |= {rows_field(of): n[place], sum_field(of): total[place]}
+        new = pa.RecordBatch.from_pydict(columns, before.schema).slice(1)
+        # The last minute of before may go on.
+        kept = len(before) - int(len(new) > 0 and before[TIME][-1] == new[TIME][0])
+        return pa.concat_batches([before.slice(0, kept), new])
+
+    def _no_means(self) -> pa.RecordBatch:
+        """Return the numbers before all events."""
+        columns: dict[str, NDArray] = {TIME: _BEFORE_ALL}
+        for of in self._numbers:
+            columns |= {rows_field(of): np.zeros(1, np.int64), sum_field(of): np.zeros(1)}
         return pa.RecordBatch.from_pydict(columns)
 
 
-def write_history(workspace: Workspace, history: History, config: HistoryConfig, events: Events, folder: Path) -> None:
-    """Write the table of a history into `folder`, and the numbers of all keys beside it."""
-    sent = _Sent(history, config, events.time, events.label, events.types, events.forms)
+def write_history(
+    workspace: Workspace,
+    history: History,
+    config: HistoryConfig,
+    events: Events,
+    folder: Path,
+    earlier: EarlierEvents | None = None,
+) -> None:
+    """Write the table of a history into `folder`, and the numbers of all keys beside it; `earlier`: the events that
+    these follow.
+    """
+    sent = _Sent(history, config, events.time, events.label, events.types, events.forms, earlier)
+    ranges = range_count(count_rows(events.segments) + (earlier.count(sent.table) if earlier else 0))
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return (sent.rows(batch) for batch in events.read(segment, sent.reads))
@@ -232,7 +281,7 @@ def write_history(workspace: Workspace, history: History, config: HistoryConfig,
         with new_rows(scratch / f"{partition:05d}.parquet", _MINUTES) as minutes:
 
             def batches() -> Iterator[pa.RecordBatch]:
-                for by_key, by_minute in sent.by_key(ordered):
+                for by_key, by_minute in sent.by_key(ordered, hashes_of_partition(partition, ranges)):
                     minutes.write_table(by_minute)
                     yield by_key
 
@@ -242,7 +291,8 @@ def write_history(workspace: Workspace, history: History, config: HistoryConfig,
         write_means(means_file(folder), sent.means(rows_of(pieces_of_files(minutes), _MINUTES)))
 
     scratch.mkdir(parents=True, exist_ok=True)
-    shuffle_rows(workspace, f"history {history.name}", {"events": KeyedRows(events.segments, sent.schema, read)}, write)
+    rows = {"events": KeyedRows(events.segments, sent.schema, read)}
+    shuffle_rows(workspace, f"history {history.name}", rows, write, ranges)
     if sent.has_means:
         workspace.engine.run([sorted(scratch.glob("*.parquet"))], sum_up)
 
@@ -252,7 +302,7 @@ def history_of_rows(history: History, config: HistoryConfig, rows: pa.RecordBatc
     types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
     sent = _Sent(history, config, history.time, label, types, {})
     ordered = sent.rows(rows).sort_by([(name, "ascending") for name in sent.schema.names])
-    by_key = list(sent.by_key([ordered]))
+    by_key = list(sent.by_key([ordered], hashes_of_partition(0, 1)))
     table = HistoryTable(batch for batch, _ in by_key)
     if sent.has_means:
         table.means = Means(sent.means(pa.concat_tables(minutes for _, minutes in by_key)))
@@ -260,23 +310,45 @@ def history_of_rows(history: History, config: HistoryConfig, rows: pa.RecordBatc
 
 
 def _by_key(
-    events: pa.RecordBatch, numbers: Sequence[str | None], values: Sequence[str], schema: pa.Schema
+    events: pa.RecordBatch,
+    numbers: Sequence[str | None],
+    values: Sequence[str],
+    schema: pa.Schema,
+    earlier: pa.RecordBatch | None,
 ) -> pa.RecordBatch:
-    """Return a row for each key of events that are in order."""
+    """Return a row for each key of events that are in order, whose sums go on from the last ones of `earlier` rows."""
     starts = group_starts(events[KEY])
+    firsts = events.select([HASH, KEY]).take(pa.array(starts))
+    last = {} if earlier is None else _last_sums(earlier, firsts[KEY])
+
+    def sums(name: str, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+        if name in last:
+            terms = terms.copy()
+            terms[starts] += last[name]
+        return running_sums(terms, starts)
+
     fields = {TIME: events[TIME]}
     for number, of in enumerate(numbers):
         column = events[f"n{number}"]
         is_there = column.is_valid().to_numpy(zero_copy_only=False)
-        fields[rows_field(of)] = pa.array(running_sums(is_there.astype(np.float64), starts).astype(np.int64))
-        fields[sum_field(of)] = pa.array(running_sums(column.fill_null(0.0).to_numpy(), starts))
+        fields[rows_field(of)] = pa.array(sums(rows_field(of), is_there.astype(np.float64)).astype(np.int64))
+        fields[sum_field(of)] = pa.array(sums(sum_field(of), column.fill_null(0.0).to_numpy()))
     offsets = pa.array([*starts.tolist(), len(events)], pa.int32())
     lists = [pa.StructArray.from_arrays(list(fields.values()), fields=list(schema.field(EVENTS).type.value_type))]
     lists += [events[f"v{number}"] for number in range(len(values))]
-    firsts = events.select([HASH, KEY]).take(pa.array(starts))
     none_left_out = pa.array(np.zeros(len(starts), np.int64))
     columns = [*firsts.columns, none_left_out, *(pa.ListArray.from_arrays(offsets, elements) for elements in lists)]
     return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _last_sums(earlier: pa.RecordBatch, keys: pa.Array) -> dict[str, NDArray[np.float64]]:
+    """Return by field (n,) the last number of each of n keys in earlier rows, 0 of unknown ones; nothing if all are."""
+    last: dict[str, NDArray[np.float64]] = {}
+    table = LookupTable([earlier])
+    for part in table.ranges(EVENTS, table.find_texts(keys)) if len(table) else ():
+        for name, held in part.fields.items():
+            last.setdefault(name, np.zeros(len(keys)))[part.asked] = held[part.stop - 1]
+    return last
 
 
 def _by_minute(events: pa.RecordBatch, number: int) -> pa.Table:

@@ -34,7 +34,7 @@ time again for the same rows, and 12 s to start: with 16 CPUs, both take 20 s fo
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 7
+_STAGES_VERSION = 8
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 

@@ -33,7 +33,7 @@ from rayrec.ingest.dataset import (
 )
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.preprocessing.extension import growth_of, require_new
+from rayrec.preprocessing.extension import earlier_events, growth_of, new_events, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.found_keys import count_found_keys
@@ -58,7 +58,7 @@ from rayrec.preprocessing.row_splits import (
     split_rows,
 )
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
-from rayrec.preprocessing.vocabularies import HeldOut, KnownValues
+from rayrec.preprocessing.vocabularies import GrowthRules, HeldOut, KnownValues
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.random.arrays import BlockwisePermutation, HashPermutation
 from rayrec.raw.input_files import InputFile, list_inputs
@@ -196,12 +196,14 @@ class RowsJob:
             for name, history in source.histories.items()
             if history.path is not None
         }
+        self._new_events = {name: new_events(name, files.files, parent) for name, files in self._events.items()}
         beside = (*self._tables.values(), *self._events.values())
         self.files = (*self._inputs.files, *(file for table in beside for file in table.files))
         names = {name: table.columns.names for name, table in self._tables.items()}
         self._plan = plan_columns(source, config.split, log.columns.names, names)
         if parent is not None:
             _require_features([feature.name for feature in self._plan.features], parent)
+            _require_histories([history for history, _ in self._plan.histories], parent)
         self._hashed: str | None = None
         if isinstance(config.split, HashSplitConfig):
             self._hashed = config.split.column or source.group
@@ -235,7 +237,7 @@ class RowsJob:
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
         forms = self._forms_of_texts(extracted)
-        train, others = self._write_lookups(workspace, stages, schema, forms, segments, rejected)
+        train, others = self._write_lookups(workspace, stages, schema, forms, segments, rejected, times, growth)
         keys_found, warnings = dict[str, FoundKeys](), list[str]()
         if others.schema.lookups:
             keys_found, warnings = stages.run(
@@ -388,6 +390,8 @@ class RowsJob:
         forms: Mapping[str, TextForm],
         segments: Mapping[str, Sequence[Segment]],
         rejected: dict[str, int],
+        times: Times | None,
+        growth: GrowthRules,
     ) -> tuple[CompletedRows, CompletedRows]:
         """Write side tables, histories and rates; return the readers of rows of `train` and of others. Counts bad rows.
 
@@ -434,17 +438,27 @@ class RowsJob:
         rows = CompletedRows(with_tables, workspace.folder)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         types = {column.name: column.arrow for column in plan.read}
-        for history, config in plan.histories:
+        newest = None if times is None else round(times.last * MICROSECONDS)
+        of_log = Events(every_segment, rows.read, "", schema.label, types, forms, newest)
 
-            def write_events(folder: Path, history: History = history, config: HistoryConfig = config) -> None:
-                events = Events(every_segment, rows.read, history.time, schema.label, types, forms)
+        def write_events(history: History, config: HistoryConfig) -> History:
+            """Write the table of a history, which goes on from that of the parent; return it with its end."""
+            earlier = None if self._parent is None else earlier_events(self._parent, history, growth)
+
+            def work(folder: Path) -> History:
+                events = replace(of_log, time=history.time)
                 if config.path is not None:
-                    reader, files = self._event_readers[history.name], self._events[history.name].files
+                    reader, files = self._event_readers[history.name], self._new_events[history.name]
                     events = events_of_files(workspace, history, config, reader, files, most, forms)
-                write_history(workspace, history, config, events, folder)
+                write_history(workspace, history, config, events, folder, earlier)
+                ends = (events.until, None if earlier is None else earlier.until)
+                until = max((end for end in ends if end is not None), default=None)
+                return history.model_copy(update={"until": until})
 
-            stages.leave(f"history-{file_name(history.name)}", write_events, lookup_folder(statistics, history))
-        lookups: tuple[Lookup, ...] = (*plan.tables, *rates, *(history for history, _ in plan.histories))
+            return stages.run(f"history-{file_name(history.name)}", History, work, lookup_folder(statistics, history))
+
+        histories = [write_events(*planned) for planned in plan.histories]
+        lookups: tuple[Lookup, ...] = (*plan.tables, *rates, *histories)
         complete = with_tables.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
         by_fold = rates and self._parent is None
@@ -520,6 +534,17 @@ def _require_features(names: Sequence[str], parent: Dataset) -> None:
     if missing:
         raise UserError(f"feature '{missing[0]}': the files have no column for it, unlike those of {parent.folder}")
     assert list(names) == before, "the order is that of rules and crosses"
+
+
+def _require_histories(histories: Sequence[History], parent: Dataset) -> None:
+    """Raise UserError unless the dataset that is extended has the events of these histories."""
+    before = [lookup.model_copy(update={"until": None}) for lookup in parent.schema.lookups if lookup.kind == "history"]
+    for history in histories:
+        if history not in before:
+            raise UserError(
+                f"history '{history.name}': {parent.folder} has not its earlier events, as it was made by another "
+                "version of rayrec; preprocess all files again"
+            )
 
 
 def open_beside(where: str, path: str, config: FileFormat) -> TableFiles:

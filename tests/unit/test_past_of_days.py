@@ -1,0 +1,173 @@
+"""The past of rows from day to day: a dataset that extends another tells rows of the events of all days."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.features.histories import EVENTS, HistoryTable
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.lookups import KEY, Lookups, lookup_folder
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing import histories as histories_module
+from rayrec.preprocessing import lookups as lookups_module
+from rayrec.preprocessing.engine import EmbeddedEngine
+from rayrec.sources.registry import preprocessing
+from tests.builders import make_recipe
+from tests.unit.test_past import SOURCE, make_log
+
+FIRST = 1_700_000_000
+"""Seconds since 1970 at which the first day begins."""
+
+
+def preprocess(log: pd.DataFrame, folder: Path, parent: Dataset | None = None, **preprocess: Any) -> Dataset:
+    """Return the dataset of a log, or of the next day's."""
+    source = preprocess.pop("source", SOURCE)
+    folder.mkdir(parents=True)
+    log.to_csv(folder / "log.csv", index=False)
+    settings = {"split": {"kind": "hash", "test": 0.2}, "frequency_limit": 1, **preprocess}
+    recipe = make_recipe(source=source, preprocess=settings)
+    job = preprocessing(recipe, {None: [str(folder / "log.csv")]}, folder / "dataset", parent)
+    job.run(EmbeddedEngine(2))
+    return Dataset.open(folder / "dataset")
+
+
+def days_of(log: pd.DataFrame, folder: Path, days: int = 3, **settings: Any) -> list[Dataset]:
+    """Return a dataset for each part of a log, which is in order of time, each extending the one before."""
+    datasets: list[Dataset] = []
+    for day, rows in enumerate(np.array_split(np.arange(len(log)), days)):
+        parent = datasets[-1] if datasets else None
+        datasets.append(preprocess(log.iloc[rows], folder / str(day), parent, **settings))
+    return datasets
+
+
+def completed(dataset: Dataset, log: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with what the dataset's look-ups tell them."""
+    raw = pa.RecordBatch.from_pandas(log.assign(ts=pd.to_datetime(log.ts, unit="s", utc=True)), preserve_index=False)
+    raw = raw.cast(pa.schema([f.with_type(pa.timestamp("us", "UTC")) if f.name == "ts" else f for f in raw.schema]))
+    return Lookups(dataset.schema, dataset.folder).complete(raw).to_pandas()
+
+
+def history_of(dataset: Dataset, name: str) -> tuple[History, HistoryTable]:
+    (history,) = (lookup for lookup in dataset.schema.lookups if lookup.kind == "history" and lookup.name == name)
+    return history, HistoryTable.open(lookup_folder(dataset.folder / STATISTICS_FOLDER, history))
+
+
+def events_by_key(table: LookupTable) -> dict[str, dict[str, list[Any]]]:
+    """Return the elements of each column of lists, by key."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for part in table._parts:
+        for row in part.batch.to_pylist():
+            assert row[KEY] not in found, "a key is in one row"
+            found[row.pop(KEY)] = row
+    return found
+
+
+def exact_log(rows: int = 900) -> pd.DataFrame:
+    """Return a log whose sums are exact in any order."""
+    log = make_log(rows)
+    return log.assign(price=np.round(log.price * 4) / 4)
+
+
+@pytest.mark.parametrize("ranges", ["one", "many"])
+def test_days_know_what_one_dataset_of_all_days_knows(
+    ranges: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = exact_log()
+    whole = preprocess(log, tmp_path / "whole")
+    if ranges == "many":  # as many files and batches as large tables have
+        monkeypatch.setattr(lookups_module, "ROWS_PER_RANGE", 60)
+        monkeypatch.setattr(histories_module, "_EVENTS_PER_BATCH", 20)
+    *_, last = days_of(log, tmp_path)
+    pd.testing.assert_frame_equal(completed(last, log), completed(whole, log), check_exact=True)
+    for lookup in last.schema.lookups:
+        assert isinstance(lookup, History) and lookup.until == log.ts.max() * 1_000_000
+        assert events_by_key(history_of(last, lookup.name)[1]) == events_by_key(history_of(whole, lookup.name)[1])
+
+
+def test_earlier_events_keep_their_bits(tmp_path: Path) -> None:
+    log = make_log(600)
+    for before, now in pairwise(days_of(log, tmp_path)):
+        old, new = (events_by_key(history_of(dataset, "user")[1]) for dataset in (before, now))
+        assert any(len(new[key][EVENTS]) > len(events[EVENTS]) for key, events in old.items())
+        for key, events in old.items():
+            for column in (EVENTS, "value:item"):
+                assert new[key][column][: len(events[column])] == events[column]
+        rows = log[log.ts <= before.manifest.moment]
+        pd.testing.assert_frame_equal(completed(now, rows), completed(before, rows), check_exact=True)
+
+
+def test_a_late_event_counts_from_when_it_arrives(tmp_path: Path) -> None:
+    log = make_log(400)
+    first, second = log.iloc[:300], log.iloc[300:]
+    late = second.assign(ts=first.ts.iloc[len(first) // 2])
+    before = preprocess(first, tmp_path / "first")
+    now = preprocess(late, tmp_path / "second", before)
+    # What the first day's rows were told stays; whoever asks later is told of all.
+    pd.testing.assert_frame_equal(completed(now, first), completed(before, first), check_exact=True)
+    later = log.iloc[:50].assign(ts=int(first.ts.max()) + 100)
+    told = completed(now, later)["user_count"]
+    window = log.assign(ts=[*first.ts, *([first.ts.max()] * len(late))])
+    since = int(first.ts.max()) + 100 - 30
+    of_window = window[(window.ts < since) & (window.ts >= since - 3600)]
+    assert told.tolist() == [(of_window.user == user).sum() for user in later.user]
+    assert told.sum() > completed(before, later)["user_count"].sum()
+
+
+def test_keys_expire(tmp_path: Path) -> None:
+    log = make_log(300)
+    gone = log.assign(user="gone").iloc[:20]
+    days = [pd.concat([log, gone]), log.assign(ts=log.ts + 86_400), log.assign(ts=log.ts + 3 * 86_400)]
+    before = preprocess(days[0], tmp_path / "0")
+    found = []
+    for day in (1, 2):
+        before = preprocess(days[day], tmp_path / str(day), before, expire_after="2d")
+        found.append("gone" in events_by_key(history_of(before, "user")[1]))
+    assert found == [True, False]
+    assert len(events_by_key(history_of(before, "user")[1])) == log.user.nunique()
+
+
+def shop_source(path: Path) -> dict[str, Any]:
+    history = {"by": "user", "path": str(path), "take": ["count", "age", {"op": "sum", "column": "paid"}]}
+    return {**SOURCE, "histories": {"bought": {**history, "time": {"column": "at", "format": "s"}}}, "rates": []}
+
+
+def write_events(path: Path, log: pd.DataFrame) -> None:
+    path.parent.mkdir(exist_ok=True)
+    pd.DataFrame({"user": log.user, "at": log.ts, "paid": np.arange(len(log)) % 7}).to_csv(path, index=False)
+
+
+def test_new_files_of_events_are_added(tmp_path: Path) -> None:
+    log, events = exact_log(400), tmp_path / "events"
+    days = [log.iloc[:200], log.iloc[200:300], log.iloc[300:]]
+    source, dataset, counts = shop_source(events), None, list[float]()
+    asked = log.iloc[:30].assign(ts=int(log.ts.max()) + 1)
+    for day, rows in enumerate(days):
+        if day < 2:  # the last day has no new events
+            write_events(events / f"{day}.csv", rows)
+        dataset = preprocess(rows, tmp_path / str(day), dataset, source=source)
+        counts.append(completed(dataset, asked)["bought_count"].sum())
+    users: Sequence[str] = asked.user.tolist()
+    of_days = [sum((rows.user == user).sum() for user in users) for rows in days[:2]]
+    assert counts == [of_days[0], sum(of_days), sum(of_days)]
+    assert dataset is not None and history_of(dataset, "bought")[0].until == days[1].ts.max() * 1_000_000
+
+    write_events(events / "1.csv", days[2])
+    with pytest.raises(UserError, match=r"histories\.bought\.path: .*1\.csv has changed since .* write new events to"):
+        preprocess(days[2].assign(ts=days[2].ts + 9), tmp_path / "3", dataset, source=source)
+
+
+def test_a_dataset_without_the_history_is_not_extended(tmp_path: Path) -> None:
+    log = make_log(200)
+    before = preprocess(log, tmp_path / "0")
+    old = before.schema.model_copy(update={"lookups": before.schema.lookups[1:]})
+    parent = Dataset(before.folder, old, before.manifest, before.id)
+    with pytest.raises(UserError, match=r"history 'user': .* has not its earlier events"):
+        preprocess(log.assign(ts=log.ts + 86_400), tmp_path / "1", parent)
