@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,7 +47,7 @@ class ExportRequest(Request):
 def run(request: ExportRequest, progress: Progress) -> Result:
     """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables.
 
-    Of a delta, `details` has what differs from its base.
+    Of a delta, `details` has what differs from its base; `details.warnings` says where histories end too early.
     """
     from rayrec.inference.folder.table_files import is_model_folder
 
@@ -74,6 +75,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 
     from rayrec.inference.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inference.staleness import describe_stale
     from rayrec.inspection.split_checks import baselines, drawn_negatives
 
     # A run on all rows has none left to be measured on: its metrics are those of the run that it repeats.
@@ -101,6 +103,8 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         )
         model = ModelFolder.open(folder)
         details["table_bytes"] = model.table_bytes()
+        if (stale := describe_stale(model.schema, time.time())) is not None:
+            details["warnings"] = [stale]
         if base is not None:
             # The whole model goes when the block ends; what differs from the base stays.
             from rayrec.inference.folder.delta import write_delta

@@ -26,6 +26,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.examples import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.staleness import known_until
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from serve.dashboard import SECONDS, History, References
 
@@ -72,6 +73,9 @@ class ServingMetrics:
         )
         self.data_time = Gauge(
             "rayrec_model_data_time_seconds", "Unix time of the newest row that the model was trained on.", _MODEL
+        )
+        self.known_until = Gauge(
+            "rayrec_histories_known_until_seconds", "Unix time up to which its histories know events.", _MODEL
         )
         self.traffic = Gauge("rayrec_version_traffic", "Share of the requests that a version answers.", _MODEL)
         self.switches = Counter("rayrec_version_switches", "Changes of the versions that answer.", ("model",))
@@ -129,6 +133,7 @@ class VersionStatistics:
 
     def __post_init__(self) -> None:
         self._data_time = self.folder.manifest.data_time
+        self._known_until = known_until(self.folder.schema)
         self._reference = ReferenceTraffic.load(self.folder)
         if self._reference is not None:
             self._edges = np.array(self._reference.score_edges)
@@ -142,6 +147,8 @@ class VersionStatistics:
         """Report what does not change: Ray forgets a gauge that was not set for some 20 seconds."""
         self.metrics.deltas.set(int(self.folder.delta is not None), self._tags)
         self.metrics.data_time.set(self._data_time, self._tags)
+        if self._known_until is not None:
+            self.metrics.known_until.set(self._known_until, self._tags)
         if self._reference is not None:
             for name, share in self._reference.unknown_share.items():
                 self.metrics.unknown_share.set(share, {**self._tags, "feature": ascii_name(name)})

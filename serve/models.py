@@ -8,6 +8,7 @@ it was given until it is answered.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from rayrec.inference.folder.facts import can_recommend
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.rank import Recommender
+from rayrec.inference.staleness import describe_stale
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
@@ -112,6 +114,8 @@ class ServedVersion:
             wait_seconds=settings.batch_wait_ms / 1000,
         )
         self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
+        self.stale = describe_stale(schema, time.time())
+        """What to say of its histories, if they end too early."""
 
     async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
@@ -243,6 +247,8 @@ class ServedModel:
     shadow: Shadow | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
     """What should answer but does not: version, or `serving.json` -> why."""
+    stale: Mapping[str, str] = field(default_factory=dict)
+    """Versions that answer though their histories end too early -> what to say."""
 
     def version(self, wanted: str | None = None) -> ServedVersion:
         """Return the version that answers a request. Raises RequestError 404 if the one it names is not loaded."""
@@ -264,7 +270,7 @@ class ServedModel:
 
     def without_versions(self) -> "ServedModel":
         """Return what answers and what does not, without what it answers with, for another process."""
-        return ServedModel(self.name, {}, self.weights, None, self.failed)
+        return ServedModel(self.name, {}, self.weights, None, self.failed, self.stale)
 
     def news(self, before: "ServedModel | None") -> list[str]:
         """Tell, a line each, what has changed since `before`: which versions answer, and what cannot be loaded."""
@@ -275,6 +281,9 @@ class ServedModel:
             lines.append(f"model '{self.name}': version {_shares(self.weights)} {verb}{f' (was {was})' if was else ''}")
         if not self.weights and (was or before is None):
             lines.append(f"model '{self.name}': no version answers{f' (was {was})' if was else ''}")
+        for version, what in self.stale.items():
+            if before is None or version not in before.stale:
+                lines.append(f"model '{self.name}': version {version}: {what}")
         stays = f"; version {_shares(self.weights)} keeps serving" if self.weights else ""
         for what, why in self.failed.items():
             if before is None or before.failed.get(what) != why:
@@ -318,9 +327,9 @@ def agreed(
         found = [replica.get(name, ServedModel(name, {}, {})) for replica in replicas]
         failed = {what: why for one in found for what, why in one.failed.items()}
         if all(one.weights == found[0].weights for one in found):
-            models[name] = ServedModel(name, {}, found[0].weights, None, failed)
+            models[name] = ServedModel(name, {}, found[0].weights, None, failed, found[0].stale)
         elif name in before:
-            models[name] = ServedModel(name, {}, before[name].weights, None, failed)
+            models[name] = ServedModel(name, {}, before[name].weights, None, failed, before[name].stale)
     return models if replicas else before
 
 

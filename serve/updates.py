@@ -217,10 +217,11 @@ class Updates:
         # Every version that `serving.json` names, or none of them.
         if not versions or (traffic and versions.keys() != traffic.versions):
             return replace(before, failed=failed)
+        stale = {version: loaded.stale for version, loaded in versions.items() if loaded.stale is not None}
         if traffic is None:
-            return ServedModel(name, versions, dict.fromkeys(versions, 1.0), None, failed)
+            return ServedModel(name, versions, dict.fromkeys(versions, 1.0), None, failed, stale)
         weights = {version: weight for version, weight in traffic.weights.items() if weight}
-        return ServedModel(name, versions, weights, self._shadow(before, versions, traffic.shadow), failed)
+        return ServedModel(name, versions, weights, self._shadow(before, versions, traffic.shadow), failed, stale)
 
     def _version(
         self, name: str, version: str, folder: Path, settle: bool, failed: dict[str, str]

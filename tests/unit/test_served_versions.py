@@ -536,6 +536,19 @@ def test_the_command_tells_what_all_replicas_agree_on() -> None:
         told = models
 
 
+def test_the_command_tells_of_histories_that_end_too_early() -> None:
+    def model(version: str, **stale: str) -> dict[str, ServedModel]:
+        return {
+            "m": ServedModel("m", {}, {version: 1.0}, stale={name.strip("v"): what for name, what in stale.items()})
+        }
+
+    old, new = model("1", v1="history 'user' ends long ago"), model("2")
+    first = ["model 'm': version 1 answers", "model 'm': version 1: history 'user' ends long ago"]
+    assert news({}, agreed({}, [old, old])) == first
+    assert news(old, agreed(old, [old, old])) == []
+    assert news(old, agreed(old, [new, new])) == ["model 'm': version 2 answers (was 1)"]
+
+
 def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     shutil.copytree(made / "1", tmp_path / "all/a")
     server = Server({"all": tmp_path / "all"}, tmp_path, executor)

@@ -10,11 +10,14 @@ import pytest
 
 from jobs.evaluate import EvaluateRequest
 from jobs.evaluate import run as evaluate
+from jobs.export import ExportRequest
+from jobs.export import run as export
 from jobs.train import TrainRequest
 from jobs.train import run as train
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.lookups import Lookups
+from rayrec.inference.staleness import describe_stale, known_until
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import dump_recipe
 from tests.builders import make_recipe
@@ -57,6 +60,27 @@ def test_a_stale_history_lacks_the_newest_events_and_looks_back_no_further(
         assert row.daily_count == len(log[(log.item == given.item) & (log.ts < known)])
 
 
+def test_histories_that_end_too_early_are_named(dataset: Dataset) -> None:
+    until = known_until(dataset.schema)
+    assert until is not None and until == dataset.manifest.times.last
+    assert describe_stale(dataset.schema, until + 3_000) is None
+    an_hour_later = describe_stale(dataset.schema, until + 3_601)
+    assert an_hour_later is not None and an_hour_later.startswith("histories 'liked' and 'rate_item' end at 2023-11-1")
+    assert an_hour_later.endswith(
+        " UTC, 1h ago, but rows of train knew all that had happened; make the model of newer rows, or say in `known` "
+        "how old it may be (docs/histories.md)"
+    )
+    # `daily` is known an hour at a time: one that lacks the last full hour is too old, whenever in this hour.
+    full = until // 3_600 * 3_600 + 3_600
+    daily = [history for history in dataset.schema.lookups if history.name == "daily"]
+    schema = dataset.schema.model_copy(update={"lookups": tuple(daily)})
+    assert describe_stale(schema, full + 3_599) is None
+    text = describe_stale(schema, full + 3_600)
+    assert (
+        text is not None and text.startswith("history 'daily' ends at") and "knew all but the last 1h at most" in text
+    )
+
+
 @pytest.fixture(scope="module")
 def run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stale") / "run"
@@ -81,6 +105,12 @@ def test_metrics_at_no_staleness_are_those_of_the_dataset(run: Path, dataset: Da
     stale, older = (_evaluate(run, dataset, staleness=staleness) for staleness in ("1h", "400d"))
     assert stale["rows"] == older["rows"] == dataset.split("test").rows
     assert len({metrics["log_loss"] for metrics in (stale, older, _evaluate(run, dataset))}) == 3
+
+
+def test_an_export_warns_of_histories_that_ended_long_ago(run: Path, tmp_path: Path) -> None:
+    result = export(ExportRequest(run=run, output=tmp_path / "model"), SilentProgress())
+    (warning,) = result.details["warnings"]
+    assert warning.startswith("histories 'user', 'liked', 'daily' and 'rate_item' end at 2023-11-1")
 
 
 def test_the_raw_files_must_be_those_of_the_dataset(
