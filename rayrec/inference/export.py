@@ -126,8 +126,9 @@ def with_recent_past(schema: Schema, dataset: Dataset) -> Schema:
     first = np.array([round(times.held_out * 1e6)])
 
     def recent(lookup: Lookup) -> Lookup:
-        is_past = isinstance(lookup, History)
-        return lookup.model_copy(update={"since": int(horizon_of(lookup, first)[0])}) if is_past else lookup
+        if not isinstance(lookup, History):
+            return lookup
+        return lookup.model_copy(update={"since": int(horizon_of(lookup, first)[0])})
 
     return schema.model_copy(update={"lookups": tuple(map(recent, schema.lookups))})
 

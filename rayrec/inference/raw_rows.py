@@ -236,9 +236,10 @@ class RawRows:
         if wrong.any():
             row, time = int(wrong.argmax()), self._pasts[0].time
             since = max(past.earliest for past in self._pasts if past.earliest is not None)
-            given, since = (_time_text(one) for one in (column(time)[row], pa.scalar(since, pa.timestamp("us", "UTC"))))
+            least = _time_text(pa.scalar(since, pa.timestamp("us", "UTC")))
             raise UserError(
-                f"row {row}, '{time}': {given} is too old; the model knows what was before {since} or later"
+                f"row {row}, '{time}': {_time_text(column(time)[row])} is too old; the model knows what was before "
+                f"{least} or later"
             )
 
     def _check_lists(self, by_name: Mapping[str, pa.Array]) -> None:

@@ -479,12 +479,14 @@ class RowsJob:
         found = [one for one in (train, later) if one is not None]
         if not found:
             return ()
-        are_latest = train is not None and later is not None and train.most <= later.least
+        first_later = None
+        if train is not None and later is not None and train.most <= later.least:
+            first_later = later.least / MICROSECONDS
         return (
             Times(
                 first=min(one.least for one in found) / MICROSECONDS,
                 last=max(one.most for one in found) / MICROSECONDS,
-                held_out=later.least / MICROSECONDS if are_latest else None,
+                held_out=first_later,
             ),
         )
 
