@@ -75,7 +75,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 
     from rayrec.inference.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
-    from rayrec.inference.staleness import describe_stale
+    from rayrec.inference.past import describe_stale
     from rayrec.inspection.split_checks import baselines, drawn_negatives
 
     # A run on all rows has none left to be measured on: its metrics are those of the run that it repeats.

@@ -26,7 +26,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.examples import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.staleness import known_until
+from rayrec.inference.past import known_until
 from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
 from serve.dashboard import SECONDS, History, References
 

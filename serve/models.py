@@ -27,9 +27,9 @@ from rayrec.inference.examples import Examples, load_held_out_rows
 from rayrec.inference.explanation import Explanation, explainer_of
 from rayrec.inference.folder.facts import can_recommend
 from rayrec.inference.folder.table_files import TableMemory
+from rayrec.inference.past import describe_stale
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.rank import Recommender
-from rayrec.inference.staleness import describe_stale
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of

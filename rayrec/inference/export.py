@@ -25,6 +25,7 @@ from rayrec.inference.examples import ReferenceTraffic, rows_of_split, write_exa
 from rayrec.inference.folder.facts import KnownItems, can_recommend
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, ModelFolder, copy, new_model_folder
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
+from rayrec.inference.past import history_facts
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.scorer import CheckpointModel
 from rayrec.ingest.dataset import Dataset
@@ -250,7 +251,7 @@ Positive: {outcome}. Rejected rows: {rejected:,}. Source: {sources}.
 {numeric} numbers, {categorical} categories; {rows:,} embedding rows, {parameters:,} embedding weights.
 
 {features}
-
+{past}
 ## Metrics
 
 {metrics}
@@ -316,6 +317,7 @@ def model_card(
         rows=sum(table.rows for table in tables),
         parameters=sum(table.rows * table.dim for table in tables),
         features=_features(schema),
+        past=_past(schema),
         probabilities=_NOT_CALIBRATED if schema.has_drawn_negatives else _CALIBRATED,
         metrics=_metrics(
             {
@@ -360,6 +362,18 @@ def _features(schema: Schema) -> str:
     ]  # fmt: skip
     left = len(schema.features) - len(rows)
     return _table(rows) + (f"\n\nAnd {left:,} more, in `schema.json`." if left else "")
+
+
+def _past(schema: Schema) -> str:
+    """Return what is known of what happened before a row; nothing without histories."""
+    rows = history_facts(schema)
+    if not rows:
+        return ""
+    return f"""
+Of what happened before a row this folder knows events up to a time; those of which a request tells come after them.
+
+{_table(rows)}
+"""
 
 
 def _metrics(metrics: Metrics, baselines: Baselines) -> str:

@@ -123,7 +123,7 @@ class Times(Config):
 
     first: float
     last: float
-    held_out: float | None = None
+    held_out: float | None = Field(None, exclude_if=lambda given: given is None)
     """Of the first held-out row, if no row of `train` happened after it."""
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.transforms import HashIds
 from rayrec.features.id_meanings import ValueNames
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
+from rayrec.features.raw_columns import History
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import fold_ids, ids_of, untransformed
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.metrics.estimates import wilson
@@ -134,12 +135,42 @@ def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> FeatureCell
     for transform in feature.transforms:
         if isinstance(transform, HashIds):
             ids = fold_ids(ids, transform.buckets)
-    of_id = np.bincount(ids, weights=counts, minlength=feature.cardinality)
-    tens = np.zeros(len(of_id), np.int64)
-    tens[of_id > 0] = 1 + np.log10(of_id[of_id > 0]).astype(np.int64)
-    names = [ValueNames.load(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"]
-    names += [f"{10**n:,} to {10 ** (n + 1) - 1:,} times" for n in range(int(tens.max()))]
-    return FeatureCells(tuple(names), lambda values: tens[values])
+    tens = _tens(np.bincount(ids, weights=counts, minlength=feature.cardinality))
+    first = ValueNames.load(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"
+    return FeatureCells((first, *_names_of_tens(int(tens.max()), "times")), lambda values: tens[values])
+
+
+def past_counts(schema: Schema) -> dict[str, History]:
+    """Return the features that are how many events of a history happened before a row, with this history."""
+    counts = {
+        taken.column: lookup
+        for lookup in schema.lookups
+        if isinstance(lookup, History)
+        for taken in lookup.takes
+        if taken.op == "count"
+    }
+    return {feature.name: counts[feature.columns[0]] for feature in schema.numeric if feature.columns[0] in counts}
+
+
+def cells_of_past(feature: Feature, values: NDArray[Any]) -> FeatureCells:
+    """Return the cells that divide rows by how many events happened before them: those of `past_counts`."""
+    raw = _as_raw(feature)
+
+    def places(new: NDArray[Any]) -> NDArray[np.int64]:
+        return _tens(np.rint(raw(new)))
+
+    return FeatureCells(("no event", *_names_of_tens(int(places(values).max(initial=0)), "events")), places)
+
+
+def _tens(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return 0 for a count of 0, and for others how many digits they have."""
+    tens = np.zeros(len(counts), np.int64)
+    tens[counts > 0] = 1 + np.log10(counts[counts > 0]).astype(np.int64)
+    return tens
+
+
+def _names_of_tens(most: int, unit: str) -> list[str]:
+    return [f"{10**n:,} to {10 ** (n + 1) - 1:,} {unit}" for n in range(most)]
 
 
 def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -> FeatureCells:

@@ -16,6 +16,7 @@ from rayrec.common.text import MOST_ORDERED, format_number, format_share, natura
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.features.transforms import untransformed
+from rayrec.inference.past import history_facts
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.inspection.cells import (
@@ -277,7 +278,7 @@ def dataset_figures(dataset: Dataset, progress: Progress) -> dict[str, Any]:
     `splits` by name: `rows`, of which `rows_read` for this; `label_rate` over all rows, None where it is not known; and
     `along`, that of parts that follow each other, where rows are in the order of the input, which is often that of
     time. `features`: see `_feature_figures`. `found_keys`: how many rows find their key, by look-up, as a text.
-    `rejected`: the reasons, the most frequent first, each with a few rows.
+    `histories`: see `history_facts`. `rejected`: the reasons, the most frequent first, each with a few rows.
     Raises UserError if a part is damaged.
     """
     preprocess = dataset.recipe.preprocess
@@ -306,7 +307,13 @@ def dataset_figures(dataset: Dataset, progress: Progress) -> dict[str, Any]:
                 features.append(_feature_figures(feature, columns, labels, dataset))
                 progress.advance(1)
     found_keys = {name: found.described("a key") for name, found in dataset.manifest.found_keys.items()}
-    return {"splits": splits, "features": features, "found_keys": found_keys, "rejected": _rejected(dataset)}
+    return {
+        "splits": splits,
+        "features": features,
+        "found_keys": found_keys,
+        "histories": history_facts(dataset.schema),
+        "rejected": _rejected(dataset),
+    }
 
 
 def _labels(columns: SplitColumns, dataset: Dataset) -> NDArray[np.float64]:

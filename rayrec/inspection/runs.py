@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.evaluate import MAIN_METRICS
-from rayrec.features.schema import CategoricalFeature
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.cells import cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.inspection.cells import (
+    cells_by_frequency,
+    cells_of_past,
+    cells_of_rows,
+    past_counts,
+    values_of_rows,
+)
 from rayrec.metrics.estimates import Estimate
 from rayrec.metrics.paired import Difference, compare_recipes, repeats_of, seed_variance
 from rayrec.metrics.scored_rows import (
@@ -83,28 +90,64 @@ def score_held_out(
 
 def divisions(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> list[Division]:
     """Return the rows by tenths of the score, by the values of each feature, and by how often values occurred in
-    `train`.
+    `train`: where they did not, and are the key of a history, by whether it has an event before the row.
     """
-    scored = held_out.scored
+    scored, past = held_out.scored, past_counts(dataset.schema)
+    has_past = _has_past(held_out.columns, dataset.schema)
     found: list[Division] = [(_BY_SCORE, slices(scored, *by_score(scored)))]
     progress.stage("slices", len(dataset.schema.features))
     for feature in dataset.schema.features:
         column = held_out.columns[feature.name].combine_chunks()
         values = values_of_rows(feature, column)
-        by = {feature.name: cells_of_rows(feature, values, dataset.folder)}
+        is_past = feature.name in past
+        cells = cells_of_past(feature, values) if is_past else cells_of_rows(feature, values, dataset.folder)
+        found.append((feature.name, slices(scored, cells.places(values), cells.names)))
+        by_frequency = None
         if isinstance(feature, CategoricalFeature):
             by_frequency = cells_by_frequency(feature, dataset.folder)
-            if by_frequency is not None:
-                by[f"{feature.name} in train"] = by_frequency
-        found += [(name, slices(scored, cells.places(values), cells.names)) for name, cells in by.items()]
+        if by_frequency is not None:
+            places, names = by_frequency.places(values), by_frequency.names
+            if (known := has_past.get(feature.columns[0])) is not None:
+                places = np.where(places > 0, places + 1, known)
+                names = (f"{names[0]}, no event before", f"{names[0]}, with events before", *names[1:])
+            found.append((_in_train(feature.name), slices(scored, places, names)))
         progress.advance(1)
     return found
+
+
+def _in_train(feature: str) -> str:
+    """Return what rows are divided by where it is how often the values of a feature occurred in `train`."""
+    return f"{feature} in train"
+
+
+def _has_past(columns: pa.Table, schema: Schema) -> dict[str, NDArray[np.bool_]]:
+    """Return by the key of histories which rows (n,) have an event before them; of several, by that with most."""
+    features = {feature.name: feature for feature in schema.numeric}
+    found: dict[str, NDArray[np.bool_]] = {}
+    for name, history in past_counts(schema).items():
+        if len(history.keys) > 1:
+            continue
+        values = values_of_rows(features[name], columns[name].combine_chunks())
+        of_history = cells_of_past(features[name], values).places(values) > 0
+        (key,) = history.keys
+        if key not in found or of_history.sum() > found[key].sum():
+            found[key] = of_history
+    return found
+
+
+def _divisions_of_keys(schema: Schema) -> list[str]:
+    """Return what rows are divided by where that says what is known of the keys of histories."""
+    past = past_counts(schema)
+    keys = {key for history in past.values() for key in history.keys}
+    of_keys = [_in_train(feature.name) for feature in schema.categorical if feature.columns[0] in keys]
+    return [*of_keys, *past]
 
 
 def held_out_figures(held_out: ScoredSplit, dataset: Dataset, progress: Progress) -> dict[str, Any]:
     """Return the metrics with standard errors, curves with bands, and slices of scored rows, as JSON values.
 
-    Curves are None where all rows have the same label. `worst` has the places in `slices` of the worst ones by metric.
+    Curves are None where all rows have the same label. `worst` has the places in `slices` of the worst ones by metric;
+    `of_keys` what slices are by that say what is known of the keys of histories.
     """
     scored = held_out.scored
     metrics = scored.metrics.estimates()
@@ -120,6 +163,7 @@ def held_out_figures(held_out: ScoredSplit, dataset: Dataset, progress: Progress
         "curves": None,
         "slices": [_slice(by, one) for by, one in found],
         "worst": {metric: _worst(found, metric) for metric in SLICE_METRICS},
+        "of_keys": _divisions_of_keys(dataset.schema),
     }
     if metrics["auc"] is not None:
         curves = threshold_curves(scored)

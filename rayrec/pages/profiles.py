@@ -29,6 +29,7 @@ _NO_TIMES = (
     "Encoded rows have no times, so the label rate cannot be shown by day. It is shown along the rows of splits that "
     "keep the order of the input, which is often that of time, and by parts of the time that are features."
 )
+_HISTORIES = "What is known of the events before a row, and up to when events are known."
 _ENCODED = (
     "Rows of train, encoded. Numbers were filled before they were written, so what was missing among them cannot be "
     "told. Label rates: from the lowest to the highest of a feature's cells, if known to a fifth. In the other splits "
@@ -97,6 +98,7 @@ def dataset_page(figures: Figures) -> Page:
         _splits(figures),
         *([_drift(figures["against"])] if figures["against"] is not None else []),
         _encoded_columns(features),
+        *([Section("Histories", [HtmlTable(figures["histories"])], _HISTORIES)] if figures["histories"] else []),
         Section("Distributions and label rates", charts, text),
         _rejected(figures["rejected"], rows),
     ]

@@ -99,7 +99,9 @@ def _slices(held_out: Mapping[str, Any]) -> list[Chart | HtmlTable]:
     listed = sorted({place for places in worst.values() for place in places})
     tenths = [one for one in every if one["by"] == "score"]
     others = [every[place] for place in listed if every[place]["by"] != "score"]
-    return [*charts, _table("By the score", tenths), _table("By features, those above", others)]
+    keys = [one for one in every if one["by"] in held_out["of_keys"]]
+    of_keys = [_table("By what is known of keys", keys)] if keys else []
+    return [*charts, *of_keys, _table("By the score", tenths), _table("By features, those above", others)]
 
 
 def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> Chart:

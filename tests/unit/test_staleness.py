@@ -1,5 +1,8 @@
-"""What a server knows whose histories are some time old, at each row: measured, and said where it is too old."""
+"""What people are told of histories: what a server reaches whose histories are some time old, where they end too early,
+and how rows fare by what is known of their keys.
+"""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,14 @@ from jobs.evaluate import EvaluateRequest
 from jobs.evaluate import run as evaluate
 from jobs.export import ExportRequest
 from jobs.export import run as export
+from jobs.report import ReportRequest
+from jobs.report import run as report
 from jobs.train import TrainRequest
 from jobs.train import run as train
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.lookups import Lookups
-from rayrec.inference.staleness import describe_stale, known_until
+from rayrec.inference.past import describe_stale, history_facts, known_until
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import dump_recipe
 from tests.builders import make_recipe
@@ -30,7 +35,10 @@ SPLIT = {"kind": "time", "test": 0.3}
 
 @pytest.fixture(scope="module")
 def log() -> pd.DataFrame:
-    return make_log(900)
+    """Return rows of whose users the last ones are new."""
+    log = make_log(900)
+    log.loc[log.index[-60:], "user"] = [f"new {number % 6}" for number in range(60)]
+    return log
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +119,44 @@ def test_an_export_warns_of_histories_that_ended_long_ago(run: Path, tmp_path: P
     result = export(ExportRequest(run=run, output=tmp_path / "model"), SilentProgress())
     (warning,) = result.details["warnings"]
     assert warning.startswith("histories 'user', 'liked', 'daily' and 'rate_item' end at 2023-11-1")
+
+
+def test_reports_divide_rows_by_what_is_known_of_their_keys(
+    log: pd.DataFrame, run: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    report(ReportRequest(source=run, output=tmp_path / "report"), SilentProgress())
+    figures = json.loads((tmp_path / "report" / "report.json").read_text())["held_out"]
+    assert figures["of_keys"] == ["user in train", "item in train", "user_count", "liked_count", "daily_count"]
+    rows = {(one["by"], one["value"]): one["rows"] for one in figures["slices"]}
+    times = pd.to_datetime(log["ts"], unit="s", utc=True)
+    raw = pa.RecordBatch.from_pydict({"user": log["user"], "item": log["item"], "ts": pa.array(times)})
+    held_out = pd.concat([log, Lookups(dataset.schema, dataset.folder).complete(raw).to_pandas().user_count], axis=1)
+    held_out = held_out[-dataset.split("test").rows :]
+    is_new, is_past = held_out.user.str.startswith("new"), held_out.user_count > 0
+    assert rows["user in train", "missing or not listed, no event before"] == (is_new & ~is_past).sum() > 0
+    assert rows["user in train", "missing or not listed, with events before"] == (is_new & is_past).sum() > 0
+    assert rows["user_count", "no event"] == (~is_past).sum()
+    assert rows["user_count", "1 to 9 events"] == held_out.user_count.between(1, 9).sum()
+    assert "By what is known of keys" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_people_are_told_which_histories_there_are(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+    facts = {fact["history"]: fact for fact in history_facts(dataset.schema)}
+    assert facts["user"] | {"up to": ""} == {
+        "history": "user",
+        "by": "user",
+        "gives": "user_count, user_age, user_rate, user_mean_price, user_sum_price, user_last_item",
+        "window": "1h",
+        "delay": "30s",
+        "known": "at once",
+        "up to": "",
+    }
+    assert facts["daily"]["known"] == "every 1h" and facts["liked"]["by"] == "user, item"
+    export(ExportRequest(run=run, output=tmp_path / "model"), SilentProgress())
+    card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
+    assert "| daily     | item       | daily_count " in card
+    report(ReportRequest(source=dataset.folder, output=tmp_path / "report"), SilentProgress())
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["histories"] == [*facts.values()]
 
 
 def test_the_raw_files_must_be_those_of_the_dataset(
