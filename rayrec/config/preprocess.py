@@ -9,6 +9,7 @@ from rayrec.config.base import Config
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _DURATION = r"^[0-9]+[smhdw]$"
+_MOST_SECONDS = 1_000 * 366 * 86_400
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
@@ -29,7 +30,13 @@ Span = Annotated[
 """A fraction, or a number of seconds, minutes, hours, days or weeks such as `12h`."""
 
 
-Duration = Annotated[str, Field(pattern=_DURATION, examples=["1d"])]
+def _is_in_time(value: str) -> str:
+    if seconds_of(value) > _MOST_SECONDS:
+        raise ValueError("is longer than 1,000 years; give a shorter one, or leave it out")
+    return value
+
+
+Duration = Annotated[str, Field(pattern=_DURATION, examples=["1d"]), AfterValidator(_is_in_time)]
 """A number of seconds, minutes, hours, days or weeks such as `12h`."""
 
 

@@ -365,7 +365,7 @@ class TakeLast(Config):
     op: Literal["last"] = "last"
     column: str
     """Column of the events: categories."""
-    length: PositiveInt = 20
+    length: Annotated[PositiveInt, Field(le=1_000)] = 20
     """Most values."""
 
 

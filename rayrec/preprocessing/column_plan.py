@@ -213,14 +213,16 @@ class _Planner:
             # A number that is also a feature is a key of rates as it is.
             if key not in of_rates or key not in self.wanted or self.wanted[key][0].type != "number":
                 self._want(RawColumn(name=key, type="text"), where)
-        tables = self._plan_tables({*inputs, *keys})
+        tables = self._plan_tables({*inputs, *keys, *of_past})
         self._check_shares()
         self._check_crosses()
         # A request has what features are computed from or looked up by. Rates are looked up, never read.
         of_label = (rate_column(rate.keys) for rate in config.rates)
         looked_up = {name: RawColumn(name=name, type="number") for name in of_label}
         times = [history.time for history, _ in histories]
-        in_requests = dict.fromkeys((*inputs, *keys, *times))
+        # Events of the log have columns of side tables as rows have them: looked up.
+        of_tables = [name for name in of_past if self.available[name]]
+        in_requests = dict.fromkeys((*inputs, *keys, *times, *of_tables))
         # What the dataset keeps beside the features must not have the name of one.
         taken_names = {*inputs, *keys, *(feature.name for feature in self.features)}
         kept: list[KeptColumn] = []
@@ -262,9 +264,13 @@ class _Planner:
                     _fail(f"source.tables.{table}", f"two columns are named '{table}_{name}'; rename the table")
                 found[f"{table}_{name}"] = table
         for history, config in self.config.histories.items():
-            for taken in plan_history(history, config, "").takes:
+            takes = plan_history(history, config, "").takes
+            for taken in takes:
+                where = f"source.histories.{history}"
+                if self.past.get(taken.column) in takes:
+                    _fail(f"{where}.take", f"'{taken.column}' is taken twice; remove one")
                 if taken.column in found:
-                    _fail(f"source.histories.{history}", f"two columns are named '{taken.column}'; rename the history")
+                    _fail(where, f"two columns are named '{taken.column}'; rename the history")
                 found[taken.column] = ""
                 self.past[taken.column] = taken
         return found
@@ -306,8 +312,7 @@ class _Planner:
         for history, past in config.histories.items():
             for key in past.by:
                 where = f"source.histories.{history}.by"
-                if key not in self.available or key in self.past:
-                    self._unknown(where, key, [name for name in self.available if name not in self.past])
+                self._known_of_events(where, key)
                 found[key] = where
         for name, where in found.items():
             if name == self.config.label_column:
@@ -317,6 +322,11 @@ class _Planner:
     def _known(self, where: str, name: str) -> None:
         if name not in self.columns:
             self._unknown(where, name, self.columns)
+
+    def _known_of_events(self, where: str, name: str) -> None:
+        """Raise ConfigError unless events of the log have the column: of the files, or of a side table."""
+        if name not in self.available or name in self.past:
+            self._unknown(where, name, [known for known in self.available if known not in self.past])
 
     def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
         is_row = any(_NUMBER.fullmatch(column) for column in known)
@@ -379,6 +389,8 @@ class _Planner:
                 and not self.config.is_ignored(name)
             ]
         if not columns:
+            if any(matches(name, entry) for name in self.past for entry in rule.columns):
+                _fail(where, "a pattern matches no columns of histories, which have rules anyway; name them in full")
             _fail(where, "earlier rules, roles, weights and source.ignore take all columns that it matches; remove it")
         return columns
 
@@ -491,6 +503,8 @@ class _Planner:
             name, where = rate_column(rate.keys), f"source.rates.{number}"
             if name in self.available:
                 _fail(where, f"the rate would be named '{name}', like a column; rename the column")
+            if name in self.config.histories:
+                _fail(where, f"the rate would be named '{name}', like a history; rename the history")
             rule = NumericRule(columns=(name,), transforms=rate.transforms)
             self.features.append(PlannedFeature(name, (name,), rule, where))
             if self.config.time_column is not None:
@@ -513,11 +527,14 @@ class _Planner:
                     continue
                 if column == self.config.label_column:
                     _fail(place, f"column '{column}' is the label; leave it out of a rate, which is of the label")
-                self._known(place, column)
+                self._known_of_events(place, column)
                 if take.op != "last":
                     self._want(RawColumn(name=column, type="number"), place)
                 elif column not in self.wanted:
                     self._want(RawColumn(name=column, type="text"), place)
+                elif (kind := self.wanted[column][0].type) not in ("text", "integer", "number"):
+                    what = "a time" if kind == "time" else "a list itself"
+                    _fail(place, f"column '{column}' is {what}; take the last values of a column of categories")
             named = {column for feature in self.features for column in feature.inputs}
             for taken in history.takes:
                 if taken.column not in named and not self.config.is_ignored(taken.column):
@@ -526,12 +543,16 @@ class _Planner:
                 if taken.column in self.wanted and self.wanted[taken.column][0].type not in kinds:
                     what = "a list of values" if taken.op == "last" else "a number"
                     _fail(self.wanted[taken.column][1], f"column '{taken.column}' is {what}; change the rule's kind")
-            histories.append((history, config))
+            used = {column for feature in self.features for column in feature.inputs}
+            takes = tuple(taken for taken in history.takes if taken.column in used)
+            if not takes:
+                _fail(where, "source.ignore has all of its columns; remove the history, or ignore fewer of them")
+            histories.append((history.model_copy(update={"takes": takes}), config))
         return tuple(histories)
 
     def _with_condition(self, config: HistoryConfig, where: LabelCondition, place: str) -> HistoryConfig:
         """Say how the column of a condition on events of the log is read; one on the label is of 0 and 1."""
-        self._known(place, where.column)
+        self._known_of_events(place, where.column)
         if where.column != self.config.label_column:
             self._want(RawColumn(name=where.column, type="number" if where.at_least is not None else "text"), place)
         elif isinstance(self.config.label, LabelCondition):

@@ -147,6 +147,8 @@ def _described(keys: pa.Array, found: NDArray[np.bool_], table: LookupTable) -> 
     counted = keys.filter(pa.array(~found)).drop_null().value_counts()
     missing, rows = counted.field("values"), counted.field("counts").to_numpy()
     held = table.column(KEY, np.arange(min(len(table), _COMPARED)), pa.string())
+    # A history has keys that it finds nothing of, as their events come later: no way of writing them is to blame.
+    rows = np.where(pc.is_in(missing, held).to_numpy(zero_copy_only=False), 0, rows)
 
     def share(forms: Iterable[str]) -> float:
         ours, theirs = missing, held

@@ -376,11 +376,7 @@ class RowsJob:
         shared = {feature.shares for feature in self._plan.features}
         # Columns that share a vocabulary have the same texts for the same values.
         sharing = [f.inputs[0] for f in self._plan.features if f.shares or f.name in shared]
-        forms: dict[str, TextForm] = {**text_forms(extracted), **dict.fromkeys(sharing, "number")}
-        for taken in (taken for history, _ in self._plan.histories for taken in history.takes):
-            if taken.of is not None:
-                forms.setdefault(taken.column, forms.get(taken.of, "text"))
-        return forms
+        return {**text_forms(extracted), **dict.fromkeys(sharing, "number")}
 
     def _write_lookups(
         self,
@@ -415,6 +411,8 @@ class RowsJob:
             for reason, number in written.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + number
             forms = {**written.forms, **forms}
+        of_past = [taken for history, _ in plan.histories for taken in history.takes if taken.of is not None]
+        forms = {**{taken.column: forms.get(taken.of or "", "text") for taken in of_past}, **forms}
         columns = tuple(c.model_copy(update={"form": forms.get(c.name, c.form)}) for c in schema.columns)
         with_tables = schema.model_copy(update={"columns": columns, "lookups": plan.tables})
         folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
@@ -437,7 +435,7 @@ class RowsJob:
             )
         rows = CompletedRows(with_tables, workspace.folder)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
-        types = {column.name: column.arrow for column in plan.read}
+        types = {column.name: column.arrow for column in (*plan.read, *plan.columns)}
         newest = None if times is None else round(times.last * MICROSECONDS)
         of_log = Events(every_segment, rows.read, "", schema.label, types, forms, newest)
 

@@ -1,5 +1,6 @@
 """Which columns of a table are read and what becomes of them; what is wrong with a config is one line."""
 
+import re
 from typing import Any
 
 import pytest
@@ -204,6 +205,90 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 
+HISTORY = "source.histories.h"
+
+
+def history(*take: Any, **changes: Any) -> dict[str, Any]:
+    return {"histories": {"h": {"by": "C1", "take": list(take) or ["count"], **changes}}}
+
+
+def of(op: str, column: str) -> dict[str, str]:
+    return {"op": op, "column": column}
+
+
+WRONG |= {
+    "key of a history unknown": (history(by="C11"), f"{HISTORY}.by: the files have no column 'C11'; did you mean 'C1"),
+    "key of a history is given by one": (history(by="h_count"), f"{HISTORY}.by: the files have no column 'h_count'; "),
+    "key of a history is the label": (
+        history(by="click"),
+        f"{HISTORY}.by: column 'click' is the label; name another column",
+    ),
+    "key of a history is a list": (
+        history(by="tags"),
+        f"{HISTORY}.by: column 'tags' would be read as text here and as texts in source.features.4; a column can be",
+    ),
+    "condition on an unknown column": (
+        history(where={"column": "clik", "equals": 1}),
+        f"{HISTORY}.where: the files have no column 'clik'; did you mean 'click'?",
+    ),
+    "condition on a number's text": (
+        history(where={"column": "price", "equals": 1}),
+        f"{HISTORY}.where: column 'price' would be read as text here and as number in source.features.0; a column",
+    ),
+    "another condition than the label's": (
+        {
+            "label": {"column": "debug_1", "at_least": 4},
+            **history(where={"column": "debug_1", "at_least": 3}),
+            "ignore": ["click"],
+        },
+        f"{HISTORY}.where: column 'debug_1' is the label, of which only source.label is known; give the same",
+    ),
+    "mean of the label": (
+        history(of("mean", "click")),
+        f"{HISTORY}.take.0.column: column 'click' is the label; leave it out of a rate, which is of the label",
+    ),
+    "mean of texts": (
+        history("count", of("mean", "C1")),
+        f"{HISTORY}.take.1.column: column 'C1' would be read as number here and as text in source.features.1; a column",
+    ),
+    "sum of an unknown column": (
+        history(of("sum", "prices")),
+        f"{HISTORY}.take.0.column: the files have no column 'prices'; did you mean 'price'?",
+    ),
+    "last of lists": (
+        history(of("last", "tags")),
+        f"{HISTORY}.take.0.column: column 'tags' is a list itself; take the last values of a column of categories",
+    ),
+    "last of times": (
+        history(of("last", "ts")),
+        f"{HISTORY}.take.0.column: column 'ts' is a time; take the last values of a column of categories",
+    ),
+    "taken twice": (
+        history(of("last", "C1"), {"length": 5, **of("last", "C1")}),
+        f"{HISTORY}.take: 'h_last_C1' is taken twice; remove one",
+    ),
+    "a history with the name of a rate": (
+        {"histories": {"rate_user_id_C1": {"by": "C1", "take": ["count"]}}},
+        "source.rates.0: the rate would be named 'rate_user_id_C1', like a history; rename the history",
+    ),
+    "a category of a count": (
+        {**history(), "features": [*GOOD["features"], {"columns": "h_count", "kind": "categorical"}]},
+        "source.features.9: column 'h_count' is a number; change the rule's kind",
+    ),
+    "a number of a list": (
+        {**history(of("last", "C1")), "features": [*GOOD["features"], {"columns": "h_last_C1", "kind": "numeric"}]},
+        "source.features.9: column 'h_last_C1' is a list of values; change the rule's kind",
+    ),
+    "a pattern of a history's columns": (
+        {**history(), "features": [*GOOD["features"], {"columns": "h_*", "kind": "numeric"}]},
+        "source.features.9: a pattern matches no columns of histories, which have rules anyway; name them in full",
+    ),
+    "nothing left of a history": (
+        {**history(), "ignore": ["debug_*", "h_*"]},
+        f"{HISTORY}: source.ignore has all of its columns; remove the history, or ignore fewer of them",
+    ),
+}
+
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_one_line(case: str) -> None:
@@ -212,6 +297,42 @@ def test_what_is_wrong_is_one_line(case: str) -> None:
         plan(changes.get("split"), **{name: value for name, value in changes.items() if name != "split"})
     assert str(caught.value).startswith(message), caught.value
     assert "\n" not in str(caught.value)
+
+
+def test_events_of_the_log_have_the_columns_of_side_tables() -> None:
+    found = plan(
+        ignore=["debug_*", "users_zip", "h_count"],
+        features=rules(at=8, change=[]),
+        histories={
+            "h": {"by": "C1", "where": {"column": "users_zip", "equals": 1}, "take": ["count", of("last", "users_age")]}
+        },
+    )
+    (users,), (history, _) = found.tables, found.histories[0]
+    assert users.columns == ("users_age", "users_zip")
+    # A column that source.ignore names is not taken.
+    assert history.columns == ("h_last_users_age",) and found.features[-2].name == "h_last_users_age"
+    assert {"users_age", "users_zip"} <= {column.name for column in found.columns}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**history(), "time": None}, "histories.h: the past of a row needs its time; add `time`"),
+        (
+            {"rates": [{"keys": "C1", "delay": "1d"}], "time": None},
+            "rates.0.delay: needs the times of rows; add `time`",
+        ),
+        (history(time="ts"), "time: is that of events at `path`; those of the log have source.time"),
+        (history("rate", path="a.csv"), "take.0.column: missing; events at `path` have no label, so name a column"),
+        (history(window="0d"), "window: is empty; give a longer one, or leave it out to count all earlier events"),
+        (history(known="0h"), "known: is empty; leave it out where a server knows each event at once"),
+        (history(delay="99999999w"), "is longer than 1,000 years; give a shorter one, or leave it out"),
+        (history(of("last", "C1") | {"length": 2_000}), "less than or equal to 1000"),
+    ],
+)
+def test_a_past_without_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TableSourceConfig.model_validate({**GOOD, **changes})
 
 
 def test_two_columns_of_one_name() -> None:

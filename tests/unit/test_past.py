@@ -101,3 +101,28 @@ def test_later_rows_and_the_order_of_rows_change_nothing(tmp_path: Path) -> None
     order = np.random.default_rng(0).permutation(len(log))
     shuffled = completed(log.iloc[order].reset_index(drop=True), tmp_path / "shuffled")
     pd.testing.assert_frame_equal(shuffled.iloc[order.argsort()].reset_index(drop=True), all_rows)
+
+
+def test_events_are_told_by_columns_of_side_tables(tmp_path: Path) -> None:
+    log = make_log(200)
+    cities = np.array(["p", "q", "r"])[np.arange(25) % 3]
+    pd.DataFrame({"id": np.arange(25), "city": cities}).to_csv(tmp_path / "users.csv", index=False)
+    history = {
+        "by": "item",
+        "where": {"column": "of_city", "equals": ["p", "q"]},
+        "take": ["count", {"op": "last", "column": "of_city", "length": 2}],
+    }
+    source = {
+        **SOURCE,
+        "rates": [],
+        "tables": {"of": {"path": str(tmp_path / "users.csv"), "key": "id", "on": "user"}},
+        "histories": {"item": history},
+    }
+    found = completed(log, tmp_path / "all", source)
+    of_user = log.user.astype(int) % 3
+    for row, given in zip(found.itertuples(), log.itertuples(), strict=True):
+        past = log[(log.ts < given.ts) & (log.item == given.item) & (of_user < 2)]
+        assert row.item_count == len(past)
+        # Events of one moment are in the order of their values.
+        by_time = past.assign(city=cities[of_user[past.index]]).sort_values(["ts", "city"]).city
+        assert list(row.item_last_of_city) == by_time.tolist()[-2:]

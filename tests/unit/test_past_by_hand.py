@@ -137,7 +137,9 @@ def completed(
         (folder / "scratch").mkdir()
         table = folder / "past"
         table.mkdir()
-        write_history(workspace, asked.history, config, Events(segments, read, "time", "label", types, {}), table)
+        until = max((event.time for event in events), default=None)
+        log = Events(segments, read, "time", "label", types, {}, until)
+        write_history(workspace, asked.history, config, log, table)
         batch = batch_of(rows)
         keys = joined_keys([batch[key] for key in asked.keys])
         moments = np.array([row.time for row in rows], np.int64)
@@ -226,4 +228,5 @@ def test_later_events_and_the_order_of_events_change_no_bit(
     before = completed(asked, events, events, pieces=1, workers=1)
     after = completed(asked, mixed, events, pieces=3)
     for name, values in before.items():
-        assert values.equals(after[name]), name
+        kind = pa.list_(pa.string()) if pa.types.is_list(values.type) else values.type  # empty lists have no type
+        assert values.cast(kind).equals(after[name].cast(kind)), name
