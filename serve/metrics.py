@@ -11,6 +11,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from rayrec.common.text import ascii_name, printable, with_names
 from rayrec.features.lookups import Lookups
-from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.examples import ReferenceTraffic, score_counts, unknown_counts
 from rayrec.inference.folder.model_folder import ModelFolder
@@ -196,11 +196,15 @@ class VersionStatistics:
         if time.monotonic() - self._reported > _SECONDS_BETWEEN_REPORTS:
             self._report()
 
+    @cached_property
+    def _lookups(self) -> Lookups | None:
+        schema, here = self.folder.schema, self.folder.here
+        return Lookups(schema, here, open_table=self.folder.lookup_table) if schema.lookups else None
+
     def _count_unknown(self, raw: pa.Table, encoded: pa.RecordBatch) -> None:
         """Count the unknown values of rows; log once of a column that most of its values are unknown."""
         schema = self.folder.schema
-        lookups = Lookups.cached(schema, self.folder.path(STATISTICS_FOLDER).parent) if schema.lookups else None
-        for column, found in count_unknown(schema, raw, encoded, lookups).items():
+        for column, found in count_unknown(schema, raw, encoded, self._lookups).items():
             self._unknown[column] = self._unknown.get(column, 0) + found.unknown
             window = self._window.pop(column, UnknownValues()) + found
             if window.values < ENOUGH:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import Lookups
-from rayrec.features.raw_columns import RawColumn
+from rayrec.features.raw_columns import Lookup, RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
@@ -69,11 +70,13 @@ class FeatureEncoder:
         schema: Schema,
         folder: Path,
         open_vocabulary: Callable[[CategoricalFeature], VocabularyLookup] | None = None,
+        open_table: Callable[[Lookup], LookupTable] | None = None,
     ) -> None:
         """Map the vocabularies and tables of `schema` from `folder`, the one that holds schema.json, into memory.
 
-        `open_vocabulary`: gives the vocabulary of a feature if it is not a file in `folder`. Raises UserError on an
-        unreadable vocabulary or one that does not have the size that the schema states.
+        `open_vocabulary`, `open_table`: give the vocabulary of a feature and the table of a look-up if they are not in
+        `folder`. Raises UserError on an unreadable vocabulary or one that does not have the size that the schema
+        states.
         """
         self.schema = schema
         self.raw_schema = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
@@ -85,7 +88,7 @@ class FeatureEncoder:
         self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
 
-        self.lookups = Lookups(schema, folder) if schema.lookups else None
+        self.lookups = Lookups(schema, folder, open_table=open_table) if schema.lookups else None
         """What completes rows; None if nothing is looked up."""
         self.vocabularies: dict[str, VocabularyLookup] = {}
         """The vocabulary of each feature that has one; features may share one, which is mapped once."""

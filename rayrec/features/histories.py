@@ -133,7 +133,7 @@ class HistoryTable(LookupTable):
 
     def _pasts(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> list[_Past]:
         pasts, horizon = [], horizon_of(history, moments)
-        for part, asked, places in self._by_part(self.find_texts(keys)):
+        for part, asked, places in self.by_part(self.find_texts(keys)):
             offsets, fields = part.lists(EVENTS)
             start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
             end, _ = search_ranges(fields[TIME], start, stop, horizon[asked])
@@ -200,7 +200,7 @@ class Means:
 
     def __init__(self, table: pa.RecordBatch) -> None:
         """Take `time`, the last microsecond of each minute with events, and running numbers as those of events."""
-        self._table = table
+        self.table = table
         self._times: NDArray[np.int64] = table[TIME].to_numpy()
 
     @classmethod
@@ -213,7 +213,7 @@ class Means:
         there was a value.
         """
         places = self._times.searchsorted(horizon) - 1
-        rows, total = (self._table[name].to_numpy()[places] for name in (rows_field(taken.of), sum_field(taken.of)))
+        rows, total = (self.table[name].to_numpy()[places] for name in (rows_field(taken.of), sum_field(taken.of)))
         is_known = (places >= 0) & (rows > 0)
         return np.where(is_known, total / np.where(rows > 0, rows, 1), 0.0), is_known
 

@@ -207,21 +207,22 @@ class LookupTable:
     def __init__(
         self, batches: Iterable[pa.RecordBatch], files: Sequence[MappedFile] = (), removed: Rows | None = None
     ) -> None:
-        """Take mapped batches, one after the other. A key must not be in two of them, but for `removed` rows
-        (ascending).
+        """Take mapped batches, one after the other. A key that is in two of them has the row of the first, but for
+        `removed` rows (ascending).
         """
         self.mapped = tuple(files)
         """The files that the batches are mapped from."""
-        self._parts: list[TablePart] = []
+        self.parts: list[TablePart] = []
+        """The batches, in the order of the rows."""
         self._length = 0
         for batch in batches:
             if batch.num_rows:
-                self._parts.append(TablePart(batch, self._length))
+                self.parts.append(TablePart(batch, self._length))
                 self._length += batch.num_rows
         self._removed = np.empty(0, np.int64) if removed is None else removed
-        self._first_rows = np.array([part.first_row for part in self._parts], np.int64)
-        self._lowest = np.array([part.hashes[0] for part in self._parts], np.int64)
-        self._highest = np.array([part.hashes[-1] for part in self._parts], np.int64)
+        self._first_rows = np.array([part.first_row for part in self.parts], np.int64)
+        self._lowest = np.array([part.hashes[0] for part in self.parts], np.int64)
+        self._highest = np.array([part.hashes[-1] for part in self.parts], np.int64)
         self._remembered: dict[str | None, int] = dict.fromkeys(self._NO_KEYS, UNKNOWN)
 
     @classmethod
@@ -287,7 +288,7 @@ class LookupTable:
 
     def _find_one(self, text: str) -> int:
         hashed = hash_text(text)
-        parts = self._parts
+        parts = self.parts
         if len(parts) > 1:
             parts = [parts[n] for n in np.flatnonzero((self._lowest <= hashed) & (hashed <= self._highest))]
         for part in parts:
@@ -322,7 +323,7 @@ class LookupTable:
         ascending = hashes[wanted]
         begins, ends = ascending.searchsorted(self._lowest), ascending.searchsorted(self._highest, side="right")
         for number in np.flatnonzero(ends > begins):
-            part, pending = self._parts[number], wanted[begins[number] : ends[number]]
+            part, pending = self.parts[number], wanted[begins[number] : ends[number]]
             if number:  # a part before it may have some of them
                 pending = pending[rows[pending] == UNKNOWN]
             entry = part.hashes.searchsorted(hashes[pending])
@@ -349,7 +350,7 @@ class LookupTable:
 
     def column(self, name: str, rows: Rows, dtype: pa.DataType) -> pa.Array:
         """Gather a column of any type, which is `dtype`, for rows (n,) that were found; null for unknown ones."""
-        found = list(self._by_part(rows))
+        found = list(self.by_part(rows))
         if not found:
             return pa.nulls(len(rows), dtype)
         if len(rows) == 1:  # a request; a slice takes a fifth of the time
@@ -366,7 +367,7 @@ class LookupTable:
         """Gather a column of integers, floats or booleans for rows (n,) that were found."""
         values: NDArray = np.zeros(len(rows), np.int64)
         valid = np.zeros(len(rows), bool)
-        for part, asked, places in self._by_part(rows):
+        for part, asked, places in self.by_part(rows):
             held, is_valid = part.numbers(name)
             values = values.astype(held.dtype, copy=False)
             values[asked] = held[places]
@@ -405,23 +406,23 @@ class LookupTable:
 
     def ranges(self, name: str, rows: Rows) -> Iterator[Ranges]:
         """Yield the lists of rows (n,) that were found, without copying them, batch by batch."""
-        for part, asked, places in self._by_part(rows):
+        for part, asked, places in self.by_part(rows):
             offsets, fields = part.lists(name)
             yield Ranges(asked, offsets[places].astype(np.int64), offsets[places + 1].astype(np.int64), fields)
 
-    def _by_part(self, rows: Rows) -> Iterator[tuple[TablePart, Rows, Rows]]:
+    def by_part(self, rows: Rows) -> Iterator[tuple[TablePart, Rows, Rows]]:
         """Yield parts with the positions in `rows` of the known rows that lie in them, and the places of these rows
         there.
         """
-        if len(self._parts) == 1 or len(rows) == 1:
+        if len(self.parts) == 1 or len(rows) == 1:
             asked = np.flatnonzero(rows != UNKNOWN)
             if len(asked):
-                part = self._parts[int(self._first_rows.searchsorted(rows[asked[0]], side="right")) - 1]
+                part = self.parts[int(self._first_rows.searchsorted(rows[asked[0]], side="right")) - 1]
                 yield part, asked, rows[asked] - part.first_row
             return
         owner = np.searchsorted(self._first_rows, rows, side="right") - 1
         order = np.argsort(owner, kind="stable")
-        bounds = np.searchsorted(owner[order], np.arange(len(self._parts) + 1))
+        bounds = np.searchsorted(owner[order], np.arange(len(self.parts) + 1))
         for number in np.flatnonzero(np.diff(bounds)):
             asked = order[bounds[number] : bounds[number + 1]]
-            yield self._parts[number], asked, rows[asked] - self._first_rows[number]
+            yield self.parts[number], asked, rows[asked] - self._first_rows[number]

@@ -5,7 +5,7 @@ histories are described in `rayrec.features.histories`. Those of rates have the 
 preprocessing also those of each fold (`rows_0`, `positives_0`).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -36,6 +36,11 @@ def lookup_folder(statistics: Path, lookup: Lookup) -> Path:
     return statistics / folders[lookup.kind] / file_name(lookup.name)
 
 
+def open_lookup(folder: Path, lookup: Lookup) -> LookupTable:
+    """Map the table of a look-up in its folder. Raises UserError if it is damaged."""
+    return HistoryTable.of_history(folder, lookup) if isinstance(lookup, History) else LookupTable.open(folder)
+
+
 class Lookups:
     """Completes raw rows from the tables of a schema. The result for a row does not depend on the rows around it."""
 
@@ -45,11 +50,13 @@ class Lookups:
         folder: Path,
         rates_by_fold: Path | None = None,
         columns: Collection[str] | None = None,
+        open_table: Callable[[Lookup], LookupTable] | None = None,
     ) -> None:
         """Map the tables in `folder`, the one that holds schema.json, into memory.
 
         `rates_by_fold`: folder of tables of rates, by name, that have the counts of each fold. `columns`: the raw
-        columns that are wanted; None looks up all. Raises UserError if a table is damaged.
+        columns that are wanted; None looks up all. `open_table`: gives the table of a look-up if it is not in
+        `folder`. Raises UserError if a table is damaged.
         """
         self._types = {column.name: column.arrow for column in schema.columns}
         self._weighed: dict[str, list[str]] = {}
@@ -67,10 +74,7 @@ class Lookups:
             path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
             if rates_by_fold is not None and isinstance(lookup, Rate):
                 path = rates_by_fold / file_name(lookup.name)
-            if isinstance(lookup, History):
-                table: LookupTable = HistoryTable.of_history(path, lookup)
-            else:
-                table = LookupTable.open(path)
+            table = open_table(lookup) if open_table else open_lookup(path, lookup)
             self._lookups.insert(0, (lookup, names, table))
 
     @classmethod

@@ -164,6 +164,11 @@ class History(Config):
         return (*self.keys, self.time)
 
     @property
+    def rule(self) -> "History":
+        """Return the same without what its table's events say, which differs from day to day."""
+        return self.model_copy(update={"since": None, "until": None})
+
+    @property
     def earliest(self) -> int | None:
         """Return the first moment of rows that can be told, in microseconds since 1970; None tells all."""
         if self.since is None:

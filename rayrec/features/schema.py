@@ -25,7 +25,7 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.config.validation import read_json
-from rayrec.features.raw_columns import ListLength, Lookup, RawColumn, RawType
+from rayrec.features.raw_columns import History, ListLength, Lookup, RawColumn, RawType
 from rayrec.store.files import write_json
 from rayrec.store.paths import confined
 
@@ -315,6 +315,11 @@ class Schema(Config):
     def raw_columns(self) -> tuple[RawColumn, ...]:
         """Return `columns`, or else the one column of each feature."""
         return self.columns or tuple(RawColumn(name=f.name, type=f.reads) for f in self.features if f.reads is not None)
+
+    @property
+    def histories(self) -> tuple[History, ...]:
+        """Return the look-ups of what happened before a row."""
+        return tuple(lookup for lookup in self.lookups if isinstance(lookup, History))
 
     @property
     def looked_up(self) -> frozenset[str]:

@@ -72,7 +72,7 @@ class VocabularyLookup(LookupTable):
     def changed(self, changes: "VocabularyChanges", feature: str) -> "VocabularyLookup":
         """Return the vocabulary of `feature` that `changes` make of this one, which is whole."""
         added, removed = changes.of(feature, len(self))
-        batches = [*(part.batch for part in self._parts), *added]
+        batches = [*(part.batch for part in self.parts), *added]
         return VocabularyLookup(batches, (*self.mapped, changes.file), removed - 1)
 
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ class VocabularyLookup(LookupTable):
 
     def removed(self) -> NDArray[np.int64]:
         """Return the ids, ascending, that stand for no value any longer."""
-        empty = [np.flatnonzero(_is_empty(part.batch["value"])) + part.first_row for part in self._parts]
+        empty = [np.flatnonzero(_is_empty(part.batch["value"])) + part.first_row for part in self.parts]
         return np.unique(np.concatenate([*empty, self._removed])) + 1
 
 

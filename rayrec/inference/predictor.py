@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.raw_values import Values
+from rayrec.features.schema import SCHEMA_FILE
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
@@ -43,8 +43,8 @@ class Predictor(Scorer):
         super().__init__(model, memory)
         self.metrics: SplitMetrics = model.metrics
         """Metrics of the exported checkpoint, by split."""
-        statistics = model.path(STATISTICS_FOLDER)
-        self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model.vocabulary)
+        here = model.path(SCHEMA_FILE).parent
+        self._encoder = FeatureEncoder(self.schema, here, model.vocabulary, model.lookup_table)
         self.vocabularies = self._encoder.vocabularies
         """The look-ups of values, by feature."""
         if memory is not None:

@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.config.train import DeviceName
 from rayrec.features.encoder import encoded_schema
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.lookups import lookup_folder, open_lookup
+from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.features.transforms import ids_of
@@ -122,6 +125,10 @@ class CheckpointModel:
     def path(self, name: str) -> Path:
         """Return where a file or folder of the dataset is that raw rows are encoded by."""
         return self._raw_side / name
+
+    def lookup_table(self, lookup: Lookup) -> LookupTable:
+        """Return the table of a look-up."""
+        return open_lookup(lookup_folder(self.path(STATISTICS_FOLDER), lookup), lookup)
 
     def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
         """Return the look-up of the values of a feature that has a vocabulary."""

@@ -66,8 +66,9 @@ class EarlierEvents:
         new_of_earlier[found[is_known]] = np.flatnonzero(is_known)
         stays = np.flatnonzero((new_of_earlier != UNKNOWN) | ~self._has_expired(earlier))
         appears = np.flatnonzero(~is_known)
-        hashes = np.concatenate([earlier[HASH].to_numpy()[stays], new[HASH].to_numpy()[appears]])
-        order = np.argsort(hashes, kind="stable")
+        keys = [(HASH, "ascending"), (KEY, "ascending")]
+        of_both = [batch.select([HASH, KEY]).take(pa.array(rows)) for batch, rows in ((earlier, stays), (new, appears))]
+        order = pc.sort_indices(pa.concat_batches(of_both), sort_keys=keys).to_numpy()
         # For each row of the result, the row with its earlier events and that with its new ones.
         rows_of = [
             np.concatenate([stays, np.full(len(appears), UNKNOWN)])[order],

@@ -66,9 +66,7 @@ def new_events(name: str, files: Sequence[InputFile], parent: Dataset | None) ->
 
 def earlier_events(parent: Dataset, history: History, growth: GrowthRules) -> EarlierEvents:
     """Return the events of a history that `parent` has."""
-    (until,) = (
-        found.until for found in parent.schema.lookups if isinstance(found, History) and found.name == history.name
-    )
+    (until,) = (found.until for found in parent.schema.histories if found.name == history.name)
     moment = growth.first_moment
     return EarlierEvents(
         lookup_folder(parent.folder / STATISTICS_FOLDER, history),

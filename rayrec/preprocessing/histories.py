@@ -127,10 +127,10 @@ def events_of_files(
     name = f"events {file_name(history.name)}"
     scratch = workspace.scratch / "events" / file_name(history.name)
     scratch.mkdir(parents=True, exist_ok=True)
-    # A day may bring no new events.
-    pieces = (
-        pieces_of(extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)[0][name]) if files else []
-    )
+    pieces = []
+    if files:  # a day may bring none
+        chunks, _ = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
+        pieces = pieces_of(chunks[name])
 
     def read(segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         for batch in read_piece(segment.piece, columns):
@@ -209,9 +209,7 @@ class _Sent:
         if self._earlier is not None:
             beside = self._earlier.beside(groups, hashes, self.table, self.schema)
         for group, earlier in beside:
-            events = (
-                pa.concat_batches(group.to_batches()) if len(group) else pa.RecordBatch.from_pylist([], self.schema)
-            )
+            events = pa.concat_batches(group.to_batches() or [pa.RecordBatch.from_pylist([], self.schema)])
             minutes = [_by_minute(events, number) for number in range(len(self._numbers) if self.has_means else 0)]
             by_key = _by_key(events, self._numbers, self._values, self.table, earlier)
             if earlier is not None and self._earlier is not None:

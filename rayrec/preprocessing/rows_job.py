@@ -538,7 +538,7 @@ def _require_features(names: Sequence[str], parent: Dataset) -> None:
 
 def _require_histories(histories: Sequence[History], parent: Dataset) -> None:
     """Raise UserError unless the dataset that is extended has the events of these histories."""
-    before = [lookup.model_copy(update={"until": None}) for lookup in parent.schema.lookups if lookup.kind == "history"]
+    before = [history.rule for history in parent.schema.histories]
     for history in histories:
         if history not in before:
             raise UserError(

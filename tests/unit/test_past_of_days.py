@@ -9,22 +9,33 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.histories import EVENTS, HistoryTable
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import KEY, Lookups, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, History
+from rayrec.inference.examples import write_examples
+from rayrec.inference.export import with_recent_past, write_statistics
+from rayrec.inference.folder.delta import write_delta, write_whole
+from rayrec.inference.folder.model_folder import ModelFolder, copy, new_model_folder
+from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.models.registry import build_model
 from rayrec.preprocessing import histories as histories_module
 from rayrec.preprocessing import lookups as lookups_module
 from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
+from tests.model_folders import tables_of
+from tests.unit.test_deltas import tree
 from tests.unit.test_past import SOURCE, make_log
 
-FIRST = 1_700_000_000
-"""Seconds since 1970 at which the first day begins."""
+CONFIG = DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,))
 
 
 def preprocess(log: pd.DataFrame, folder: Path, parent: Dataset | None = None, **preprocess: Any) -> Dataset:
@@ -63,7 +74,7 @@ def history_of(dataset: Dataset, name: str) -> tuple[History, HistoryTable]:
 def events_by_key(table: LookupTable) -> dict[str, dict[str, list[Any]]]:
     """Return the elements of each column of lists, by key."""
     found: dict[str, dict[str, list[Any]]] = {}
-    for part in table._parts:
+    for part in table.parts:
         for row in part.batch.to_pylist():
             assert row[KEY] not in found, "a key is in one row"
             found[row.pop(KEY)] = row
@@ -171,3 +182,57 @@ def test_a_dataset_without_the_history_is_not_extended(tmp_path: Path) -> None:
     parent = Dataset(before.folder, old, before.manifest, before.id)
     with pytest.raises(UserError, match=r"history 'user': .* has not its earlier events"):
         preprocess(log.assign(ts=log.ts + 86_400), tmp_path / "1", parent)
+
+
+# ---- models of days
+
+
+def write_model(dataset: Dataset, folder: Path) -> Path:
+    """Write a model folder of random weights, with the look-ups of a dataset as export gives them."""
+    network = build_model(CONFIG, with_recent_past(dataset.schema, dataset), seed=dataset.manifest.sequence)
+
+    def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
+        weights.copy_(tables_of(network)[table.name])
+
+    with new_model_folder(
+        folder,
+        schema=network.schema,
+        tables=network.tables,
+        recipe=dataset.recipe.model_copy(update={"model": CONFIG}),
+        metrics={},
+        card="# A model of the tests\n",
+        vocabularies_in=dataset.folder,
+        dense=network.dense_network.state_dict(),
+        fill_table=fill_table,
+    ) as written:
+        write_statistics(network.schema, dataset.folder / STATISTICS_FOLDER, written / STATISTICS_FOLDER)
+        write_examples(Predictor(ModelFolder.open_unfinished(written)))
+    return folder
+
+
+def score(predictor: Predictor, rows: list[dict[str, Any]]) -> NDArray[np.float32]:
+    return predictor.predict_encoded(predictor.encode(predictor.columns_of(rows)))
+
+
+@pytest.mark.parametrize("split", [{"kind": "hash", "test": 0.2}, {"kind": "time", "test": 0.3}], ids=["all", "recent"])
+def test_a_base_and_five_deltas_are_the_full_export(split: dict[str, Any], tmp_path: Path) -> None:
+    log = make_log(1200).assign(price=lambda rows: rows.price * 1.1)
+    log["user"] = np.where(np.arange(len(log)) < 200, "early", log.user)
+    log["ts"] += np.arange(len(log)) // 200 * 86_400
+    datasets = days_of(log, tmp_path, 6, split=split, expire_after="2d")
+    growths = []
+    for day, dataset in enumerate(datasets, start=1):
+        whole = ModelFolder.open(write_model(dataset, tmp_path / f"whole/{day}"))
+        if day == 1:
+            copy(whole.folder, tmp_path / "m/1")
+            continue
+        manifest = write_delta(whole, ModelFolder.open(tmp_path / f"m/{day - 1}"), tmp_path / f"m/{day}")
+        growths.append(manifest.histories["user"])
+        opened = ModelFolder.open(tmp_path / f"m/{day}")
+        rows = log.assign(ts=dataset.manifest.moment + np.arange(len(log))).drop(columns="click").to_dict("records")
+        expected, found = (score(Predictor(model), rows) for model in (whole, opened))
+        np.testing.assert_array_equal(found, expected)
+        write_whole(opened, tmp_path / f"again/{day}")
+        assert tree(tmp_path / f"again/{day}") == tree(whole.folder)
+    assert growths[-1].removed >= 1, "a key has expired"
+    assert all(growth.changed or growth.added for growth in growths)

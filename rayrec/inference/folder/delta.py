@@ -5,7 +5,7 @@ export on the exporting machine.
 """
 
 import filecmp
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.text import shell_line
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.raw_columns import STATISTICS_FOLDER
+from rayrec.features.histories import means_file
+from rayrec.features.history_changes import HistoryGrowth, write_history_changes, write_whole_history
+from rayrec.features.lookups import lookup_folder
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
 from rayrec.features.vocabulary import index_file, write_changes, write_whole_vocabulary
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE
@@ -46,8 +49,8 @@ from rayrec.store.folders import new_folder
 
 _ALWAYS = (SCHEMA_FILE, CONFIG_FILE, METRICS_FILE, CARD_FILE, EXAMPLES_FILE, DENSE_FILE)
 """What a delta has as a whole model does, beside vocabularies and tables."""
-_WHERE_THEY_DIFFER = (STATISTICS_FOLDER, KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, HELD_OUT_ROWS_FILE)
-"""What a delta has, as a whole, only if it differs from the base's."""
+_WHERE_THEY_DIFFER = (KNOWN_ITEMS_FILE, REFERENCE_FILE, REFERENCE_ROWS_FILE, HELD_OUT_ROWS_FILE)
+"""What a delta has, as a whole, only if it differs from the base's, beside the tables of look-ups."""
 _INSTEAD = "export in full, without --delta-of"
 
 
@@ -68,11 +71,13 @@ def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaM
         for name in _ALWAYS:
             if model.path(name).exists():
                 copy(model.path(name), folder / name)
+        histories = _write_histories(model, base, folder)
+        in_part = _names(history for history in model.schema.histories if history.name in histories)
         inherited = []
-        for name in _WHERE_THEY_DIFFER:
+        for name in (*(_names(model.schema.lookups) or [STATISTICS_FOLDER]), *_WHERE_THEY_DIFFER):
             if _is_same(model.path(name), base.path(name)):
                 inherited.append(name)
-            elif model.path(name).exists():
+            elif model.path(name).exists() and name not in in_part:
                 copy(model.path(name), folder / name)
         # Vocabularies whose content hash is another one, or not known.
         listed, listed_before = _vocabularies(model.schema), _vocabularies(base.schema)
@@ -90,9 +95,36 @@ def write_delta(model: ModelFolder, before: ModelFolder, output: Path) -> DeltaM
             inherited=tuple(inherited),
             tables=tables,
             vocabularies=vocabularies,
+            histories=histories,
         )
         manifest = finish_model(folder, manifest)
     return manifest
+
+
+def _paths(lookup: Lookup) -> tuple[Path, ...]:
+    """Return the folder of a look-up's table in a model folder, and the file beside that of a history."""
+    folder = lookup_folder(Path(STATISTICS_FOLDER), lookup)
+    return (folder, means_file(folder)) if isinstance(lookup, History) else (folder,)
+
+
+def _names(lookups: Iterable[Lookup]) -> list[str]:
+    """Return the names in a model folder of all that look-ups have there."""
+    return [str(path) for lookup in lookups for path in _paths(lookup)]
+
+
+def _write_histories(model: ModelFolder, base: ModelFolder, output: Path) -> dict[str, HistoryGrowth]:
+    """Write what differs between the histories of a model and its base to `output`; return it for those that differ."""
+    before = {history.rule: history for history in base.schema.histories}
+    growths = {}
+    for history in model.schema.histories:
+        names = [name for name in _names([history]) if model.path(name).exists()]
+        earlier = before.get(history.rule)
+        if earlier is not None and not all(_is_same(model.path(name), base.path(name)) for name in names):
+            folder, *_ = _paths(history)
+            growths[history.name] = write_history_changes(
+                model.path(str(folder)), base.history_table(earlier), output / folder
+            )
+    return growths
 
 
 def _write_rows(model: ModelFolder, base: ModelFolder, path: Path) -> dict[str, TableGrowth]:
@@ -155,9 +187,14 @@ def write_whole(model: ModelFolder, output: Path) -> None:
     assert model.base is not None and model.delta is not None, model.folder
     earlier, precision = _vocabularies(model.base.schema), model.precision
     with new_folder(output) as folder:
-        for name in (*_ALWAYS, *_WHERE_THEY_DIFFER):
-            if model.path(name).exists():
+        histories = {history: model.delta.manifest.histories.get(history.name) for history in model.schema.histories}
+        in_part = _names(history for history, growth in histories.items() if growth is not None)
+        for name in (*_ALWAYS, *(_names(model.schema.lookups) or [STATISTICS_FOLDER]), *_WHERE_THEY_DIFFER):
+            if model.path(name).exists() and name not in in_part:
                 copy(model.path(name), folder / name)
+        for history, growth in histories.items():
+            if growth is not None:
+                write_whole_history(model.history_table(history), growth, folder / _paths(history)[0])
         for name, (_, vocabulary) in _vocabularies(model.schema).items():
             target, before = folder / vocabulary.file, model.base.path(earlier[name][1].file)
             if name in model.delta.manifest.vocabularies:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +26,11 @@ from torch import Tensor
 
 from rayrec.common.disk_errors import naming
 from rayrec.common.errors import UserError
+from rayrec.features.histories import HistoryTable
+from rayrec.features.history_changes import with_changes
+from rayrec.features.lookup_table import LookupTable
+from rayrec.features.lookups import lookup_folder
+from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.table_files import (
@@ -200,7 +205,8 @@ class ModelFolder:
 
     def path(self, name: str) -> Path:
         """Return a file or folder of the model on this node, which a delta may have from its base; it may be absent."""
-        is_inherited = self.delta is not None and name in self.delta.manifest.inherited
+        places = {name, *map(str, PurePath(name).parents)}
+        is_inherited = self.delta is not None and not places.isdisjoint(self.delta.manifest.inherited)
         return ((self.base or self) if is_inherited else self).here / name
 
     @property
@@ -251,6 +257,21 @@ class ModelFolder:
         (before,) = (f for f in self.base.schema.categorical if f.name == name)
         lookup = self.base.vocabulary(before)
         return lookup.changed(self.delta.values, name) if name in self.delta.manifest.vocabularies else lookup
+
+    def lookup_table(self, lookup: Lookup) -> LookupTable:
+        """Return the table of a look-up."""
+        if isinstance(lookup, History):
+            return self.history_table(lookup)
+        return LookupTable.open(self.path(str(lookup_folder(Path(STATISTICS_FOLDER), lookup))))
+
+    def history_table(self, history: History) -> HistoryTable:
+        """Return the table of events of a history."""
+        name = str(lookup_folder(Path(STATISTICS_FOLDER), history))
+        growth = self.delta.manifest.histories.get(history.name) if self.delta is not None else None
+        if growth is None or self.base is None:
+            return HistoryTable.of_history(self.path(name), history)
+        (before,) = (of for of in self.base.schema.histories if of.name == history.name)
+        return with_changes(self.base.history_table(before), self.here / name, growth)
 
     def table_bytes(self) -> int:
         """Return the size of all files that the tables are read from."""

@@ -14,6 +14,7 @@ from typing import Literal
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
+from rayrec.features.history_changes import HistoryGrowth
 from rayrec.features.vocabulary import VocabularyChanges, VocabularyGrowth
 from rayrec.inference.folder.table_files import is_delta, is_model_folder
 from rayrec.inference.folder.tensor_files import MappedTensors
@@ -61,6 +62,8 @@ class DeltaManifest(ModelManifest):
     """The tables that differ from the base's."""
     vocabularies: dict[str, VocabularyGrowth]
     """The vocabularies that differ from the base's, by the feature whose table they belong to."""
+    histories: dict[str, HistoryGrowth] = {}
+    """The histories whose tables differ from the base's, by name."""
 
     @property
     def base(self) -> Parent:
