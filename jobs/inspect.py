@@ -77,7 +77,6 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     if request.against is not None:
         return _compare(request, request.against, progress)
     from rayrec.inspection.profiles import table_figures
-    from rayrec.inspection.split_checks import describe_new_values
     from rayrec.inspection.table.inspected_table import inspect_table
     from rayrec.pages.page import write_page
     from rayrec.pages.profiles import inspection_page
@@ -98,7 +97,7 @@ def run(request: InspectRequest, progress: Progress) -> Result:
         request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
     )
     progress.finish()
-    if new := describe_new_values("test", found.known_values):
+    if new := found.new_values:
         is_all = found.sample.rows.num_rows == found.sample.total_rows
         notes.append(new if is_all else f"{new} (of the sample's rows; among all rows perhaps fewer are new)")
         progress.message(f"note: {notes[-1]}")
@@ -110,8 +109,9 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     details: dict[str, Any] = {
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),
-        "logistic_regression_auc": found.baseline,
-        "crosses": [asdict(cross) for cross in found.crosses],
+        "logistic_regression_auc": found.regressed.auc,
+        "crosses": [asdict(cross) for cross in found.regressed.crosses],
+        "histories": [asdict(history) for history in found.histories],
         "known_values": {name: counts.model_dump() for name, counts in found.known_values.items()},
         "warnings": found.warnings,
         "notes": notes,
@@ -203,6 +203,10 @@ def _overview(details: Mapping[str, Any]) -> str:
         ]
         for cross in details["crosses"]:
             lines.append(f"with the label rate of {' x '.join(cross['keys'])}: {format_number(cross['auc'])}")
+    if details["histories"]:
+        lines += ["", f"AUC on rows that the recipe holds out: {format_number(details['histories'][0]['without'])}"]
+        for history in details["histories"]:
+            lines.append(f"with the past of {' x '.join(history['by'])}: {format_number(history['auc'])}")
     lines += ["", *(f"warning: {printable(warning)}" for warning in details["warnings"])] if details["warnings"] else []
     return "\n".join(lines)
 

@@ -27,7 +27,6 @@ from rayrec.inspection.cells import (
     values_of,
 )
 from rayrec.inspection.drift import drift_of_counts
-from rayrec.inspection.split_checks import describe_new_values
 from rayrec.inspection.table.decisions import Decision
 from rayrec.inspection.table.inspected_table import InspectedTable
 from rayrec.metrics.estimates import NORMAL_95
@@ -90,11 +89,11 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "is_whole": found.sample.is_whole,
         "label": about_label,
         "columns": columns,
-        "logistic_regression_auc": found.baseline,
+        "logistic_regression_auc": found.regressed.auc,
         "with_label": _best_readings(found.decisions),
         "along": [] if label is None else label_rates_along(label),
         "drift": drift,
-        "new_values": describe_new_values("test", found.known_values),
+        "new_values": found.new_values,
         "interactions": _activity(found.decisions),
         "duplicates": _duplicates(found),
         "rejected": {"rows": found.left_out.bad, "reasons": dict(found.left_out.reasons)},

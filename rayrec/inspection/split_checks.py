@@ -2,13 +2,14 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
+from rayrec.config.table import HistoryConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import Dataset, DatasetManifest, FoundKeys
 from rayrec.recipes import Recipe
@@ -97,17 +98,20 @@ def split_notes(manifest: DatasetManifest) -> list[str]:
     """Return what differs of held-out splits as it may: how many rows have a value that `train` has not, and the label
     rates of those that were not drawn at random.
     """
-    new = [text for split, found in manifest.known_values.items() if (text := describe_new_values(split, found))]
     recipe = Recipe.model_validate(manifest.config)
+    histories: Mapping[str, HistoryConfig] = getattr(recipe.source, "histories", {})
+    pasts = {history.by[0] for history in histories.values() if len(history.by) == 1}
+    new = [text for split, found in manifest.known_values.items() if (text := describe_new_values(split, found, pasts))]
     if recipe.source.gives_interactions or _is_random(recipe):
         return new
     return new + _rate_changes(manifest, _NOTABLE_CHANGE)
 
 
-def describe_new_values(split: str, known: Mapping[str, FoundKeys]) -> str | None:
+def describe_new_values(split: str, known: Mapping[str, FoundKeys], pasts: Collection[str] = ()) -> str | None:
     """Say how many rows of a held-out split have values that `train` has not, by column; None where next to none has.
 
-    `known`: rows that have a value, and those whose value `train` has, by column.
+    `known`: rows that have a value, and those whose value `train` has, by column. `pasts`: the columns whose histories
+    tell of rows with new values, too.
     """
     shares = {column: 1 - found.share for column, found in known.items() if found.rows}
     most = sorted((column for column in shares if shares[column] >= _NOTABLE_SHARE), key=lambda name: -shares[name])
@@ -117,7 +121,9 @@ def describe_new_values(split: str, known: Mapping[str, FoundKeys]) -> str | Non
     named[0] += " of its rows"
     more = f", nor {len(most) - _MOST_NAMED} more" if len(most) > _MOST_NAMED else ""
     few = [column for column in most[:_MOST_NAMED] if shares[column] >= 0.5]
+    told = [column for column in few if column in pasts]
     helps = f"; what the model knows of {' and '.join(map(repr, few))} helps few of them" if few else ""
+    helps += f", but the past of {' and '.join(map(repr, told))} tells of them" if told else ""
     return f"split '{split}': train has not {', nor '.join(named)}{more}{helps}"
 
 

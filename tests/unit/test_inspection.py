@@ -711,7 +711,7 @@ def test_crosses_that_gain_are_rates_of_the_recipe(inspect: Inspect) -> None:
     found = inspect(table)
     (rate,) = yaml.safe_load(found.recipe)["source"]["rates"]
     assert set(rate["keys"]) == {"income", "shop"} and "lifts the AUC of a logistic regression from" in found.recipe
-    (cross,) = found.crosses
+    (cross,) = found.regressed.crosses
     assert cross.auc > cross.without + 0.1
     assert "rates" not in yaml.safe_load(inspect({k: v for k, v in table.items() if k != "click"}).recipe)["source"]
 

@@ -35,7 +35,7 @@ _ROW_ID_REPEATS = 10.0
 _PLACE_WORDS, _MOST_PLACES = {"position", "pos", "rank", "slot", "placement"}, 200
 """Words in the name of the place where a row was shown, and the greatest number of one."""
 _DAY, _YEAR = 86_400.0, 365.0 * 86_400
-_LEAST_REPEATED = 0.5
+LEAST_REPEATED = 0.5
 """Share of a column's rows whose value must occur again, so that pairs of its values may; where fewer do, its words
 may.
 """
@@ -74,7 +74,7 @@ def decide(
     columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, *, total_rows: int, seed: int = 0
 ) -> list[Decision]:
     """Return what each column becomes, in their order."""
-    evidence = _evidence(columns, label, roles, seed)
+    evidence = evidence_of(columns, label, roles, seed)
     row_time = columns[roles.time].row_seconds if roles.time is not None else None
     decisions = []
     for column in columns.values():
@@ -126,45 +126,60 @@ def decide(
 
 
 @dataclass(frozen=True)
-class FoundCross:
-    """Two columns whose values together say more of the label than each alone."""
+class Pair:
+    """Two columns whose values together say more of the label than each alone, of rows at random."""
 
     keys: tuple[str, str]
     smoothing: int
     """Rows of the mean rate to add to each pair of values."""
+
+
+@dataclass(frozen=True)
+class FoundCross(Pair):
+    """A pair whose label rate lifts a regression on all columns."""
+
     auc: float
     """AUC of a logistic regression on all columns and on the label rate of this pair, out of fold."""
     without: float
     """The same without this pair."""
 
 
+@dataclass(frozen=True)
+class Regressed:
+    """What a logistic regression says of all features together that are numbers or categories, out of fold."""
+
+    auc: float | None = None
+    """None where there are none of these, or too few rows to measure it."""
+    crosses: Sequence[FoundCross] = ()
+    pairs: Sequence[Pair] = ()
+    """Where rows have times, in place of `crosses`: what counts then is the past of a pair."""
+
+
 def logistic_regression(
     columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, decisions: Sequence[Decision], seed: int = 0
-) -> tuple[float | None, list[FoundCross]]:
-    """Return the AUC of a logistic regression on all features that are numbers or categories, out of fold, and the
-    pairs of columns that lift it.
-
-    None where there are none of these, or too few rows to measure it.
-    """
-    evidence = _evidence(columns, label, roles, seed)
-    kinds = [(decision.column, rule["kind"]) for decision in decisions for rule in decision.rules]
-    categories = [column.codes for column, kind in kinds if kind == "categorical"]
-    numbers = [column.row_numbers for column, kind in kinds if kind in ("numeric", "buckets")]
+) -> Regressed:
+    """Fit a logistic regression on all features, and find the pairs of columns that lift it."""
+    evidence = evidence_of(columns, label, roles, seed)
+    categories, numbers = regression_inputs(decisions)
     if not evidence.is_possible or not (categories or numbers):
-        return None, []
+        return Regressed()
     fitted = evidence.logistic_regression(categories, numbers)
     if fitted is None:
-        return None, []
+        return Regressed()
     # Values of a pair have to repeat, and so those of its columns. All pairs of many columns would take too long: those
     # are tried that say most alone.
     able = [d for d in decisions if d.kind in ("categorical", "numeric")]
-    able = [d for d in able if d.column.repeated_share >= _LEAST_REPEATED]
+    able = [d for d in able if d.column.repeated_share >= LEAST_REPEATED]
     able.sort(key=lambda d: -max((reading.auc for reading in d.auc.values()), default=0.0))
     most = min(int(math.sqrt(2 * _MOST_PAIRED_ROWS / len(label.values))), _MOST_PAIRED_COLUMNS)
     tried = [decision.column for decision in able[: max(most, 2)]]
+    clear = fitted.clear_crosses([column.codes for column in tried])[:_MOST_CROSSES]
+    if roles.time is not None:
+        pairs = [Pair((tried[one].name, tried[other].name), round(smoothing)) for one, other, smoothing in clear]
+        return Regressed(fitted.reading.auc, pairs=pairs)
     crosses: list[FoundCross] = []
     best = fitted.reading
-    for one, other, smoothing in fitted.clear_crosses([column.codes for column in tried])[:_MOST_CROSSES]:
+    for one, other, smoothing in clear:
         keys = (tried[one].name, tried[other].name)
         together = evidence.logistic_regression([*categories, tried[one].codes_with(tried[other])], numbers)
         is_free = rate_column(keys) not in columns
@@ -172,10 +187,18 @@ def logistic_regression(
             crosses.append(FoundCross(keys, round(smoothing), together.reading.auc, best.auc))
             categories.append(tried[one].codes_with(tried[other]))
             best = together.reading
-    return fitted.reading.auc, crosses
+    return Regressed(fitted.reading.auc, crosses)
 
 
-def _evidence(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, seed: int) -> Evidence:
+def regression_inputs(decisions: Sequence[Decision]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
+    """Return (n,) the codes of each feature that is a category, and (n,) the numbers of others."""
+    kinds = [(decision.column, rule["kind"]) for decision in decisions for rule in decision.rules]
+    categories = [column.codes for column, kind in kinds if kind == "categorical"]
+    return categories, [column.row_numbers for column, kind in kinds if kind in ("numeric", "buckets")]
+
+
+def evidence_of(columns: Mapping[str, ColumnProfile], label: Label, roles: Roles, seed: int) -> Evidence:
+    """Return what measures columns of a table against its label."""
     whole = roles.group or roles.unit
     return Evidence(label.values, columns[whole].codes if whole is not None else None, seed)
 
@@ -234,7 +257,7 @@ def _words(column: ColumnProfile, evidence: Evidence) -> Decision | None:
     """Return the list of the words of texts that are nearly all different, if these say more of the label than the
     texts; else None.
     """
-    is_tried = column.form == "text" and not column.notes and column.repeated_share < _LEAST_REPEATED
+    is_tried = column.form == "text" and not column.notes and column.repeated_share < LEAST_REPEATED
     if not (is_tried and evidence.is_possible and (found := words_of(column))):
         return None
     words, places = found
@@ -272,7 +295,7 @@ def _times(column: ColumnProfile, roles: Roles, evidence: Evidence, *, has_age: 
                "ns": "nanoseconds since 1970"}.get(column.time_format, f"as {column.time_format}")  # fmt: skip
     spans = f"over {span / _DAY:.0f} days" if span >= 2 * _DAY else f"over {span / 3600:.1f} hours"
     reason = "; ".join([f"times {written}, {spans}", *column.notes])
-    if not is_row_time and span >= 14 * _DAY and set(parts) <= {"month"} and column.repeated_share >= _LEAST_REPEATED:
+    if not is_row_time and span >= 14 * _DAY and set(parts) <= {"month"} and column.repeated_share >= LEAST_REPEATED:
         whole = _texts(column, evidence)
         return replace(whole, reason=with_auc(f"{reason}; {column.distinct:,} of them, each a category", whole.auc))
     if not parts:

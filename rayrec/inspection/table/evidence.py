@@ -177,9 +177,9 @@ class Evidence:
         """Return the scores by a logistic regression on the number's rank, which is monotone, and on whether it is
         missing.
         """
-        inputs = np.concatenate([np.ones((len(numbers), 1)), _number_inputs(numbers)], axis=1)
+        inputs = np.concatenate([np.ones((len(numbers), 1)), number_inputs(numbers)], axis=1)
         return self._reading(
-            [inputs[test] @ _logistic(inputs[train], self._label[train]) for train, test in self._folds]
+            [inputs[test] @ fit_logistic(inputs[train], self._label[train]) for train, test in self._folds]
         )
 
     def logistic_regression(
@@ -194,27 +194,40 @@ class Evidence:
         """
         # The first cut alone: a fold of a large sample is enough, and so are five of a small one.
         cut = self._folds[:_FOLDS]
-        inputs = [_number_inputs(column) for column in numbers]
         found, residuals = [], np.full(len(self._label), np.nan)
         for train, test in cut if len(self._label) < _FEW_ROWS else cut[:1]:
-            rates = np.full((len(self._label), len(categories)), self._label[train].mean())
-            for place, codes in enumerate(categories):
-                places, size = codes + 1, int(codes.max(initial=-1)) + 2
-                # A row's rate must not tell its own label, so each fold gets those of the others.
-                for others, fold in cut:
-                    rates[fold, place] = self._rates(places, size, others & train)[places[fold]]
-            rates = np.clip(rates, _LEAST_RATE, 1 - _LEAST_RATE)  # the other folds may have labels of one kind
-            odds = np.log(rates / (1 - rates))
-            every = np.concatenate([np.ones((len(odds), 1)), odds - odds[train].mean(axis=0), *inputs], axis=1)
-            width = every.shape[1]
-            rows = np.flatnonzero(train)
-            rows = rows[:: math.ceil(len(rows) * width**2 / _MOST_WORK)]
-            if len(rows) < _LEAST_ROWS * width:
+            scores = self.regressed(categories, numbers, train)
+            if scores is None:
                 return None
-            scores = every @ _logistic(every[rows], self._label[rows])
-            found.append(_auc(scores[test], self._label[test]))
+            found.append(auc_of(scores[test], self._label[test]))
             residuals = np.where(np.isnan(residuals), self._label - 1 / (1 + np.exp(-scores)), residuals)
         return Regression(Reading(np.array(found), 1 / (_FOLDS - 1)), residuals)
+
+    def regressed(
+        self,
+        categories: Sequence[NDArray[np.int64]],
+        numbers: Sequence[NDArray[np.float64]],
+        train: NDArray[np.bool_],
+    ) -> NDArray[np.float64] | None:
+        """Return (n,) the log odds of all rows by such a regression on the rows `train` (n,); None if these are too
+        few.
+        """
+        cut = self._folds[:_FOLDS]
+        rates = np.full((len(self._label), len(categories)), self._label[train].mean())
+        for place, codes in enumerate(categories):
+            places, size = codes + 1, int(codes.max(initial=-1)) + 2
+            # A row's rate must not tell its own label, so each fold gets those of the others.
+            for others, fold in cut:
+                rates[fold, place] = self._rates(places, size, others & train)[places[fold]]
+        rates = np.clip(rates, _LEAST_RATE, 1 - _LEAST_RATE)  # the other folds may have labels of one kind
+        odds = np.log(rates / (1 - rates))
+        inputs = [number_inputs(column) for column in numbers]
+        every = np.concatenate([np.ones((len(odds), 1)), odds - odds[train].mean(axis=0), *inputs], axis=1)
+        rows = np.flatnonzero(train)
+        rows = rows[:: math.ceil(len(rows) * every.shape[1] ** 2 / _MOST_WORK)]
+        if len(rows) < _LEAST_ROWS * every.shape[1]:
+            return None
+        return every @ fit_logistic(every[rows], self._label[rows])
 
     def _rates(
         self, places: NDArray[np.int64], size: int, train: NDArray[Any], rows: NDArray[Any] | None = None
@@ -228,18 +241,18 @@ class Evidence:
         return (positives + _PRIOR_ROWS * label.mean()) / (rows + _PRIOR_ROWS)
 
     def _reading(self, scores: list[NDArray[np.float64]]) -> Reading:
-        values = [_auc(score, self._label[test]) for score, (_, test) in zip(scores, self._folds, strict=True)]
+        values = [auc_of(score, self._label[test]) for score, (_, test) in zip(scores, self._folds, strict=True)]
         return Reading(np.array(values), 1 / (_FOLDS - 1))
 
 
-def _auc(scores: NDArray[np.float64], label: NDArray[np.float64]) -> float:
+def auc_of(scores: NDArray[np.float64], label: NDArray[np.float64]) -> float:
     """Return the AUC of (n,) scores; `label` (n,) has both 0 and 1."""
     value = auc_of_rows(scores[label == 1], scores[label == 0])
     assert value is not None
     return value
 
 
-def _number_inputs(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def number_inputs(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rank of each of (n,) numbers, around 0, and whether it is missing: (n, 2)."""
     finite = np.isfinite(numbers)
     known = np.sort(numbers[finite])
@@ -248,7 +261,7 @@ def _number_inputs(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([rank, ~finite], axis=1)
 
 
-def _logistic(inputs: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[np.float64]:
+def fit_logistic(inputs: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of a logistic regression with a slight L2 penalty, by Newton's method."""
     weights = np.zeros(inputs.shape[1])
     penalty = np.eye(len(weights))

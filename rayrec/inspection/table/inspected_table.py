@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +14,25 @@ from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.ingest.dataset import FoundKeys
+from rayrec.inspection.split_checks import describe_new_values
 from rayrec.inspection.table.column_forms import profile_column
 from rayrec.inspection.table.columns import NULL_WORDS, ColumnProfile
 from rayrec.inspection.table.decisions import (
     Decision,
-    FoundCross,
+    Regressed,
     decide,
     logistic_regression,
     table_warnings,
     with_number_formats,
 )
 from rayrec.inspection.table.file_form import FileForm, FoundEncoding, find_encoding, first_with_rows, recognize
-from rayrec.inspection.table.recipe_text import find_interactions, inspect_interactions, write_recipe
+from rayrec.inspection.table.histories import FoundHistory, find_past
+from rayrec.inspection.table.recipe_text import (
+    find_interactions,
+    inspect_interactions,
+    planned_split,
+    write_recipe,
+)
 from rayrec.inspection.table.roles import Label, find_label, find_roles
 from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.raw.input_files import InputFile, list_inputs
@@ -57,14 +64,20 @@ class InspectedTable:
     """The lines of the sample's places that preprocessing by this recipe leaves out; not counted of interactions."""
     can_run: bool = True
     """Whether few enough rows are bad for preprocessing."""
-    baseline: float | None = None
-    """AUC of a logistic regression on the features, on rows of the sample that it was not fitted to."""
+    regressed: Regressed = field(default_factory=Regressed)
+    """What a logistic regression on the features says, on rows of the sample that it was not fitted to."""
     label: NDArray[np.float64] | None = None
     """(n,) the label of each row of the sample, NaN if it is not known; None where every row is a choice."""
-    crosses: Sequence[FoundCross] = ()
-    """Pairs of columns that say more together, whose label rates the recipe has."""
+    histories: Sequence[FoundHistory] = ()
+    """Keys whose past says more, which the recipe has."""
     known_values: Mapping[str, FoundKeys] = field(default_factory=dict)
     """Rows of the sample that the recipe's split would hold out: see `_known_values`."""
+
+    @property
+    def new_values(self) -> str | None:
+        """Return how many rows of `test` have values that `train` has not; None where next to none has."""
+        pasts = [history.by[0] for history in self.histories if len(history.by) == 1]
+        return describe_new_values("test", self.known_values, pasts)
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """Return the facts about each column, and what it becomes."""
@@ -128,7 +141,8 @@ def inspect_table(
     choices = None if label is None else find_label(columns, label)
     decisions, warnings, text = inspect_interactions(command, files[0], sample, form, pairs, choices, model)
     labels = None if choices is None else choices.values
-    known = _known_values(decisions, text, labels, pairs.time, None, seed)
+    split = parse_yaml(text)["preprocess"]["split"]
+    known = _known_values(decisions, _divide(split, decisions, labels, pairs.time, None, seed))
     return InspectedTable(sample, decisions, [*form.warnings, *warnings], text, label=labels, known_values=known)
 
 
@@ -182,8 +196,12 @@ def _inspect_rows(
             "null_values", _null_values(columns, label, decisions), "found among numbers, times or labels"
         )
         written = written.having("number_format", number_format, "how people write numbers; a rule may say another")
-        baseline, crosses = logistic_regression(columns, label, roles, decisions, seed)
-        text = write_recipe(command, sample, written, label, roles, decisions, model, baseline, crosses)
+        regressed = logistic_regression(columns, label, roles, decisions, seed)
+        split, _ = planned_split(model, sample.total_rows, roles, decisions)
+        time, group = (None if name is None else columns[name] for name in (roles.time, roles.group or roles.unit))
+        division = _divide(split, decisions, label.values, time, group, seed)
+        past = find_past(columns, label, roles, decisions, regressed.pairs, division.held_out, seed)
+        text = write_recipe(command, sample, written, label, roles, decisions, model, regressed, past)
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
         worst = [name for name, _ in left_out.columns.most_common() if name != label.column]
@@ -208,9 +226,10 @@ def _inspect_rows(
     if left_out.bad:
         refused = "" if can_run else "; `rayrec preprocess` refuses so many: fix them"
         warnings.append(f"{_bad_rows(left_out)}{refused}")
-    time, group = (None if name is None else columns[name] for name in (roles.time, roles.group or roles.unit))
-    known = _known_values(decisions, text, label.values, time, group, seed)
-    return InspectedTable(sample, decisions, warnings, text, left_out, can_run, baseline, label.values, crosses, known)
+    known = _known_values(decisions, division)
+    return InspectedTable(
+        sample, decisions, warnings, text, left_out, can_run, regressed, label.values, past.histories, known
+    )
 
 
 def _null_values(columns: Mapping[str, ColumnProfile], label: Label, decisions: Sequence[Decision]) -> tuple[str, ...]:
@@ -223,18 +242,27 @@ def _null_values(columns: Mapping[str, ColumnProfile], label: Label, decisions: 
     return ("", *sorted(words | set(label.null_words)))
 
 
-def _known_values(
+class _Division(NamedTuple):
+    """The rows of the sample, but for those without a label, as the recipe's split would divide them."""
+
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        return np.concatenate([self.validation, self.test])
+
+
+def _divide(
+    split: Mapping[str, Any],
     decisions: Sequence[Decision],
-    recipe: str,
     label: NDArray[np.float64] | None,
     time: ColumnProfile | None,
     group: ColumnProfile | None,
     seed: int,
-) -> dict[str, FoundKeys]:
-    """Return how many rows that the recipe's split holds out as `test` have a value, and one that `train` has, by
-    column of categories, users or items; of a sample, in which more values are new than among all rows.
-    """
-    split = parse_yaml(recipe)["preprocess"]["split"]
+) -> _Division:
+    """Divide the rows by `preprocess.split`."""
     count = decisions[0].column.rows
     rows = np.arange(count) if label is None else np.flatnonzero(np.isfinite(label))
     order = np.arange(count) if time is None or time.seconds is None else np.argsort(time.row_seconds, kind="stable")
@@ -254,14 +282,23 @@ def _known_values(
     else:
         drawn = np.random.default_rng(seed).random(count)
         place = drawn if group is None else np.append(drawn, 0.0)[group.codes]
-    in_test = rows[place[rows] >= 1 - split["test"]]
-    in_train = rows[place[rows] < 1 - split["test"] - split.get("validation", 0.0)]
+    from_test = 1 - split["test"]
+    from_validation = from_test - split.get("validation", 0.0)
+    of_rows = place[rows]
+    is_test, is_train = of_rows >= from_test, of_rows < from_validation
+    return _Division(rows[is_train], rows[~is_train & ~is_test], rows[is_test])
+
+
+def _known_values(decisions: Sequence[Decision], division: _Division) -> dict[str, FoundKeys]:
+    """Return how many rows of `test` have a value, and one that `train` has, by column of categories, users or items;
+    of a sample, in which more values are new than among all rows.
+    """
     known = {}
     for decision in decisions:
         if decision.kind == "categorical" or decision.role in ("user", "item"):
             codes = decision.column.codes
-            of_test = codes[in_test][codes[in_test] >= 0]
-            found = int(np.isin(of_test, np.unique(codes[in_train])).sum())
+            of_test = codes[division.test][codes[division.test] >= 0]
+            found = int(np.isin(of_test, np.unique(codes[division.train])).sum())
             known[decision.column.name] = FoundKeys(rows=len(of_test), found=found)
     return known
 

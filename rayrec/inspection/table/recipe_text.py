@@ -16,8 +16,9 @@ from rayrec.common.text import format_bytes, printable
 from rayrec.config.table import LabelCondition
 from rayrec.config.validation import dump_yaml
 from rayrec.inspection.table.columns import ColumnProfile, name_words
-from rayrec.inspection.table.decisions import Decision, FoundCross
+from rayrec.inspection.table.decisions import Decision, FoundCross, Regressed
 from rayrec.inspection.table.file_form import FileForm
+from rayrec.inspection.table.histories import FoundPast
 from rayrec.inspection.table.roles import Label, Roles
 from rayrec.raw.input_files import InputFile
 from rayrec.raw.sample import Sample
@@ -44,10 +45,10 @@ def write_recipe(
     roles: Roles,
     decisions: Sequence[Decision],
     model: str,
-    baseline: float | None = None,
-    crosses: Sequence[FoundCross] = (),
+    regressed: Regressed,
+    past: FoundPast,
 ) -> str:
-    """Return the YAML of a recipe that trains unedited; `baseline` is the AUC of a logistic regression.
+    """Return the YAML of a recipe that trains unedited.
 
     Raises ConfigError if the model has no starting point for tables.
     """
@@ -58,7 +59,9 @@ def write_recipe(
     # The model's starting point for a table of this size. An item of a list is an id, as a whole category is.
     per_rule = [1 if d.column.lengths is None else float(d.column.lengths.mean()) for d in decisions]
     values = sum(each * len(decision.rules) for each, decision in zip(per_rule, decisions, strict=True))
-    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions) + len(crosses), values)
+    taken = sum(len(history.take) for history in past.histories)
+    features = sum(len(decision.rules) for decision in decisions) + len(regressed.crosses) + taken
+    point = starting_point(model, total, features, values + taken)
     lines = [
         f"# Written by `{command}`, which read {read}.",
         "# Comments give the evidence. AUC: how well a column alone ranks held-out rows by their label; 0.5 is chance.",
@@ -66,15 +69,15 @@ def write_recipe(
         "",
         "source:",
         "  kind: table",
-        *_source_lines(form, label, roles, decisions, crosses),
+        *_source_lines(form, label, roles, decisions, regressed.crosses, past),
         "",
         "preprocess:",
-        *_preprocess_lines(total, roles, decisions, is_ridge="weight_decay" in point),
+        *_preprocess_lines(model, total, roles, decisions),
         "",
         point.rstrip(),
         "",
         "evaluate:",
-        *_evaluate_lines(total, roles, decisions, baseline),
+        *_evaluate_lines(total, roles, decisions, regressed.auc),
     ]
     return "\n".join(lines) + "\n"
 
@@ -108,7 +111,12 @@ def _flow(value: Any) -> str:
 
 
 def _source_lines(
-    form: FileForm, label: Label, roles: Roles, decisions: Sequence[Decision], crosses: Sequence[FoundCross]
+    form: FileForm,
+    label: Label,
+    roles: Roles,
+    decisions: Sequence[Decision],
+    crosses: Sequence[FoundCross],
+    past: FoundPast,
 ) -> list[str]:
     lines = []
     # How the files hold rows; long lists take several lines.
@@ -156,8 +164,10 @@ def _source_lines(
         reading, name = decision.auc.get("category"), decision.column.name
         is_rated = decision.kind == "categorical" and decision.column.distinct >= _RATED_VALUES
         is_free = all(other.column.name != f"rate_{name}" for other in decisions)
-        if is_rated and is_free and reading is not None and reading.is_clear:
-            why = f"mean label of the same value in other lists; AUC {reading.auc:.3f}"
+        is_told = any(history.by == (name,) for history in past.histories)
+        if is_rated and is_free and not is_told and reading is not None and reading.is_clear:
+            which = "other" if roles.time is None else "earlier"
+            why = f"mean label of the same value in {which} lists; AUC {reading.auc:.3f}"
             rates.append(_line(f"    - {_flow({'keys': name})}", why))
     for cross in crosses:
         gain = f"lifts the AUC of a logistic regression from {cross.without:.3f} to {cross.auc:.3f}"
@@ -167,22 +177,46 @@ def _source_lines(
                 f"mean label of other rows with both values; {gain}",
             )
         )
-    return [*lines, *(["  rates:", *rates] if rates else [])]
+    return [*lines, *(["  rates:", *rates] if rates else []), *_history_lines(past)]
 
 
-def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *, is_ridge: bool) -> list[str]:
+def _history_lines(past: FoundPast) -> list[str]:
+    if not past.histories:
+        return []
+    lines = [_line("  histories:", f"what happened before a row; {past.delay_reason}")]
+    for history in past.histories:
+        said: dict[str, Any] = {"by": history.by[0] if len(history.by) == 1 else history.by, "take": history.take}
+        said |= {} if past.delay is None else {"delay": past.delay}
+        gain = (
+            f"lifts the AUC of a logistic regression on held-out rows from {history.without:.3f} to {history.auc:.3f}"
+        )
+        lines.append(_line(f"    {_scalar(history.name)}: {_flow(said)}", gain))
+    return lines
+
+
+def planned_split(model: str, total: int, roles: Roles, decisions: Sequence[Decision]) -> tuple[dict[str, Any], str]:
+    """Return `preprocess.split` for a table of so many rows, and why it is so."""
     share = 0.15 if total < _SMALL / 3 else 0.1
     # A ridge regression is trained to its end: there is no epoch to choose.
-    split: dict[str, Any] = {"test": share} if is_ridge else {"validation": share, "test": share}
+    split: dict[str, Any] = {"test": share} if _is_ridge(model, total) else {"validation": share, "test": share}
     times = next((d.column for d in decisions if d.column.name == roles.time), None)
     if times is not None and times.orders_rows:
-        split, why = {"kind": "time", **split}, "the latest rows are held out, as the model will score later rows"
-    elif roles.group is not None:
-        split, why = {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"
-    elif roles.unit is not None:
-        split, why = {"kind": "hash", "column": roles.unit, **split}, "the rows of one value are alike"
-    else:
-        split, why = {"kind": "hash", **split}, "at random: no column has enough different times"
+        return {"kind": "time", **split}, "the latest rows are held out, as the model will score later rows"
+    if roles.group is not None:
+        return {"kind": "hash", "column": roles.group, **split}, "by group, so that a list stays in one split"
+    if roles.unit is not None:
+        return {"kind": "hash", "column": roles.unit, **split}, "the rows of one value are alike"
+    return {"kind": "hash", **split}, "at random: no column has enough different times"
+
+
+def _is_ridge(model: str, total: int) -> bool:
+    """Tell whether the model of a table of so many rows starts as a ridge regression."""
+    return "weight_decay" in starting_point(model, total, 1, 1)
+
+
+def _preprocess_lines(model: str, total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+    split, why = planned_split(model, total, roles, decisions)
+    is_ridge = _is_ridge(model, total)
     # Rare values share a row of the table.
     limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
     reason = f"values that occur less often in {total:,} rows are too rare to learn"
