@@ -95,15 +95,15 @@ def count_found_keys(
         least = 0.0 if config is None else config.least_found
         if counts.share >= 1 - _GAIN and counts.share >= least:
             continue
+        if isinstance(lookup, History) and counts.found:
+            continue  # the first rows of a key have no past
         of_lookup = [
             segment
             for split, of_split in segments.items()
             for segment in of_split
-            if config is not None or split != "train" or not rates_of_train
+            if not isinstance(lookup, Rate) or split != "train" or not rates_of_train
         ]
         reason, gain = _why(workspace, rows, lookup, of_lookup)
-        if isinstance(lookup, History) and counts.found:
-            continue  # the first rows of a key have no past
         kind = "history" if isinstance(lookup, History) else "label rate"
         what = f"{kind} '{lookup.name}'" if config is None else f"side table '{lookup.name}' ({config.path})"
         text = f"{what}: {counts.described(' and '.join(lookup.keys))}{reason}"

@@ -159,6 +159,17 @@ def test_people_are_told_which_histories_there_are(run: Path, dataset: Dataset, 
     assert json.loads((tmp_path / "report" / "report.json").read_text())["histories"] == [*facts.values()]
 
 
+def test_rows_without_a_past_are_counted_where_none_is_held_out(log: pd.DataFrame, tmp_path: Path) -> None:
+    """As where `rayrec run` trains the exported model on all rows."""
+    completed(log, tmp_path / "all", split={"kind": "fraction", "test": 0.0})
+    manifest = Dataset.open(tmp_path / "all" / "dataset").manifest
+    assert 0 < manifest.found_keys["liked"].share < 0.9 and not manifest.warnings
+    strangers = log.assign(user=[f"{number}" for number in range(len(log))])
+    completed(strangers, tmp_path / "strangers", split={"kind": "fraction", "test": 0.0})
+    warnings = Dataset.open(tmp_path / "strangers" / "dataset").manifest.warnings
+    assert [warning.partition(":")[0] for warning in warnings] == ["history 'user'", "history 'liked'"]
+
+
 def test_the_raw_files_must_be_those_of_the_dataset(
     log: pd.DataFrame, run: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
