@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import Lookup, RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema, VectorFeature
-from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.stacked_columns import Stack, StackedColumns
 from rayrec.features.transforms import (
     encode_categorical,
     encode_cross,
@@ -41,8 +42,8 @@ class _JoinedVocabularies:
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """Return what `VocabularyLookup.ids` gives for each feature, one after the other."""
         texts, n = values.to_pylist(), len(values) // len(self.lookups)
-        rows = [lookup.find_few(texts[at * n : (at + 1) * n]) for at, lookup in enumerate(self.lookups)]
-        return np.array(rows, np.int64).ravel() + 1
+        found = (lookup.find_few(texts[at * n : (at + 1) * n]) for at, lookup in enumerate(self.lookups))
+        return np.array(list(chain.from_iterable(found)), np.int64) + 1
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class _Group:
     """None without vocabularies."""
     names: tuple[str, ...]
     """The names of the features."""
-    columns: tuple[str, ...]
-    """The raw columns that they are made of; of a cross, the features."""
+    given: tuple[tuple[str, ...], ...]
+    """What they are made of, each input with that of all of them: raw columns; of a cross, features."""
+    is_cross: bool
 
 
 class FeatureEncoder:
@@ -121,7 +123,7 @@ class FeatureEncoder:
         self._one_by_one = [self._group(any_feature) for any_feature in schema.features]
         self._together = [self._group(*features) for features in alike.values()]
         # Crosses come last, in the schema's order, as they are made of other features.
-        self._together.sort(key=lambda group: group.features[0].reads is None)
+        self._together.sort(key=lambda group: group.is_cross)
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -159,41 +161,36 @@ class FeatureEncoder:
     def _encoded(self, raw: StackedColumns, are_exact: bool = True) -> StackedColumns:
         """Encode completed rows; `are_exact`: their columns have the types of `raw_schema`."""
         is_request = are_exact and raw.num_rows <= _FEW_ROWS
-        encoded: dict[tuple[str, ...], pa.Array] = {}
+        encoded: dict[tuple[str, ...], Stack] = {}
         for group in self._together if is_request else self._one_by_one:
-            first = group.features[0]
-            if first.reads is None and isinstance(first, CategoricalFeature):  # a cross
-                so_far = StackedColumns(self.encoded_schema, raw.num_rows, encoded)
-                ids = encode_cross(first, [so_far.stack((name,)).to_numpy() for name in first.inputs])
-                encoded[group.names] = pa.array(ids)
-            elif len(group.names) > 1:
-                encoded[group.names] = self._encode(first, [raw.stack(group.columns)], group.lookup)
-            else:
-                given = [raw.stack((name,)) for name in group.columns]
-                encoded[group.names] = self._encode(first, given, group.lookup)
+            source = StackedColumns(self.encoded_schema, raw.num_rows, encoded) if group.is_cross else raw
+            given = [source.stack(names) for names in group.given]
+            encoded[group.names] = self._encode(group, given)
         return StackedColumns(self.encoded_schema, raw.num_rows, encoded)
 
-    def _encode(
-        self, feature: Feature, given: Sequence[pa.Array], lookup: VocabularyLookup | _JoinedVocabularies | None
-    ) -> pa.Array:
-        """Encode a feature from its raw columns."""
+    def _encode(self, group: _Group, given: Sequence[Stack]) -> Stack:
+        """Encode features from what they are made of."""
+        feature, lookup = group.features[0], group.lookup
         match feature:
             case NumericFeature():
-                return pa.array(encode_numeric(feature.name, given[0], feature.transforms, *given[1:]))
+                return encode_numeric(feature.name, given[0], feature.transforms, *given[1:])
             case VectorFeature():
                 return encode_vector(feature, given[0])
+        if group.is_cross:
+            return encode_cross(feature, given)
         values = given[0]
         if feature.name in self._from_digits:
             values, _ = read_column(values, self._from_digits[feature.name])
         if isinstance(feature, MultiHotFeature):
             return encode_multi_hot(feature, values, lookup, *given[1:])
-        return pa.array(encode_categorical(feature, values, lookup))
+        return encode_categorical(feature, values, lookup)
 
     def _group(self, *features: Feature) -> _Group:
         lookups = tuple(self.vocabularies[f.name] for f in features if f.name in self.vocabularies)
         of_all = lookups[0] if len(set(lookups)) == 1 else _JoinedVocabularies(lookups) if lookups else None
-        columns = tuple(name for feature in features for name in feature.columns)
-        return _Group(features, of_all, tuple(feature.name for feature in features), columns)
+        given = tuple(zip(*(feature.columns for feature in features), strict=True))
+        is_cross = features[0].reads is None
+        return _Group(features, of_all, tuple(feature.name for feature in features), given, is_cross)
 
 
 def _likeness(feature: Feature, raw_schema: pa.Schema) -> Hashable:

@@ -77,7 +77,7 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
     if _is_binary(kind):
         column, wrong = _cast(column.cast(pa.binary()), pa.string())
     if _is_text(column.type):
-        column = _present(column.cast(pa.string()), raw.null_values)
+        column = _present(column if pa.types.is_string(column.type) else column.cast(pa.string()), raw.null_values)
         if raw.number_format != "plain":
             column, no_number = _plainly(column, raw)
             wrong = no_number if wrong is None else wrong | no_number

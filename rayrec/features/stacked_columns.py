@@ -7,9 +7,14 @@ needs, so the few rows of a request go from JSON to the model in stacks. A batch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+Stack: TypeAlias = pa.Array | NDArray
+"""Values of columns, one column after the other; NumPy's of encoded features of one value a row."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,8 @@ class StackedColumns:
 
     schema: pa.Schema
     num_rows: int
-    stacks: Mapping[tuple[str, ...], pa.Array]
-    """Each stack by the names of its columns: (columns * n,) values, column after column."""
+    stacks: Mapping[tuple[str, ...], Stack]
+    """Each by the names of its columns: (columns * n,)."""
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> "StackedColumns":
@@ -31,11 +36,15 @@ class StackedColumns:
         """Return the columns as Arrow's batch."""
         return pa.RecordBatch.from_arrays([self.stack((name,)) for name in self.schema.names], schema=self.schema)
 
-    def stack(self, names: tuple[str, ...]) -> pa.Array:
+    def stack(self, names: tuple[str, ...]) -> Stack:
         """Return the values (len(names) * n,) of columns of one type, one column after the other."""
+        if names in self.stacks:
+            return self.stacks[names]
         n, runs = self.num_rows, _runs(tuple(self.stacks), names)
-        parts = [self.stacks[stacked].slice(first * n, count * n) for stacked, first, count in runs]
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        parts = [self.stacks[stacked][first * n : (first + count) * n] for stacked, first, count in runs]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
 
     @staticmethod
     def joined(parts: Sequence["StackedColumns"]) -> "StackedColumns":
@@ -47,7 +56,7 @@ class StackedColumns:
         layout = layouts.pop() if len(layouts) == 1 else tuple((name,) for name in first.schema.names)
         stacks = {}
         for names in layout:
-            values = pa.concat_arrays([part.stack(names) for part in parts])
+            values = pa.concat_arrays([pa.array(part.stack(names)) for part in parts])
             if len(names) > 1:
                 column = np.concatenate([np.repeat(np.arange(len(names)), part.num_rows) for part in parts])
                 values = values.take(pa.array(column.argsort(kind="stable")))

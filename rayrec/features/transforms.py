@@ -175,7 +175,7 @@ def as_float64(name: str, column: pa.Array) -> NDArray[np.float64]:
         return np.full(len(column), np.nan)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise UserError(f"feature '{name}': needs numbers, got {column.type}")
-    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -82,7 +82,7 @@ class RawRows:
             if set(map(type, values)) <= _PLAIN[raw.type]:
                 with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
                     together, unreadable = read_column(pa.array(values, raw.arrow, from_pandas=True), raw)
-                    if not unreadable.any() and (raw.type != "number" or _in_range(together)):
+                    if not np.count_nonzero(unreadable) and (raw.type != "number" or _in_range(together)):
                         stacks[names] = together
         stacked = {name for names in stacks for name in names}
         stacks |= {
@@ -232,8 +232,7 @@ class RawRows:
         return wrong
 
     def _require_past(self, column: Callable[[str], pa.Array], rows: int) -> None:
-        wrong = self.too_old(column, rows)
-        if wrong.any():
+        if self._pasts and (wrong := self.too_old(column, rows)).any():
             row, time = int(wrong.argmax()), self._pasts[0].time
             since = max(past.earliest for past in self._pasts if past.earliest is not None)
             least = _time_text(pa.scalar(since, pa.timestamp("us", "UTC")))
@@ -296,8 +295,11 @@ def _time_text(time: pa.Scalar) -> str:
 
 
 def _in_range(column: pa.Array) -> bool:
-    numbers = (column.flatten() if pa.types.is_list(column.type) else column).drop_null()
-    return not pa.types.is_floating(numbers.type) or not (np.abs(numbers.to_numpy()) > _FLOAT32_MAX).any()
+    numbers = column.flatten() if pa.types.is_list(column.type) else column
+    if not pa.types.is_floating(numbers.type):
+        return True
+    # A null is NaN. For a few numbers `any` takes longer than all else here.
+    return not np.count_nonzero(np.abs(numbers.to_numpy(zero_copy_only=False)) > _FLOAT32_MAX)
 
 
 def _require_in_range(name: str, column: pa.Array) -> None:

@@ -198,7 +198,7 @@ class Scorer:
         self._vectors = [(f.name, slice(first[f.name], first[f.name] + f.size)) for f in self.schema.vectors]
         """Features of several columns in the dense input, and their columns."""
         self._numbers = tuple(feature.name for feature in self.schema.numeric)
-        self._number_places = [first[name] for name in self._numbers]
+        self._number_places = [first[name] for name in self._numbers] if self._vectors else slice(None)
         """Their columns in the dense input."""
 
     def logits_encoded(self, rows: pa.RecordBatch | StackedColumns) -> NDArray[np.float32]:
@@ -278,10 +278,10 @@ class Scorer:
         """Return the inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         if self._numbers:
-            dense[:, self._number_places] = rows.stack(self._numbers).to_numpy().reshape(-1, rows.num_rows).T
+            dense[:, self._number_places] = np.asarray(rows.stack(self._numbers)).reshape(-1, rows.num_rows).T
         for name, places in self._vectors:
-            vectors = rows.stack((name,)).flatten().to_numpy()
-            dense[:, places] = vectors.reshape(rows.num_rows, -1)
+            vectors: pa.Array = rows.stack((name,))
+            dense[:, places] = vectors.flatten().to_numpy().reshape(rows.num_rows, -1)
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._joined_lookups:
@@ -326,9 +326,9 @@ class PooledLookup:
 
         Return how many rows of the table were read.
         """
-        ids = rows.stack((self.feature,))
+        ids: pa.Array = rows.stack((self.feature,))
         if self.pooling is None:
-            return self.read_one_hot(ids.to_numpy(), out)
+            return self.read_one_hot(np.asarray(ids), out)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
         offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
         # The rows of all ids of all lists, then their sum or mean for each list.
@@ -356,7 +356,6 @@ class _JoinedLookups:
         tables = [lookup.rows.stored for lookup in lookups if isinstance(lookup.rows, MappedTable)]
         self._features = tuple(lookup.feature for lookup in lookups)
         self._dim = lookups[0].dim
-        self._numbers = np.arange(len(tables))
         self._rows = JoinedArrays([table[TABLE_TENSOR][:, : self._dim] for table in tables])
         has_scales = SCALE_TENSOR in tables[0]
         self._scales = JoinedArrays([table[SCALE_TENSOR] for table in tables]) if has_scales else None
@@ -364,13 +363,13 @@ class _JoinedLookups:
 
     def read(self, rows: StackedColumns, out: NDArray[np.float32]) -> int:
         """Write the (B, width) embeddings of B encoded rows; return how many rows of the tables were read."""
-        ids = rows.stack(self._features).to_numpy().reshape(-1, rows.num_rows).T.astype(np.int64)
+        ids = np.asarray(rows.stack(self._features)).reshape(-1, rows.num_rows).T.astype(np.int64)
         embeddings = out.reshape(len(ids), -1, self._dim)
-        read = self._rows.take(self._numbers, ids)
+        read = self._rows.take(ids)
         if self._scales is None:
             embeddings[:] = read
         else:
-            np.multiply(read, self._scales.take(self._numbers, ids)[..., None], out=embeddings)
+            np.multiply(read, self._scales.take(ids)[..., None], out=embeddings)
         return ids.size
 
 

@@ -185,9 +185,9 @@ class JoinedArrays:
         self._starts = np.array([distance // step for distance in distances])
         self._stride = stride // step
 
-    def take(self, numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return (n, ...) for each of n rows the one that has its place `rows` in the array `numbers`."""
-        return self._rows[self._starts[numbers] + rows * self._stride]
+    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows (n, arrays, ...) at n places of each array, (n, arrays)."""
+        return self._rows[self._starts + places * self._stride]
 
 
 class TableMemory:
