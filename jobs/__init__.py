@@ -48,6 +48,11 @@ GROUPS = {
             "rayrec preprocess clicks.yaml --input clicks.csv --output dataset",
         ),
         "verify": Listed("Compare the files of a folder with their checksums.", "rayrec verify dataset"),
+        "forget": Listed(
+            "Take a person out of the look-ups of datasets and models.",
+            "rayrec forget clicks --key user_id=123",
+            "Print what was removed, and what cannot be reached.",
+        ),
     },
     "Train": {
         "run": Listed(

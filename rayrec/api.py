@@ -33,6 +33,7 @@ __all__ = [
     "generate",
     "preprocess",
     "verify",
+    "forget",
     "train",
     "run",
     "evaluate",

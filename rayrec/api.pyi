@@ -15,6 +15,7 @@ __all__ = [
     "generate",
     "preprocess",
     "verify",
+    "forget",
     "train",
     "run",
     "evaluate",
@@ -121,6 +122,19 @@ def verify(folder: AnyPath, *, progress: bool = True) -> Result:
 
     Args:
         folder: Folder with a manifest.json, such as a dataset's.
+        progress: Show progress on stderr.
+    """
+
+def forget(folder: AnyPath, key: str, *, progress: bool = True) -> Result:
+    """Take a person out of the look-ups of datasets and models.
+
+    Print what was removed, and what cannot be reached.
+
+    Args:
+        folder: Folder of a dataset, a model or a version of one; or a folder around these, such as that of `rayrec
+            run`.
+        key: Key column and value, such as user_id=123: rows of this key leave every table that is looked up by the
+            column.
         progress: Show progress on stderr.
     """
 

@@ -69,6 +69,7 @@ def write_history_changes(now: Path, before: HistoryTable, output: Path) -> Hist
     def differing() -> Iterator[pa.RecordBatch]:
         for path in sorted(on_this_node(now).glob("*.arrow")):
             _, batches = read_arrow(path, _REMEDY)
+            batches = [batch for batch in batches if len(batch)]  # `rayrec forget` leaves empty ones
             files.append(tuple(batch[HASH][0].as_py() for batch in batches))
             for batch in batches:
                 found = before.find_texts(batch[KEY])
@@ -90,7 +91,7 @@ def write_history_changes(now: Path, before: HistoryTable, output: Path) -> Hist
         means, rest = _continued(before.means.table, read_means(means_file(now)))
         write_means(means_file(output), rest)
     removed = 0 if gone is None else len(gone)
-    return HistoryGrowth(**counts, removed=removed, means=means, files=tuple(files))
+    return HistoryGrowth(**counts, removed=removed, means=means, files=tuple(filter(None, files)))
 
 
 def _differ(batch: pa.RecordBatch, before: HistoryTable, found: Rows) -> NDArray[np.bool_]:

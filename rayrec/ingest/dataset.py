@@ -166,7 +166,7 @@ class DatasetManifest(Manifest):
 
     @property
     def every_file(self) -> list[StoredFile]:
-        return [*(part for split in self.splits.values() for part in split.parts), *self.files]
+        return [*(part for split in self.splits.values() for part in split.parts), *super().every_file]
 
 
 def judged_split(preferred: str, labelled: Collection[str]) -> str | None:

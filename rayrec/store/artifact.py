@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.common.machine import available_cpus
@@ -61,19 +61,27 @@ class Manifest(BaseModel):
     made_of: dict[str, Parent] = {}
     """What it is made of, by role."""
     files: tuple[StoredFile, ...] = ()
-    """The files of the artifact; those that a kind lists elsewhere are in `every_file`."""
+    """The files of the artifact as it was made; those that a kind lists elsewhere are in `every_file`."""
+    rewritten: tuple[StoredFile, ...] = Field((), exclude_if=lambda given: not given)
+    """Those of `files` that are others since a key was forgotten (`rayrec forget`). The id stays, so that what was made
+    of the artifact still finds it."""
 
     @property
     def every_file(self) -> list[StoredFile]:
-        """All files of the artifact, without the manifest."""
-        return list(self.files)
+        """All files of the artifact as they are now, without the manifest."""
+        now = {file.path: file for file in self.rewritten}
+        return [now.get(file.path, file) for file in self.files]
+
+    def rewritten_as(self, files: Iterable[StoredFile]) -> Self:
+        """Return the manifest of the same artifact with files that are others now, if they are."""
+        return self.model_copy(update={"rewritten": tuple(file for file in files if file not in self.files)})
 
     @property
     def id(self) -> str:
-        """Identity of the artifact: a hash of all that is said here, but for what is said to people alone, `execution`
-        and the parents' folders.
+        """Identity of the artifact: a hash of all that is said here, but for what is said to people alone, `execution`,
+        what was rewritten and the parents' folders.
         """
-        said = dict.fromkeys(("execution", "found_keys", "known_values", "warnings"), True)
+        said = dict.fromkeys(("execution", "found_keys", "known_values", "rewritten", "warnings"), True)
         content = self.model_dump(mode="json", exclude={**said, "made_of": {"__all__": {"folder"}}})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -39,6 +39,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "input": ("train=a", "test=b"), "output": Path("o"), "set": ("preprocess.seed=1",)},
     ),
     ("verify", ["s3://b/d"], {"folder": to_path("s3://b/d")}),
+    ("forget", ["d", "--key", "user=3"], {"folder": Path("d"), "key": "user=3"}),
     (
         "train",
         ["r", "--data", "d", "--output", "o", "--workers", "2", "--device", "cpu", "--precision", "bf16", "--resume"],

@@ -12,7 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
+from jobs.forget import ForgetRequest
+from jobs.forget import run as run_forget
+from jobs.verify import VerifyRequest
+from jobs.verify import run as run_verify
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import SilentProgress
 from rayrec.features.histories import EVENTS, HistoryTable
 from rayrec.features.lookup_table import LookupTable
 from rayrec.features.lookups import KEY, Lookups, lookup_folder
@@ -30,6 +35,7 @@ from rayrec.preprocessing import histories as histories_module
 from rayrec.preprocessing import lookups as lookups_module
 from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.sources.registry import preprocessing
+from rayrec.store.artifact import id_of
 from tests.builders import make_recipe
 from tests.model_folders import tables_of
 from tests.unit.test_deltas import tree
@@ -182,6 +188,57 @@ def test_a_dataset_without_the_history_is_not_extended(tmp_path: Path) -> None:
     parent = Dataset(before.folder, old, before.manifest, before.id)
     with pytest.raises(UserError, match=r"history 'user': .* has not its earlier events"):
         preprocess(log.assign(ts=log.ts + 86_400), tmp_path / "1", parent)
+
+
+def test_a_key_is_forgotten(tmp_path: Path) -> None:
+    log = make_log(600)
+    days = days_of(log, tmp_path, 2)
+    (tmp_path / "m").mkdir()
+    for number, dataset in enumerate(days, start=1):
+        whole = ModelFolder.open(write_model(dataset, tmp_path / f"whole/{number}"))
+        if number == 1:
+            copy(whole.folder, tmp_path / "m/1")
+        else:
+            write_delta(whole, ModelFolder.open(tmp_path / "m/1"), tmp_path / "m/2")
+    ids = [id_of(folder) for folder in (days[-1].folder, tmp_path / "m/1", tmp_path / "m/2")]
+    moment = days[-1].manifest.moment + 60
+    rows = [{"ts": moment, "user": user, "item": item} for user in ("3", "4") for item in ("1", "2")]
+    kept, strange = rows[2:], [{**row, "user": "nobody"} for row in rows[:2]]
+
+    def past(model: ModelFolder, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lookups = Predictor(model)._encoder.lookups
+        assert lookups is not None
+        found = lookups.complete(Predictor(model).columns_of(rows)).to_pylist()
+        return [{name: value for name, value in row.items() if name != "user"} for row in found]
+
+    before = past(ModelFolder.open(tmp_path / "m/2"), kept)
+    for folder in (days[-1].folder, tmp_path / "m"):
+        result = run_forget(ForgetRequest(folder=folder, key="user=3"), SilentProgress())
+        assert {one["lookup"] for one in result.details["removed"] if one["events"]} == {"user", "liked"}
+        assert any("vocabularies" in text for text in result.details["left"])
+    opened = ModelFolder.open(tmp_path / "m/2")
+    assert past(opened, rows[:2]) == past(opened, strange)
+    assert past(opened, kept) == before
+    # Folders are what they were for all that was made of them, and whole.
+    for folder, before_id in zip((days[-1].folder, tmp_path / "m/1", tmp_path / "m/2"), ids, strict=True):
+        assert id_of(folder) == before_id
+        run_verify(VerifyRequest(folder=folder), SilentProgress())
+        assert not any(b"\n3\x1f" in path.read_bytes() for path in folder.rglob("*.arrow"))
+    # The next day goes on without it.
+    next_day = preprocess(log.assign(ts=log.ts + 86_400).iloc[:90], tmp_path / "next", Dataset.open(days[-1].folder))
+    events = events_by_key(history_of(next_day, "user")[1])
+    assert len(events["3"][EVENTS]) == (log.user.iloc[:90] == "3").sum()
+    assert len(events["4"][EVENTS]) == (log.user.iloc[:90] == "4").sum() + (log.user == "4").sum()
+
+
+def test_what_cannot_be_forgotten_is_said(tmp_path: Path) -> None:
+    dataset = preprocess(make_log(100), tmp_path / "0")
+    with pytest.raises(ConfigError, match="--key price: no table is looked up by it; these are: item, user"):
+        run_forget(ForgetRequest(folder=dataset.folder, key="price=3"), SilentProgress())
+    with pytest.raises(UserError, match="no dataset or model in it"):
+        run_forget(ForgetRequest(folder=tmp_path / "0/dataset/statistics", key="user=3"), SilentProgress())
+    with pytest.raises(ConfigError, match="give COLUMN=VALUE"):
+        ForgetRequest(folder=dataset.folder, key="user").check()
 
 
 # ---- models of days

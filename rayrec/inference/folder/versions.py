@@ -84,7 +84,7 @@ class Delta:
         fix = f"copy version {folder.name} again"
         manifest = DeltaManifest.load_whole(folder, fix)
         confined(manifest.base.folder.name, folder)
-        for file in manifest.files:
+        for file in manifest.every_file:
             if sha256_once(folder / file.path) != file.sha256:
                 raise UserError(f"{folder / file.path}: content changed since it was written; {fix}")
         return cls(folder, manifest)
