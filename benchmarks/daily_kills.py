@@ -5,8 +5,8 @@
 - `rayrec run --continue` takes in generated days without disturbance; that is the reference. Then the same days are
   taken in again, in as many copies as it takes, with SIGKILL for the whole process group after a random part of the
   time that a phase took undisturbed, until each phase was killed `--kills` times: preprocess --extend, train
-  --warm-start, export, the gate, and publishing. At the end vocabularies, counts, encoded rows and the weights of the
-  last model, read as a delta on its base, are compared bit by bit.
+  --warm-start, export, the gate, and publishing. At the end vocabularies, counts, encoded rows, the histories of users
+  and items, and weights and histories of the last model, read as a delta on its base, are compared bit by bit.
 - `rayrec follow` is killed at random moments while files land. Then every file must have been taken in once.
 - `rayrec serve` is killed at random moments while it applies deltas. Then it must serve the last version, with the
   scores that the same version gives in Python.
@@ -33,7 +33,32 @@ from benchmarks.killable import attempt, moments, started
 from rayrec.common.machine import Machine, free_port
 from rayrec.store.files import write_json
 
-RECIPE = "dlrm-criteo-debug"
+RECIPE = """\
+name: clicks
+source:
+  kind: table
+  format: delimited
+  separator: "\\t"
+  header: [click, ts, user, item, price]
+  label: click
+  time: {column: ts, format: s}
+  features:
+  - {columns: [user, item], kind: categorical, min_count: 3}
+  - {columns: price, kind: numeric, transforms: [standardize]}
+  histories:
+    user: {by: user, take: [count, age, rate, {op: mean, column: price}, {op: last, column: item, length: 5}]}
+    clicked: {by: [user, item], where: {column: click, equals: "1"}, window: 1d, delay: 1m, take: [count]}
+  rates: [{keys: item}]
+preprocess:
+  layout: {rows_per_row_group: 4096}
+model: {kind: dlrm, embedding_dim: 16, bottom_mlp: [64, 16], top_mlp: [64, 32]}
+train:
+  epochs: 2
+  device: cpu
+  evaluations_per_epoch: 1
+  embedding_optimizer: {kind: rowwise_adagrad, lr: 0.05}
+  dense_optimizer: {kind: adam, lr: 0.002}
+"""
 # Models of so few rows are bad; it is not the gate that is looked at.
 SETTINGS = (
     *("--set", "preprocess.split={kind: hash, test: 0.2}"),
@@ -52,6 +77,8 @@ PHASES = {
 }
 """For each phase the words with which it begins."""
 _READY_SECONDS = 120
+_FIRST_MOMENT = 1_700_006_400
+"""Seconds since 1970 at which the first day begins."""
 
 
 def main() -> None:
@@ -64,8 +91,7 @@ def main() -> None:
     machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-daily-") as temporary:
         folder = Path(temporary)
-        size = ("--rows", options.rows * DAYS, "--days", DAYS)
-        attempt(["jobs.generate", "criteo", *size, "--output", folder / "raw"], folder / "log", None)
+        write_days(folder, options.rows)
         chance = random.Random(options.seed)
         report = {
             "rows_of_a_day": options.rows,
@@ -78,6 +104,21 @@ def main() -> None:
     write_json(options.output, {"machine": machine.described(), **report})
     print(json.dumps(report, indent=2))
     sys.exit(0 if all(report[part]["same"] for part in ("continue", "follow", "serve")) else 1)
+
+
+def write_days(folder: Path, rows: int) -> None:
+    """Write the recipe, and the log of each day: users who like some items more than others, and new ones every day."""
+    (folder / "clicks.yaml").write_text(RECIPE)
+    (folder / "raw").mkdir()
+    rng = np.random.default_rng(0)
+    likes = rng.normal(size=(100 * (DAYS + 3), 50))
+    for day in range(DAYS):
+        seconds = _FIRST_MOMENT + 86_400 * day + np.sort(rng.integers(0, 86_400, rows))
+        user, item = rng.integers(0, 100 * (day + 3), rows), rng.integers(0, 50, rows)
+        clicks = rng.random(rows) < 1 / (1 + np.exp(1 - likes[user, item]))
+        columns = (clicks.astype(int), seconds, user, item, rng.random(rows).round(3))
+        lines = ["\t".join(map(str, row)) for row in zip(*columns, strict=True)]
+        (folder / "raw" / f"day_{day}").write_text("\n".join(lines) + "\n")
 
 
 def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
@@ -128,7 +169,8 @@ def followed(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     shutil.copytree(folder / "undisturbed", output)
     lines = (folder / "raw" / f"day_{DAYS - 1}").read_text().splitlines(keepends=True)
     each = len(lines) // (2 * kills)
-    command = ["jobs.follow", RECIPE, *SETTINGS, "--input", landing, "--output", output, "--serve", output / "models"]
+    recipe = folder / "clicks.yaml"
+    command = ["jobs.follow", recipe, *SETTINGS, "--input", landing, "--output", output, "--serve", output / "models"]
     files = []
     for number in range(2 * kills):
         hidden = landing / f".{number:03d}"
@@ -152,7 +194,8 @@ def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     versions = folder / "followed" / "models"
     numbers = sorted(int(path.name) for path in versions.glob("[0-9]*"))[: DAYS + 6]
     models = folder / "served" / "ctr"
-    rows = [{"I1": value, "C1": f"{value:08x}"} for value in range(50)]
+    moment = _FIRST_MOMENT + 86_400 * DAYS
+    rows = [{"ts": moment, "user": str(number), "item": str(number)} for number in range(50)]
     for kill in range(kills):
         shutil.rmtree(models, ignore_errors=True)
         shutil.copytree(versions / str(numbers[0]), models / str(numbers[0]))
@@ -185,7 +228,7 @@ def _server(models: Path, log: Path) -> Iterator[str]:
         deadline = time.monotonic() + _READY_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             try:
-                _scores(address, [{"I1": 1}])
+                _scores(address, [{"ts": _FIRST_MOMENT + 86_400 * DAYS, "user": "1"}])
                 break
             except requests.RequestException:
                 time.sleep(0.1)
@@ -202,7 +245,8 @@ def _scores(address: str, rows: list[dict[str, Any]]) -> tuple[int, list[float]]
 
 
 def state(output: Path) -> dict[str, Any]:
-    """Return the vocabularies, counts and rows of the last day, and every weight of the last model."""
+    """Return vocabularies, counts, rows and histories of the last day, and weights and histories of the last model."""
+    from rayrec.inference.folder.delta import write_whole
     from rayrec.inference.folder.model_folder import ModelFolder
 
     dataset = output / "days" / f"{DAYS - 1:04d}" / "dataset"
@@ -213,7 +257,13 @@ def state(output: Path) -> dict[str, Any]:
         model.mapped_table(table).read(np.arange(table.rows), rows)
         tables[table.name] = rows.tobytes()
     files = [path for name in ("vocabulary", "counts", "train") for path in sorted((dataset / name).glob("*.parquet"))]
+    whole = output / "whole"
+    write_whole(model, whole)
+    past = [*sorted((dataset / "statistics").rglob("*.*")), *sorted((whole / "statistics").rglob("*.*"))]
+    histories = {str(path.relative_to(output)): path.read_bytes() for path in past if path.is_file()}
+    shutil.rmtree(whole)
     return {
+        "histories": histories,
         "tables": tables,
         "dense": {name: tensor.numpy().tobytes() for name, tensor in model.dense().items()},
         "dataset": {str(path.relative_to(dataset)): pq.read_table(path).to_pydict() for path in files},
@@ -221,7 +271,15 @@ def state(output: Path) -> dict[str, Any]:
 
 
 def _day(folder: Path, output: Path, day: int) -> list[object]:
-    return ["jobs.run", RECIPE, *SETTINGS, "--input", folder / "raw" / f"day_{day}", "--continue", output]
+    return [
+        "jobs.run",
+        folder / "clicks.yaml",
+        *SETTINGS,
+        "--input",
+        folder / "raw" / f"day_{day}",
+        "--continue",
+        output,
+    ]
 
 
 def _waiting(output: Path, files: list[Path]) -> bool:
