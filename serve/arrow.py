@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.features.raw_columns import is_events
 from rayrec.inference.raw_rows import RawRows
 from serve.requests import MOST_VALUES, RequestError, content_errors, most_bytes
 
@@ -188,13 +189,17 @@ def _checked_schema(message: bytes, raw_rows: RawRows) -> tuple[pa.Schema, list[
     return schema, [field.name for field in features]
 
 
-_NEEDS = "send numbers, strings, booleans, times, or lists of numbers or strings"
+_NEEDS = "send numbers, strings, booleans, times, or lists of numbers, of strings or, for events, of structs"
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether a column can be read: of values, of lists of them, or of a dictionary of them."""
+    """Return whether a column can be read: of values, of lists of them or of structs of them, or of a dictionary of
+    them.
+    """
     if isinstance(kind, pa.BaseExtensionType):
         return _is_value(kind.storage_type)
+    if is_events(kind):
+        return all(_is_value(field.type) for field in kind.value_type)
     if _is_list(kind) or pa.types.is_dictionary(kind):
         return _is_value(kind.value_type) or _is_view(kind.value_type)
     return _is_value(kind) or _is_view(kind)

@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from rayrec.features.raw_columns import is_events
+from rayrec.features.raw_values import MOST_EVENTS
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
 from serve import arrow
 from serve.models import ServedModels, ServedVersion
-from serve.request_tensors import DATA_TYPES
+from serve.request_tensors import DATA_TYPES, tensor_columns
 from serve.requests import MOST
 from serve.v1 import VERBS
 from serve.v2 import OUTPUT
@@ -120,7 +122,7 @@ def _components(own: str, version: ServedVersion) -> dict[str, JsonSchema]:
 def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
     tensor = _object(
         ["name", "datatype", "shape"],
-        name={"enum": predictor.raw_rows.columns.names},
+        name={"enum": [field.name for field in tensor_columns(predictor.raw_rows)]},
         datatype={"enum": list(DATA_TYPES)},
         shape=_list({"type": "integer", "minimum": 1, "maximum": max_rows}, maxItems=2),
         data={"type": "array"},
@@ -180,6 +182,10 @@ def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> Js
     if weighed:
         value = _list({"anyOf": [{**_value(pa.float64()), "minimum": 0}]})
         texts.append(f"A weight for each value of {' and '.join(dict.fromkeys(weighed))}; by default 1.")
+    elif is_events(field.type):
+        (of,) = (history for history in schema.histories if history.events_name == field.name)
+        value = _list(value["items"], maxItems=MOST_EVENTS)
+        texts.append(f"Newer events of {' and '.join(of.keys)} than the model knows, which count beside those.")
     elif pa.types.is_list(field.type):
         value = {"type": "array", "items": {"anyOf": [value["items"], {"type": "null"}]}}
     for feature in schema.features:
@@ -187,6 +193,8 @@ def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> Js
             texts += _described(feature)
         elif field.name in feature.columns and isinstance(feature, VectorFeature):
             texts.append(f"{feature.size} numbers.")
+    if any(field.name == history.time for history in schema.histories):
+        texts.append("When the row happens; by default now.")
     texts += [
         f"By default what is known of {' and '.join(lookup.keys)}."
         for lookup in schema.lookups
@@ -243,6 +251,10 @@ def _value(dtype: pa.DataType) -> JsonSchema:
     """Return the JSON that a value of a raw column is read from."""
     if pa.types.is_list(dtype):
         return _list(_value(dtype.value_type))
+    if pa.types.is_struct(dtype):
+        fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in dtype}
+        first = dtype.field(0)
+        return {**_object([first.name], **{**fields, first.name: _value(first.type)}), "additionalProperties": False}
     if pa.types.is_floating(dtype):
         return {"type": ["number", "string", "boolean"], "minimum": -_MAX, "maximum": _MAX}
     if pa.types.is_timestamp(dtype):

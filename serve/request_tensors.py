@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_columns import is_events
 from rayrec.features.raw_values import Values
 from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.features.stacked_columns import StackedColumns
@@ -122,12 +123,19 @@ def _equally_long(data: bytes, count: int) -> pa.Array | None:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), text])
 
 
+def tensor_columns(raw_rows: RawRows) -> list[pa.Field]:
+    """Return the raw columns that tensors can hold: all but the events that rows bring."""
+    return [field for field in raw_rows.columns if not is_events(field.type)]
+
+
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> RequestRows:
     """Return the rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows, predictor.raw_rows)
-    known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
+    known = [field.name for field in (predictor.encoded_columns if encoded else tensor_columns(predictor.raw_rows))]
     known += [weights_input(feature.name) for feature in predictor.schema.weighted] if encoded else []
     for name in by_name:
+        if name not in known and name in predictor.raw_rows.columns.names and not encoded:
+            raise RequestError(422, f"input '{name}': no tensor holds events; send JSON or Arrow to :predict")
         if name not in known and not predictor.raw_rows.is_unneeded(name):
             raise RequestError(422, predictor.raw_rows.unknown(name))
     with content_errors():
@@ -160,7 +168,7 @@ def _by_name(tensors: list[Tensor], max_rows: int, raw_rows: RawRows) -> dict[st
 def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
     """Read the tensors of raw columns, of any data type, as columns of files are read."""
     columns: dict[str, Values] = {}
-    for field in predictor.raw_rows.columns:
+    for field in tensor_columns(predictor.raw_rows):
         if (tensor := tensors.get(field.name)) is None:
             continue
         is_list = pa.types.is_list(field.type)

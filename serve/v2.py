@@ -33,7 +33,7 @@ from rayrec.inference.predictor import Predictor
 from serve.admission import Admission
 from serve.http import Route, call_of
 from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion
-from serve.request_tensors import Tensor, make_tensor, rows_of
+from serve.request_tensors import Tensor, make_tensor, rows_of, tensor_columns
 from serve.requests import RequestError, parse_json
 from serve.updates import Updates
 
@@ -111,7 +111,7 @@ class InferRequest:
 def metadata(name: str, versions: list[str], predictor: Predictor) -> dict[str, Any]:
     """Return the answer to `GET /v2/models/NAME`: name, data type and shape of each input and of the output."""
     inputs = []
-    for field in predictor.raw_rows.columns:
+    for field in tensor_columns(predictor.raw_rows):
         is_list = pa.types.is_list(field.type)
         kind = field.type.value_type if is_list else field.type
         datatype = "FP64" if pa.types.is_floating(kind) else "INT64" if pa.types.is_integer(kind) else "BYTES"

@@ -115,12 +115,15 @@ def _unknown_key(root: type[BaseModel], location: Iterable[int | str]) -> str:
     return f"unknown key '{place}'; {did_you_mean(key, beside, 'known keys:')}"
 
 
-def _all_keys(config: type[BaseModel], within: str = "") -> Iterator[str]:
-    """Yield the path of each key in a config and in the configs that it holds, whatever their kinds."""
+def _all_keys(config: type[BaseModel], within: str = "", above: tuple[type[BaseModel], ...] = ()) -> Iterator[str]:
+    """Yield the path of each key in a config and in the configs that it holds, whatever their kinds; once in those that
+    hold their own kind.
+    """
     for key, field in config.model_fields.items():
         yield f"{within}{key}"
         for inner, step in _configs_in(field.annotation):
-            yield from _all_keys(inner, ".".join([f"{within}{key}", *step, ""]))
+            if inner not in above:
+                yield from _all_keys(inner, ".".join([f"{within}{key}", *step, ""]), (*above, config))
 
 
 def _by_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, list[Any]]]:

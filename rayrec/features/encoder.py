@@ -81,7 +81,7 @@ class FeatureEncoder:
         states.
         """
         self.schema = schema
-        self.raw_schema = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
+        self.raw_schema = pa.schema([(column.name, column.arrow) for column in schema.request_columns])
         """The raw columns that `encode` takes, with the widest types."""
         self.reads = [name for f in schema.features if f.reads is not None for name in f.columns]
         """The columns of `raw_schema` that features are computed from."""
@@ -137,7 +137,7 @@ class FeatureEncoder:
 
     def encode_stacked(self, raw: StackedColumns) -> StackedColumns:
         """Encode as `encode` does the rows of a request, which have the columns of `raw_schema`."""
-        return self._encoded(raw) if self.lookups is None else StackedColumns.of(self.encode(raw.batch()))
+        return self._encoded(raw if self.lookups is None else self.lookups.complete_stacked(raw))
 
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.

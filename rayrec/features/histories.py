@@ -16,8 +16,9 @@ Preprocessing and the server call `HistoryTable.complete` alike, so a request is
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, starmap
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookup_table import HASH, LookupTable, TablePart, read_arrow, search_ranges, write_file
+from rayrec.features.events import OwnEvents, listed, summed
+from rayrec.features.lookup_table import (
+    HASH,
+    UNKNOWN,
+    LookupTable,
+    Rows,
+    TablePart,
+    read_arrow,
+    search_ranges,
+    write_file,
+)
 from rayrec.features.raw_columns import History, Taken
 from rayrec.store.files import new_file
 from rayrec.store.node_copy import on_this_node
@@ -59,16 +70,6 @@ def means_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{_MEANS_ENDING}")
 
 
-def summed(history: History) -> list[str | None]:
-    """Return the columns of which running sums are kept; None for the label."""
-    return list(dict.fromkeys(taken.of for taken in history.takes if taken.op in ("rate", "mean", "sum")))
-
-
-def listed(history: History) -> list[str]:
-    """Return the columns of which the values are kept."""
-    return list(dict.fromkeys(taken.of for taken in history.takes if taken.op == "last" and taken.of is not None))
-
-
 def horizon_of(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the moments (n,) before which events count, of rows at some moments (n,), in microseconds."""
     return np.minimum(_known(history, moments), moments - history.staleness) - history.delay
@@ -79,12 +80,16 @@ def _known(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
     return moments if history.known is None else moments // history.known * history.known
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Past:
-    """The events of n rows that count, in one part of the table: elements begin[i] ... end[i] - 1."""
+    """The events of k rows that count: elements begin[i] ... end[i] - 1 of some arrays."""
 
-    part: TablePart
     asked: NDArray[np.int64]
+    """(k,) the rows, ascending."""
+    fields: Mapping[str, NDArray]
+    """Times and running numbers, by name."""
+    values: Callable[[str], pa.Array]
+    """The values of a column."""
     start: NDArray[np.int64]
     """The first event of the key."""
     begin: NDArray[np.int64]
@@ -94,13 +99,16 @@ class _Past:
 
     @property
     def count(self) -> NDArray[np.int64]:
-        """Return (n,) how many events count."""
+        """Return (k,) how many events count."""
         return self.end - self.begin + self.before
 
-    def difference(self, values: NDArray) -> NDArray:
-        """Return (n,) what running sums grow by over the events that count."""
+    def difference(self, name: str) -> NDArray[np.float64]:
+        """Return (k,) what running sums grow by over the events that count."""
+        values = self.fields[name]
         last = np.where(self.end > self.start, values[self.end - 1], 0)
-        return last - np.where(self.begin > self.start, values[self.begin - 1], 0)
+        if self.begin is self.start:
+            return last.astype(np.float64)
+        return (last - np.where(self.begin > self.start, values[self.begin - 1], 0)).astype(np.float64)
 
 
 class HistoryTable(LookupTable):
@@ -117,82 +125,203 @@ class HistoryTable(LookupTable):
         return table
 
     def complete(
-        self, history: History, columns: Collection[str], keys: pa.Array, moments: NDArray[np.int64]
+        self,
+        history: History,
+        columns: Collection[str],
+        keys: pa.Array,
+        moments: NDArray[np.int64],
+        own: OwnEvents | None = None,
     ) -> dict[str, pa.Array]:
-        """Return the raw columns `columns` of n rows with these keys (n,) at these moments (n,), in microseconds."""
-        horizon, pasts = horizon_of(history, moments), self._pasts(history, keys, moments)
+        """Return the raw columns `columns` of n rows with these keys (n,) at these moments (n,), in microseconds.
+
+        `own`: events that rows bring, which count as if the table had them.
+        """
+        horizon, pasts = horizon_of(history, moments), self._pasts(history, keys, moments, own)
         takes = [taken for taken in history.takes if taken.column in columns]
-        return {taken.column: self._take(taken, pasts, moments, horizon) for taken in takes}
+        return {taken.column: self._take(taken, pasts, moments, horizon, own) for taken in takes}
 
-    def count(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    def count(
+        self, history: History, keys: pa.Array, moments: NDArray[np.int64], own: OwnEvents | None = None
+    ) -> NDArray[np.float64]:
         """Return (n,) how many events count for n rows."""
-        count = np.zeros(len(keys), np.int64)
-        for past in self._pasts(history, keys, moments):
-            count[past.asked] = past.count
-        return count
+        pasts = self._pasts(history, keys, moments, own)
+        return _of_rows(pasts, len(keys), lambda past: past.count)
 
-    def _pasts(self, history: History, keys: pa.Array, moments: NDArray[np.int64]) -> list[_Past]:
-        pasts, horizon = [], horizon_of(history, moments)
-        for part, asked, places in self.by_part(self.find_texts(keys)):
-            offsets, fields = part.lists(EVENTS)
-            start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
-            end, _ = search_ranges(fields[TIME], start, stop, horizon[asked])
-            if history.window is None:
-                begin, before = start, part.numbers(BEFORE)[0][places]
-            else:
-                first = _known(history, moments[asked]) - history.delay - history.window
-                begin, _ = search_ranges(fields[TIME], start, end, first)
-                before = np.zeros_like(begin)
-            pasts.append(_Past(part, asked, start, begin, end, before))
-        return pasts
+    def _pasts(
+        self, history: History, keys: pa.Array, moments: NDArray[np.int64], own: OwnEvents | None
+    ) -> list[_Past]:
+        def past_of(part: TablePart, asked: Rows, places: Rows) -> _Past:
+            return _past_of(history, part, asked, places, moments[asked])
+
+        found, pasts = self.find_texts(keys), []
+        if own is not None and len(own.rows):
+            bringing = np.unique(own.rows)
+            known = {row: past for row in bringing.tolist() for past in starmap(past_of, self._of_row(found, row))}
+            pasts.append(_with_own_events(history, known, bringing, moments[bringing], own))
+            found[bringing] = UNKNOWN
+        return pasts + list(starmap(past_of, self.by_part(found)))
+
+    def _of_row(self, found: Rows, row: int) -> Iterator[tuple[TablePart, Rows, Rows]]:
+        """Yield what `by_part` does, for one row alone."""
+        for part, _, places in self.by_part(found[row : row + 1]):
+            yield part, np.array([row]), places
 
     def _take(
-        self, taken: Taken, pasts: Sequence[_Past], moments: NDArray[np.int64], horizon: NDArray[np.int64]
+        self,
+        taken: Taken,
+        pasts: Sequence[_Past],
+        moments: NDArray[np.int64],
+        horizon: NDArray[np.int64],
+        own: OwnEvents | None,
     ) -> pa.Array:
         n = len(moments)
         if taken.op == "last":
-            return self._last(taken, pasts, n)
-        if taken.op == "age":
-            age, is_known = np.zeros(n), np.zeros(n, bool)
-            for past in pasts:
-                times = past.part.lists(EVENTS)[1][TIME]
-                is_known[past.asked] = past.end > past.begin
-                age[past.asked] = (moments[past.asked] - times[np.maximum(past.end - 1, 0)]) / DAY
-            return pa.array(age, mask=~is_known)
+            return _last(taken, pasts, n)
         if taken.op == "count":
-            count = np.zeros(n)
-            for past in pasts:
-                count[past.asked] = past.count
-            return pa.array(count)
-        rows, total = np.zeros(n), np.zeros(n)
-        for past in pasts:
-            fields = past.part.lists(EVENTS)[1]
-            rows[past.asked] = past.difference(fields[rows_field(taken.of)])
-            total[past.asked] = past.difference(fields[sum_field(taken.of)])
+            return pa.array(_of_rows(pasts, n, lambda past: past.count))
+        if taken.op == "age":
+            age = _of_rows(pasts, n, lambda past: (moments[past.asked] - past.fields[TIME][past.end - 1]) / DAY)
+            return _with_nulls(age, _of_rows(pasts, n, lambda past: past.end - past.begin) <= 0)
+        total = _of_rows(pasts, n, lambda past: past.difference(sum_field(taken.of)))
         if taken.op == "sum":
             return pa.array(total)
+        rows = _of_rows(pasts, n, lambda past: past.difference(rows_field(taken.of)))
         if taken.op == "rate":
             assert self.means is not None
-            mean, is_known = self.means.at(taken, horizon)
+            mean, is_known = self.means.at(taken, horizon, own)
             with_mean = np.where(is_known, taken.smoothing, 0.0)
             rows, total = rows + with_mean, total + with_mean * mean
-        return pa.array(total / np.where(rows > 0, rows, 1), mask=rows <= 0)
+        lacks = rows <= 0
+        return _with_nulls(total / np.where(lacks, 1, rows), lacks)
 
-    def _last(self, taken: Taken, pasts: Sequence[_Past], n: int) -> pa.Array:
-        assert taken.of is not None
-        lengths, parts, owners = np.zeros(n, np.int64), [], []
-        for past in pasts:
-            first = np.maximum(past.begin, past.end - taken.length)
-            sizes = past.end - first
-            lengths[past.asked] = sizes
-            elements = pa.array(element_places(first, past.end))
-            parts.append(past.part.batch[values_column(taken.of)].values.take(elements))
-            owners.append(np.repeat(past.asked, sizes))
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        values = pa.concat_arrays(parts) if parts else pa.nulls(0)
-        if len(parts) > 1:
-            values = values.take(pa.array(np.concatenate(owners).argsort(kind="stable")))
-        return pa.ListArray.from_arrays(offsets, values)
+
+def _past_of(history: History, part: TablePart, asked: Rows, places: Rows, moments: NDArray[np.int64]) -> _Past:
+    """Return the past of rows (k,) at some moments (k,) whose keys are rows (k,) of a part of the table."""
+    offsets, fields = part.lists(EVENTS)
+    start, stop = (offsets[places + step].astype(np.int64) for step in (0, 1))
+    end, _ = search_ranges(fields[TIME], start, stop, horizon_of(history, moments))
+    begin = _begin(history, fields[TIME], start, end, moments)
+    before = part.numbers(BEFORE)[0][places] if begin is start else np.zeros_like(begin)
+    return _Past(asked, fields, lambda of: part.batch[values_column(of)].values, start, begin, end, before)
+
+
+def _begin(
+    history: History,
+    times: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    moments: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the first events (k,) that count of start[i] ... end[i] - 1; `start` itself without a window."""
+    if history.window is None:
+        return start
+    return search_ranges(times, start, end, _known(history, moments) - history.delay - history.window)[0]
+
+
+def _of_rows(pasts: Sequence[_Past], n: int, value: Callable[[_Past], NDArray]) -> NDArray[np.float64]:
+    """Return (n,) a number of the past of each row, 0 without any."""
+    if len(pasts) == 1 and len(pasts[0].asked) == n:
+        return value(pasts[0]).astype(np.float64)
+    result = np.zeros(n)
+    for past in pasts:
+        result[past.asked] = value(past)
+    return result
+
+
+def _with_nulls(values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
+    return pa.array(values, mask=is_null) if is_null.any() else pa.array(values)
+
+
+def _last(taken: Taken, pasts: Sequence[_Past], n: int) -> pa.Array:
+    assert taken.of is not None
+    lengths, parts, owners = np.zeros(n, np.int64), [], []
+    for past in pasts:
+        first = np.maximum(past.begin, past.end - taken.length)
+        sizes = past.end - first
+        lengths[past.asked] = sizes
+        parts.append(past.values(taken.of).take(pa.array(element_places(first, past.end))))
+        owners.append(np.repeat(past.asked, sizes))
+    values = pa.concat_arrays(parts) if parts else pa.nulls(0)
+    if len(parts) > 1:
+        values = values.take(pa.array(np.concatenate(owners).argsort(kind="stable")))
+    return pa.ListArray.from_arrays(pa.array(offsets_of(lengths), pa.int32()), values)
+
+
+# ---- events that rows bring
+
+
+def _with_own_events(
+    history: History, known: Mapping[int, _Past], rows: Rows, moments: NDArray[np.int64], own: OwnEvents
+) -> _Past:
+    """Return the past of rows (k,) at some moments (k,) that bring events, by what a table knows of some of them."""
+    joined = []
+    for row, horizon in zip(rows.tolist(), horizon_of(history, moments).tolist(), strict=True):
+        first, stop = own.rows.searchsorted([row, row + 1]).tolist()
+        stop = first + int(own.times[first:stop].searchsorted(horizon))
+        joined.append(_joined(history, known.get(row), own, slice(first, stop)))
+    is_there = np.array([len(fields[TIME]) > 0 for fields, _, _ in joined])
+    asked, joined = rows[is_there], list(compress(joined, is_there)) or joined[:1]
+    fields = {name: np.concatenate([fields[name] for fields, _, _ in joined]) for name in joined[0][0]}
+    values = {of: pa.concat_arrays([values[of] for _, values, _ in joined]) for of in joined[0][1]}
+    bounds = offsets_of(np.array([len(fields[TIME]) for fields, _, _ in joined]))[: len(asked) + 1]
+    start, end = bounds[:-1], bounds[1:]
+    begin = _begin(history, fields[TIME], start, end, moments[is_there])
+    before = np.array([before for _, _, before in joined], np.int64)[: len(asked)]
+    return _Past(asked, fields, values.__getitem__, start, begin, end, before)
+
+
+def _joined(
+    history: History, past: _Past | None, own: OwnEvents, new: slice
+) -> tuple[dict[str, NDArray], dict[str, pa.Array], int]:
+    """Return the newest events of a key that count, times and running numbers by field, and values by column; and how
+    many more count. `past`: those of the table; `new`: those of `own`.
+
+    Running sums go on from those of the table, bit for bit as if it had the new events too, where these are its newest
+    or the numbers are whole.
+    """
+    numbers, texts, times = summed(history), listed(history), own.times[new]
+    start = end = first = place = before = 0
+    table: Mapping[str, NDArray] = {TIME: times[:0]}
+    if past is not None:
+        table, start, end = past.fields, int(past.start[0]), int(past.end[0])
+        # Of the table's events: the window and the one before it, or those that lists take, and the last in any case.
+        kept = end - max([1, *(taken.length for taken in history.takes)])
+        first = max(int(past.begin[0]) - 1 if history.window is not None else kept, start)
+        # Its events from here on are put in order with the new ones.
+        place = end if not len(times) else start + int(table[TIME][start:end].searchsorted(times[0]))
+        first = min(first, place)
+        before = int(past.before[0]) + first - start if history.window is None else 0
+
+    def base(name: str) -> NDArray:
+        return table[name][place - 1 : place] if place > start else np.zeros(1)
+
+    times = np.append(table[TIME][place:end], times)
+    steps = []
+    for of in numbers:
+        given = own.numbers[of][new]
+        if place < end:
+            rows, sums = (np.diff(table[n][place:end], prepend=base(n)) for n in (rows_field(of), sum_field(of)))
+            given = np.append(np.where(rows > 0, sums, np.nan), given)
+        steps.append(given)
+    values = {of: own.values[of].slice(new.start, new.stop - new.start) for of in texts}
+    if past is not None:
+        values = {of: pa.concat_arrays([past.values(of)[place:end], values[of]]) for of in texts}
+    order = np.arange(len(times))
+    if place < end:
+        columns = [times, *(pa.array(step, from_pandas=True) for step in steps), *values.values(), order]
+        by = pa.table(columns, names=list(map(str, range(len(columns)))))
+        order = by.sort_by([(name, "ascending") for name in by.column_names])[-1].to_numpy()
+    fields = {TIME: np.append(table[TIME][first:place], times[order])}
+    for of, step in zip(numbers, steps, strict=True):
+        is_there = ~np.isnan(step[order])
+        for name, added in ((rows_field(of), is_there), (sum_field(of), np.where(is_there, step[order], 0.0))):
+            grown = np.cumsum(np.append(base(name), added))
+            fields[name] = np.append(table[name][first:place], grown[1:]) if place > first else grown[1:]
+    for of in texts:
+        values[of] = values[of].take(pa.array(order))
+        if past is not None:
+            values[of] = pa.concat_arrays([past.values(of)[first:place], values[of]])
+    return fields, values, before
 
 
 class Means:
@@ -201,21 +330,30 @@ class Means:
     def __init__(self, table: pa.RecordBatch) -> None:
         """Take `time`, the last microsecond of each minute with events, and running numbers as those of events."""
         self.table = table
-        self._times: NDArray[np.int64] = table[TIME].to_numpy()
+        self._columns = {name: table[name].to_numpy() for name in table.schema.names}
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Map the file. Raises UserError if it is damaged."""
         return cls(read_means(path))
 
-    def at(self, taken: Taken, horizon: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def at(
+        self, taken: Taken, horizon: NDArray[np.int64], own: OwnEvents | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return (n,) the means of a column over all minutes that ended before some moments (n,), and (n,) whether
-        there was a value.
+        there was a value. Events that a row brings count for it.
         """
-        places = self._times.searchsorted(horizon) - 1
-        rows, total = (self.table[name].to_numpy()[places] for name in (rows_field(taken.of), sum_field(taken.of)))
-        is_known = (places >= 0) & (rows > 0)
-        return np.where(is_known, total / np.where(rows > 0, rows, 1), 0.0), is_known
+        places = self._columns[TIME].searchsorted(horizon) - 1
+        rows, total = (self._columns[name][places] for name in (rows_field(taken.of), sum_field(taken.of)))
+        if own is not None:
+            numbers = own.numbers[taken.of]
+            ends = own.times // MINUTE * MINUTE + MINUTE - 1
+            counts = (ends < horizon[own.rows]) & ~np.isnan(numbers)
+            of_rows, n = own.rows[counts], len(horizon)
+            rows = rows + np.bincount(of_rows, minlength=n)
+            total = total + np.bincount(of_rows, numbers[counts], minlength=n)
+        is_known = rows > 0
+        return np.where(is_known, total / np.where(is_known, rows, 1), 0.0), is_known
 
 
 def moments_of(times: pa.Array) -> NDArray[np.int64]:

@@ -161,10 +161,12 @@ def search_ranges(
     values: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Search k wanted values, each in its own range of ascending `values`: the place of each, and if it is there."""
-    low, high = start.copy(), stop.copy()
     if not len(values) or not len(wanted):
-        return low, np.zeros(len(wanted), bool)
-    for _ in range(int((stop - start).max(initial=0)).bit_length()):
+        return start.copy(), np.zeros(len(wanted), bool)
+    # A request mostly asks for what is behind all values.
+    is_behind = (values[stop - 1] < wanted) & (stop > start)
+    low, high = np.where(is_behind, stop, start), stop.copy()
+    for _ in range(int((stop - low).max(initial=0)).bit_length()):
         middle = (low + high) >> 1
         is_open = low < high
         is_less = is_open & (values[np.minimum(middle, len(values) - 1)] < wanted)

@@ -5,7 +5,7 @@ histories are described in `rayrec.features.histories`. Those of rates have the 
 preprocessing also those of each fold (`rows_0`, `positives_0`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.features.events import OwnEvents
 from rayrec.features.histories import HistoryTable, moments_of
 from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
 from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate
 from rayrec.features.schema import Schema
+from rayrec.features.stacked_columns import StackedColumns
 from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
@@ -28,6 +30,9 @@ SEPARATOR = "\x1f"
 KEY_FIELDS = (pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False))
 """The first columns of every table."""
 RATE_SCHEMA = pa.schema([*KEY_FIELDS, *(pa.field(name, pa.int64(), False) for name in COUNTS)])
+
+Given = Callable[[str], pa.Array | None]
+"""Returns a column of rows by name; None if they have none."""
 
 
 def lookup_folder(statistics: Path, lookup: Lookup) -> Path:
@@ -102,12 +107,14 @@ class Lookups:
         given = raw.schema.names
         chained = {key for lookup, _, _ in self._lookups for key in lookup.keys}.difference(given)
         completed = self.complete(raw) if chained else raw
+        columns = dict(zip(completed.schema.names, completed.columns, strict=True))
         for lookup, names, table in self._lookups:
             needs = any(name not in given or raw[name].null_count for name in names)
-            if needs and all(key in completed.schema.names for key in lookup.keys):
-                keys = joined_keys([completed[key] for key in lookup.keys])
+            if needs and all(key in columns for key in lookup.keys):
+                keys = joined_keys([columns[key] for key in lookup.keys])
                 if isinstance(lookup, History) and isinstance(table, HistoryTable):
-                    found = table.count(lookup, keys, _moments(completed, lookup.time)) > 0
+                    moments, own = _past_asked(lookup, columns.get, raw.num_rows)
+                    found = table.count(lookup, keys, moments, own) > 0
                 else:
                     found = table.find_texts(keys) != UNKNOWN
                 yield lookup, table, keys, found
@@ -120,53 +127,96 @@ class Lookups:
         An absent key column is missing in every row.
         """
         columns = dict(zip(raw.schema.names, raw.columns, strict=True))
-        # In the schema's order: a later look-up may be by a column that an earlier one gives.
-        for lookup, names, table in self._lookups:
-            lacking = [n for n in names if n not in columns or columns[n].null_count or n in self._weighed]
-            if not lacking:
-                continue
-            # One search by the keys, then a gather for each column.
-            keys = pa.nulls(raw.num_rows, pa.string())
-            if all(key in columns for key in lookup.keys):
-                keys = joined_keys([columns[key] for key in lookup.keys])
-            past: dict[str, pa.Array] = {}
-            if isinstance(lookup, History) and isinstance(table, HistoryTable):
-                times = columns.get(lookup.time, pa.nulls(raw.num_rows, pa.timestamp("us", "UTC")))
-                past = table.complete(lookup, lacking, keys, moments_of(times))
-            else:
-                found = table.find_texts(keys)
-            for name in lacking:
-                if isinstance(lookup, Rate):
-                    counts = counts_of(table, COUNTS, found, folds)
-                    rates = smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing)
-                    values = pa.array(rates)
-                elif name in past:
-                    values = past[name].cast(self._types[name])
-                else:
-                    values = table.column(name, found, self._types[name])
-                # What a row gives itself stays.
-                if name in self._weighed:
-                    values = self._weights(name, values, raw)
-                elif name in columns and columns[name].null_count < raw.num_rows:
-                    values = pc.if_else(columns[name].is_valid(), columns[name].cast(values.type), values)
-                columns[name] = values
+        columns |= self._completed(columns.get, raw.num_rows, folds)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _weights(self, name: str, found: pa.Array, raw: pa.RecordBatch) -> pa.Array:
+    def complete_stacked(self, raw: StackedColumns) -> StackedColumns:
+        """Complete the rows of a request, which have all raw columns, as `complete` does."""
+        names = frozenset(raw.schema.names)
+
+        def given(name: str) -> pa.Array | None:
+            return raw.stack((name,)) if name in names else None
+
+        found = self._completed(given, raw.num_rows, None)
+        return StackedColumns(raw.schema, raw.num_rows, {**raw.stacks, **{(name,): found[name] for name in found}})
+
+    def _completed(self, given: Given, rows: int, folds: NDArray[np.int64] | None) -> dict[str, pa.Array]:
+        """Return the columns that the rows lack, by name."""
+        columns: dict[str, pa.Array] = {}
+
+        def get(name: str) -> pa.Array | None:
+            return columns[name] if name in columns else given(name)
+
+        # In the schema's order: a later look-up may be by a column that an earlier one gives.
+        for lookup, names, table in self._lookups:
+            lacking = [name for name in names if name in self._weighed or (of := given(name)) is None or of.null_count]
+            if not lacking:
+                continue
+            asked = {name: get(name) for name in lookup.asked}
+            # Candidates of one context ask for one past.
+            there = {name: column for name, column in asked.items() if column is not None}
+            is_one = folds is None and rows > 1 and all(map(_is_constant, there.values()))
+            if is_one:
+                asked |= {name: column[:1] for name, column in there.items()}
+            found = self._looked_up(lookup, table, lacking, asked, 1 if is_one else rows, folds)
+            for name in lacking:
+                values = found[name].take(pa.array(np.zeros(rows, np.int64))) if is_one else found[name]
+                # What a row gives itself stays.
+                own = given(name)
+                if name in self._weighed:
+                    values = self._weights(name, values, given)
+                elif own is not None and own.null_count < rows:
+                    values = pc.if_else(own.is_valid(), own.cast(values.type), values)
+                columns[name] = values
+        return columns
+
+    def _looked_up(
+        self,
+        lookup: Lookup,
+        table: LookupTable,
+        names: Sequence[str],
+        asked: Mapping[str, pa.Array | None],
+        rows: int,
+        folds: NDArray[np.int64] | None,
+    ) -> dict[str, pa.Array]:
+        """Return columns (n,) of a look-up: one search by the keys, then a gather for each column."""
+        of_keys = [column for name in lookup.keys if (column := asked[name]) is not None]
+        keys = joined_keys(of_keys) if len(of_keys) == len(lookup.keys) else pa.nulls(rows, pa.string())
+        if isinstance(lookup, History) and isinstance(table, HistoryTable):
+            moments, own = _past_asked(lookup, asked.get, rows)
+            past = table.complete(lookup, names, keys, moments, own)
+            return {
+                name: values if values.type == self._types[name] else values.cast(self._types[name])
+                for name, values in past.items()
+            }
+        found = table.find_texts(keys)
+        if isinstance(lookup, Rate):
+            counts = counts_of(table, COUNTS, found, folds)
+            rates = smoothed_rates(counts[POSITIVES], counts[ROWS], lookup.mean, lookup.smoothing)
+            return dict.fromkeys(names, pa.array(rates))
+        return {name: table.column(name, found, self._types[name]) for name in names}
+
+    def _weights(self, name: str, found: pa.Array, given: Given) -> pa.Array:
         """Return the weights that were looked up, in rows that give none of the values; in others those that the rows
         give.
         """
-        names = raw.schema.names
-        given = raw[name].cast(found.type) if name in names else pa.nulls(len(found), found.type)
-        for other in self._weighed[name]:
-            found = pc.if_else(raw[other].is_valid(), given, found) if other in names else found
+        own = given(name)
+        own = pa.nulls(len(found), found.type) if own is None else own.cast(found.type)
+        for other in map(given, self._weighed[name]):
+            found = found if other is None else pc.if_else(other.is_valid(), own, found)
         return found
 
 
-def _moments(rows: pa.RecordBatch, time: str) -> NDArray[np.int64]:
-    """Return (n,) the moments of n rows, now for those without one."""
-    times = rows[time] if time in rows.schema.names else pa.nulls(rows.num_rows, pa.timestamp("us", "UTC"))
-    return moments_of(times)
+def _is_constant(column: pa.Array) -> bool:
+    """Tell whether all rows have the same value."""
+    return bool(column[1:].equals(column[:-1]))
+
+
+def _past_asked(history: History, given: Given, rows: int) -> tuple[NDArray[np.int64], OwnEvents | None]:
+    """Return the moments of n rows, now for those without one, and the events that they bring."""
+    times, events = given(history.time), given(history.events_name)
+    moments = moments_of(pa.nulls(rows, pa.timestamp("us", "UTC")) if times is None else times)
+    return moments, OwnEvents.of(history, events) if events is not None and events.null_count < rows else None
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:

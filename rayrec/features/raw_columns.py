@@ -14,12 +14,13 @@ from pydantic import Field
 
 from rayrec.config import Config
 from rayrec.config.base import NumberFormat, TimeFormat, Zone
+from rayrec.config.table import LabelCondition
 from rayrec.features.text_forms import TextForm
 
 STATISTICS_FOLDER = "statistics"
 """Tables in which columns or features of rows are looked up; export copies them into the model folder."""
 
-RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
+RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts", "events"]
 _SCALARS = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
 _ARROW_TYPES = _SCALARS | {f"{name}s": pa.list_(_SCALARS[name]) for name in ("number", "integer", "text")}
 
@@ -29,7 +30,9 @@ class RawColumn(Config):
 
     name: str
     type: RawType
-    """The type of a value: numbers, integers and texts are lists. An integer read as a text is its decimal digits."""
+    """The type of a value: numbers, integers and texts are lists, events are lists of objects. An integer read as a
+    text is its decimal digits.
+    """
     separator: str | None = None
     """The separator of the values of a list that a file or a request gives as one text (`rayrec.features.text_forms`);
     None takes lists alone.
@@ -45,10 +48,16 @@ class RawColumn(Config):
     """How texts are numbers; of a column of texts, those that are numbers so have one spelling. Left out of files where
     `plain`, as before there were others.
     """
+    fields: "tuple[RawColumn, ...]" = Field((), exclude_if=lambda given: not given)
+    """What an event has; its time is the first."""
 
     @property
     def arrow(self) -> pa.DataType:
-        """Return the type of the column in raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
+        """Return the type of the column in raw rows: float64, int64, string, timestamp[us, UTC], or lists of them or of
+        structs.
+        """
+        if self.fields:
+            return pa.list_(pa.struct([(field.name, field.arrow) for field in self.fields]))
         return _ARROW_TYPES[self.type]
 
 
@@ -85,6 +94,11 @@ class SideTable(Config):
         """Return the raw columns that it needs."""
         return self.keys
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the columns of rows that say what is found."""
+        return self.keys
+
 
 class Rate(Config):
     """A raw column (number) that is looked up by keys: the smoothed rate of the label in rows of `train`.
@@ -109,6 +123,11 @@ class Rate(Config):
     @property
     def reads(self) -> tuple[str, ...]:
         """Return the raw columns that it needs."""
+        return self.keys
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the columns of rows that say what is found."""
         return self.keys
 
 
@@ -148,6 +167,12 @@ class History(Config):
     takes: tuple[Taken, ...]
     staleness: int = Field(0, exclude_if=lambda given: not given)
     """How old the table is taken to be at each row, where that is measured: later events do not count."""
+    where: LabelCondition | None = None
+    """Condition for the events that count; on the column of the label it is one on 0 and 1."""
+    label: str | LabelCondition | None = None
+    """How the label of an event that a row brings is told; None where events need none."""
+    fields: tuple[RawColumn, ...] = ()
+    """How an event that a row brings is read: its time, then what is taken of it; the label as the log has it."""
     since: int | None = None
     """Rows whose `since` is this moment or a later one (microseconds since 1970) can be told; None tells all."""
     until: int | None = None
@@ -164,9 +189,31 @@ class History(Config):
         return (*self.keys, self.time)
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the columns of rows that say what is found: those that it needs, and that of events which they may
+        bring.
+        """
+        return (*self.reads, self.events_name)
+
+    @property
+    def events(self) -> RawColumn:
+        """Return the column of the events that a row brings itself, which count beside those of the table."""
+        return RawColumn(name=self.events_name, type="events", fields=self.fields)
+
+    @property
+    def events_name(self) -> str:
+        """Return the name of that column."""
+        return f"{self.name}_events"
+
+    @property
+    def label_column(self) -> str | None:
+        """Return the name of the column of an event's label."""
+        return self.label.column if isinstance(self.label, LabelCondition) else self.label
+
+    @property
     def rule(self) -> "History":
-        """Return the same without what its table's events say, which differs from day to day."""
-        return self.model_copy(update={"since": None, "until": None})
+        """Return the same without what its table's events say, which differs from day to day, and their spelling."""
+        return self.model_copy(update={"fields": (), "since": None, "until": None})
 
     @property
     def earliest(self) -> int | None:
@@ -178,6 +225,11 @@ class History(Config):
 
 
 Lookup = Annotated[SideTable | Rate | History, Field(discriminator="kind")]
+
+
+def is_events(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type holds the events that rows bring."""
+    return bool(pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
 
 
 def is_index(name: str) -> bool:

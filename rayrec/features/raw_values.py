@@ -4,7 +4,7 @@ A value that cannot be read (`1,5` as a number, a time of another format) is mar
 aside or name it. Missing values stay missing: null, NaN, the empty text and blanks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
-from rayrec.features.raw_columns import RawColumn
+from rayrec.common.errors import UserError, did_you_mean
+from rayrec.features.raw_columns import RawColumn, flat_batch, flat_row
 from rayrec.features.text_forms import in_brackets, in_form, plain_numbers, split_lists, without_blanks
 
 Values: TypeAlias = pa.Array | list[Any]
@@ -23,6 +23,8 @@ Unreadable = NDArray[np.bool_]
 Read: TypeAlias = Callable[[Any], tuple[pa.Array, Unreadable]]
 """Reads values, and tells which of them cannot be read."""
 
+MOST_EVENTS = 1_000
+"""Most events that a row may bring."""
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999 in microseconds since 1970
 _NUMBER = r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))"
 _INTEGER = r"-?\d+"
@@ -81,7 +83,8 @@ def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]
         if raw.number_format != "plain":
             column, no_number = _plainly(column, raw)
             wrong = no_number if wrong is None else wrong | no_number
-    read = {"number": _numbers, "integer": _integers, "text": _texts, "time": _times}.get(raw.type, _lists)
+    readers = {"number": _numbers, "integer": _integers, "text": _texts, "time": _times, "events": _events}
+    read = readers.get(raw.type, _lists)
     try:
         values, unreadable = read(column, raw)
     except pa.ArrowNotImplementedError:  # a type that Arrow makes nothing else of
@@ -112,6 +115,8 @@ def _as_the_column_has_them(texts: pa.Array, raw: RawColumn) -> pa.Array:
 
 def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     """Read values as `read_column` does; those of a list may be of several types, each of which may be unreadable."""
+    if raw.type == "events" and isinstance(values, list):
+        return _events_of_objects(values, raw)
 
     def read(column: pa.Array) -> tuple[pa.Array, Unreadable]:
         return read_column(column, raw)
@@ -182,6 +187,8 @@ def needs(raw: RawColumn) -> str:
             "" if raw.type == "text" or raw.number_format == "plain" else f" (or a text such as {raw.number_format})"
         )
         return f"{one[raw.type]}{written}"
+    if raw.fields:
+        return f"a list of at most {MOST_EVENTS:,} objects with {', '.join(field.name for field in raw.fields)}"
     between = ""
     if raw.separator is not None:
         mark = in_brackets(raw.separator)
@@ -297,6 +304,62 @@ def _lists(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     elements, wrong = read_column(column.flatten(), element_of(raw))
     lists, unreadable = _lists_of(elements, wrong, lengths, column.is_null().to_numpy(zero_copy_only=False))
     return lists, unreadable | no_list
+
+
+def _events(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
+    """Read lists of structs, whose fields are found by name."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not (pa.types.is_struct(kind.value_type) or pa.types.is_null(kind.value_type)):
+        raise _no_type(column, raw)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    is_too_long, is_null = lengths > MOST_EVENTS, column.is_null().to_numpy(zero_copy_only=False)
+    if is_too_long.any():
+        column = pc.if_else(pa.array(is_too_long), None, column)
+        lengths = np.where(is_too_long, 0, lengths)
+    events = column.flatten()
+    columns: dict[str, Values] = {}
+    if pa.types.is_struct(events.type):
+        flat = flat_batch(pa.RecordBatch.from_struct_array(events))
+        columns = dict(zip(flat.schema.names, flat.columns, strict=True))
+    names = [field.name for field in raw.fields]
+    for name in columns:
+        if name not in names:
+            raise UserError(f"column '{raw.name}': unknown field '{name}'; {did_you_mean(name, names, 'fields:')}")
+    is_event = events.is_valid().to_numpy(zero_copy_only=False)
+    lists, unreadable = _lists_of(*_structs_of(columns, is_event, raw), lengths, is_null)
+    return lists, unreadable | is_too_long
+
+
+def _events_of_objects(values: list[Any], raw: RawColumn) -> tuple[pa.Array, Unreadable]:
+    """Read lists of Python's objects, whose values may be of several types."""
+    is_null = np.array([value is None for value in values], bool)
+    is_list = np.array([isinstance(v, list | tuple | np.ndarray) and len(v) <= MOST_EVENTS for v in values], bool)
+    lists = [value if is_one else () for value, is_one in zip(values, is_list, strict=True)]
+    names = {field.name for field in raw.fields}
+    events: list[Mapping[str, Any]] = []
+    is_event: list[bool] = []
+    for given in (event for of_row in lists for event in of_row):
+        event = flat_row(given, names) if isinstance(given, Mapping) else {"": given}
+        is_event.append(event.keys() <= names)
+        events.append(event)
+    columns: dict[str, Values] = {name: [event.get(name) for event in events] for name in names}
+    structs, wrong = _structs_of(columns, np.array(is_event, bool), raw)
+    found, unreadable = _lists_of(structs, wrong, np.array([len(of_row) for of_row in lists], np.int64), is_null)
+    return found, unreadable | ~(is_null | is_list)
+
+
+def _structs_of(
+    columns: Mapping[str, Values], is_event: NDArray[np.bool_], raw: RawColumn
+) -> tuple[pa.StructArray, Unreadable]:
+    """Return (m,) events from their values by field, and which of them are none, or lack a time."""
+    arrays, wrong = [], ~is_event
+    for field in raw.fields:
+        values, unreadable = read_values(columns.get(field.name, pa.nulls(len(is_event))), field)
+        arrays.append(values)
+        wrong = wrong | unreadable
+    wrong = wrong | arrays[0].is_null().to_numpy(zero_copy_only=False)
+    return pa.StructArray.from_arrays(arrays, fields=list(raw.arrow.value_type)), wrong
 
 
 def element_of(raw: RawColumn) -> RawColumn:

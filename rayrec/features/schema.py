@@ -332,6 +332,11 @@ class Schema(Config):
         return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
 
     @property
+    def request_columns(self) -> tuple[RawColumn, ...]:
+        """Return the raw columns, with those of events, which rows to score may bring and files of the log do not."""
+        return (*self.raw_columns, *(history.events for history in self.histories if history.fields))
+
+    @property
     def list_lengths(self) -> tuple[ListLength, ...]:
         """Return how long lists of numbers must be: those of vectors, and of weights."""
         vectors = (ListLength(f.columns[0], f.size) for f in self.vectors)

@@ -6,7 +6,7 @@ the traffic of a server is compared with, and some encoded rows are the referenc
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.config.validation import read_json
+from rayrec.features.raw_columns import is_events
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.transforms import ids_of
 from rayrec.features.vocabulary import vocabulary_files
@@ -41,6 +42,10 @@ _ROWS = 16
 _TOLERANCE = 1e-5
 _NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
 _UNKNOWN = "not in any vocabulary"
+_DECEMBER = datetime(2025, 12, 29, 23, tzinfo=UTC)
+"""Times of examples are of the days after it."""
+_LATEST = 253_400_000_000
+"""A moment, in seconds since 1970, after which there are days before the year 10000."""
 
 
 class Examples(Config):
@@ -114,18 +119,20 @@ def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[
     `columns` are the raw columns of the schema (`RawRows.columns`); those that the model looks up are left out.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(_ROWS)]
+    # A model may know no past of earlier rows.
+    earliest = {past.time: _moment(past.earliest) for past in schema.histories if past.earliest is not None}
     times = {column.name: column.time_format for column in schema.columns}
     sizes = {needed.column: needed.length for needed in schema.list_lengths if isinstance(needed.length, int)}
     for needed in schema.list_lengths:
         if isinstance(needed.length, str) and needed.column in sizes:
             sizes[needed.length] = sizes[needed.column]
     for field in columns:
-        if field.name in schema.looked_up:
+        if field.name in schema.looked_up or is_events(field.type):
             continue
         readers = [feature for feature in schema.features if field.name in feature.columns]
         is_list = pa.types.is_list(field.type)
         dtype = field.type.value_type if is_list else field.type
-        values = _values(dtype, readers, times.get(field.name, "iso"), folder)
+        values = _values(dtype, readers, times.get(field.name, "iso"), earliest.get(field.name, _DECEMBER), folder)
         if any(isinstance(feature, MultiHotFeature) and feature.weights == field.name for feature in readers):
             values = [value for value in values if value > 0]
         size = sizes.get(field.name, 2)
@@ -137,16 +144,22 @@ def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[
     return rows
 
 
-def _values(dtype: pa.DataType, readers: Sequence[Feature], time_format: str, folder: Path) -> list[Any]:
+def _values(
+    dtype: pa.DataType, readers: Sequence[Feature], time_format: str, first: datetime, folder: Path
+) -> list[Any]:
     if pa.types.is_floating(dtype):
         return list(_NUMBERS)
     if pa.types.is_timestamp(dtype):
-        return [_written(datetime(2026, 1, day, day, tzinfo=UTC), time_format) for day in range(1, 8)]
+        return [_written(first + timedelta(days=day, hours=day), time_format) for day in range(2, 9)]
     if pa.types.is_string(dtype):
         frequent = (_frequent_values(feature, folder) for feature in readers)
         return next((values for values in frequent if values), [_UNKNOWN])
     cardinality = min(feature.cardinality for feature in readers if isinstance(feature, CategoricalFeature))
     return [index % cardinality for index in range(1, _ROWS)]
+
+
+def _moment(micros: int) -> datetime:
+    return datetime.fromtimestamp(min(micros // 1_000_000, _LATEST), UTC)
 
 
 def _written(time: datetime, time_format: str) -> str | int:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
+from rayrec.features.events import labels_of
 from rayrec.features.raw_columns import History, ListLength, RawColumn, flat_row, is_index
-from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
+from rayrec.features.raw_values import MOST_EVENTS, Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import Schema
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.features.transforms import wrong_lists
@@ -45,19 +46,21 @@ class RawRows:
 
         `other_names`: names that raw files have for columns, each with the column's (`SourceConfig.other_names`).
         """
-        self._raw = {column.name: column for column in schema.raw_columns}
+        self._raw = {column.name: column for column in schema.request_columns}
         self._list_lengths = schema.list_lengths
         self._in_lists = {name for needed in self._list_lengths for name in needed if isinstance(name, str)}
         """The columns that `_check_lists` reads."""
-        self._pasts = [past for past in schema.lookups if isinstance(past, History) and past.earliest is not None]
+        self._pasts = [history for history in schema.histories if history.earliest is not None]
         """The histories of which the model has the newest events alone."""
+        self._of_events = {history.events_name: history for history in schema.histories if history.fields}
+        """The histories by the columns of the events that rows bring."""
         alike: dict[RawColumn, list[str]] = {}
-        for column in schema.raw_columns:
+        for column in schema.request_columns:
             if column.type in _PLAIN:
                 alike.setdefault(column.model_copy(update={"name": ""}), []).append(column.name)
         self._alike = {raw: tuple(names) for raw, names in alike.items()}
         """The columns that are read alike, by how."""
-        self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
+        self.columns = pa.schema([(column.name, column.arrow) for column in schema.request_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
         self._known = frozenset({*self._raw, *schema.other_columns, *unneeded})
         self._other_names = {name: column for name, column in (other_names or {}).items() if name not in self._known}
@@ -85,11 +88,11 @@ class RawRows:
                     if not np.count_nonzero(unreadable) and (raw.type != "number" or _in_range(together)):
                         stacks[names] = together
         stacked = {name for names in stacks for name in names}
-        stacks |= {
-            (name,): self.from_values(name, [row.get(name) for row in rows])
-            for name in self._raw
-            if name not in stacked
-        }
+        for name, raw in self._raw.items():
+            if name not in stacked:
+                values = [row.get(name) for row in rows]
+                is_there = any(value is not None for value in values)
+                stacks[name,] = self.from_values(name, values) if is_there else pa.nulls(len(rows), raw.arrow)
         columns = StackedColumns(self.columns, len(rows), stacks)
         self._check_lists({name: columns.stack((name,)) for name in self._in_lists})
         self._require_past(lambda name: columns.stack((name,)), len(rows))
@@ -151,7 +154,7 @@ class RawRows:
                 columns |= {name: texts.slice(place * rows, rows) for place, name in enumerate(alike)}
         for name, raw in self._raw.items():
             if name not in columns:
-                columns[name] = _column(raw, given[name]) if name in given else pa.nulls(rows, raw.arrow)
+                columns[name] = self.from_values(name, given[name]) if name in given else pa.nulls(rows, raw.arrow)
         return self.checked([columns[name] for name in self._raw])
 
     def require_in_range(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -196,7 +199,30 @@ class RawRows:
 
     def from_values(self, name: str, values: Values) -> pa.Array:
         """Read the column of one known feature, from a value a row or Arrow's array. Raises UserError."""
-        return _column(self._raw[name], values)
+        column = _column(self._raw[name], values)
+        if name in self._of_events:
+            self._check_events(self._of_events[name], column)
+        return column
+
+    def _check_events(self, history: History, column: pa.ListArray) -> None:
+        """Raise UserError for the first event that has no label, or that the model knows."""
+        events = column.flatten()
+        times = events.field(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        place, why = len(times), ""
+        if history.since is not None and (is_known := times < history.since).any():
+            since = _time_text(pa.scalar(history.since, events.field(0).type))
+            place, why = int(is_known.argmax()), f"is before {since}; leave out events that the model knows"
+        if history.label_column is not None:
+            lacks = labels_of(
+                history, {field.name: events.field(n) for n, field in enumerate(history.fields)}
+            ).is_null()
+            if (first := pc.index(lacks, True).as_py()) in range(place):
+                place, why = first, f"has no '{history.label_column}' that tells its label"
+        if why:
+            ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
+            row = int(ends.searchsorted(place, side="right"))
+            event = place - (int(ends[row - 1]) if row else 0)
+            raise UserError(f"row {row}, '{history.events_name}', event {event}: {why}")
 
     def is_unneeded(self, name: Any) -> bool:
         """Tell whether rows may have a column that is no feature's, as scoring does not need it."""
@@ -281,11 +307,34 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
     if unreadable.any():
         row = int(unreadable.argmax())
         value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
+        if raw.fields:
+            raise UserError(f"row {row}, '{raw.name}'{_wrong_events(value, raw)}")
         if isinstance(value, list | tuple) and pa.types.is_list(raw.arrow):
             raw = element_of(raw)
             value = value[int(read_values(list(value), raw)[1].argmax())]
         raise UserError(f"row {row}, '{raw.name}': {describe_value(value)}; needs {needs(raw)}{_OR_NULL}")
     return column
+
+
+def _wrong_events(value: Any, raw: RawColumn) -> str:
+    """Return which of the events that a row brings is wrong, and what is needed."""
+    if not isinstance(value, list | tuple | np.ndarray) or len(value) > MOST_EVENTS:
+        found = f"{len(value):,} events" if isinstance(value, list | tuple | np.ndarray) else describe_value(value)
+        return f": {found}; needs {needs(raw)}{_OR_NULL}"
+    fields = {field.name: field for field in raw.fields}
+    for place, given in enumerate(value):
+        if not isinstance(given, Mapping):
+            return f", event {place}: {describe_value(given)}; needs an object with {', '.join(fields)}"
+        event = flat_row(given, fields)
+        for name, one in event.items():
+            if name not in fields:
+                return f", event {place}: unknown field '{name[:100]}'; {did_you_mean(name, list(fields), 'fields:')}"
+            if read_values([one], fields[name])[1].any():
+                return f", event {place}, '{name}': {describe_value(one)}; needs {needs(fields[name])}"
+        time = raw.fields[0]
+        if not read_values([event.get(time.name)], time)[0].is_valid()[0].as_py():
+            return f", event {place}: has no '{time.name}'; needs {needs(time)}"
+    raise AssertionError(raw.name)
 
 
 def _time_text(time: pa.Scalar) -> str:

@@ -15,6 +15,7 @@ from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, TimePart, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
+from rayrec.features.labels import label_column
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, Schema
@@ -23,7 +24,7 @@ from rayrec.ingest.dataset import COUNTS_FOLDER, Dataset
 from rayrec.metrics.estimates import stability_index
 from rayrec.preprocessing.vocabularies import read_counts
 from rayrec.raw.input_files import list_inputs
-from rayrec.raw.rows import Cell, RawCells, RowTypes, as_text, label_column
+from rayrec.raw.rows import Cell, RawCells, RowTypes, as_text
 from rayrec.raw.sample import sample_rows
 
 LIMIT = 0.25

@@ -36,6 +36,7 @@ from rayrec.preprocessing.history_plan import (
     events_of_rate,
     plan_history,
     plan_rate_in_time,
+    with_fields,
 )
 from rayrec.raw.table_reader import TableFiles, TableReader
 
@@ -216,6 +217,11 @@ class _Planner:
         tables = self._plan_tables({*inputs, *keys, *of_past})
         self._check_shares()
         self._check_crosses()
+        wanted = {name: column for name, (column, _) in self.wanted.items()}
+        histories = tuple((with_fields(history, past, wanted, config), past) for history, past in histories)
+        for history, _ in histories:
+            if history.events_name in self.available:
+                _fail("source.histories", f"'{history.events_name}' is a column, too; rename history '{history.name}'")
         # A request has what features are computed from or looked up by. Rates are looked up, never read.
         of_label = (rate_column(rate.keys) for rate in config.rates)
         looked_up = {name: RawColumn(name=name, type="number") for name in of_label}
@@ -518,9 +524,10 @@ class _Planner:
         time, histories = self.config.time_column, []
         for name, given in self.config.histories.items():
             assert time is not None
-            where, history, config = f"source.histories.{name}", plan_history(name, given, time), given
+            where, config = f"source.histories.{name}", given
             if config.where is not None and config.path is None:
                 config = self._with_condition(config, config.where, f"{where}.where")
+            history = plan_history(name, config, time)
             for number, take in enumerate(config.take):
                 column, place = getattr(take, "column", None), f"{where}.take.{number}.column"
                 if column is None or config.path is not None:

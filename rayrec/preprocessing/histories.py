@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.config.table import HistoryConfig, TimeColumn
+from rayrec.features.events import listed, summed, taken_of, that_count
 from rayrec.features.hashes import hash_texts
 from rayrec.features.histories import (
     EVENTS,
@@ -22,12 +22,10 @@ from rayrec.features.histories import (
     HistoryTable,
     Means,
     history_schema,
-    listed,
     means_file,
     read_means,
     rows_field,
     sum_field,
-    summed,
     write_means,
 )
 from rayrec.features.lookup_table import HASH, LookupTable, write_file
@@ -52,7 +50,6 @@ from rayrec.preprocessing.segments import (
 from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import InputFile
-from rayrec.raw.rows import read_labels
 from rayrec.raw.table_reader import TableFiles, TableReader
 from rayrec.store.paths import file_name
 
@@ -82,39 +79,19 @@ class Events:
     """The time of the newest in microseconds, whatever it is of; None if there are none."""
 
 
-def events_reader(
-    files: TableFiles, history: History, config: HistoryConfig, columns: Mapping[str, RawColumn]
-) -> TableReader:
+def events_reader(files: TableFiles, history: History, columns: Mapping[str, RawColumn]) -> TableReader:
     """Return the reader of events at a path; `columns`: those of the log, by name. An event without a key or a time is
     bad. Raises UserError as `TableFiles.reader`.
     """
-    number = RawColumn(name="", type="number", number_format=config.number_format)
-    time = config.time or history.time
     found = {key: columns[key].model_copy(update={"null_values": ()}) for key in history.keys}
-    if isinstance(time, TimeColumn):
-        found[time.column] = RawColumn(name=time.column, type="time", time_format=time.format, zone=time.zone)
-    else:
-        found[time] = columns[history.time].model_copy(update={"name": time, "null_values": ()})
-    for of in (of for of in summed(history) if of is not None):
-        found[of] = number.model_copy(update={"name": of})
-    for of in listed(history):
-        found.setdefault(of, RawColumn(name=of, type="text"))
-    if config.where is not None and config.where.column not in found:
-        of = config.where.column
-        is_number = config.where.at_least is not None
-        found[of] = number.model_copy(update={"name": of}) if is_number else RawColumn(name=of, type="text")
-    return files.reader(list(found.values()), required=[*history.keys, _time_column(history, config)])
-
-
-def _time_column(history: History, config: HistoryConfig) -> str:
-    time = config.time or history.time
-    return time.column if isinstance(time, TimeColumn) else time
+    for field in history.fields:
+        found.setdefault(field.name, field)
+    return files.reader(list(found.values()), required=[*history.keys, history.fields[0].name])
 
 
 def events_of_files(
     workspace: Workspace,
     history: History,
-    config: HistoryConfig,
     reader: TableReader,
     files: Sequence[InputFile],
     max_rejected: float,
@@ -138,7 +115,7 @@ def events_of_files(
             yield pa.RecordBatch.from_arrays(spelled, names=list(columns))
 
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
-    segments, time = make_segments(pieces), _time_column(history, config)
+    segments, time = make_segments(pieces), history.fields[0].name
 
     def newest(segment: Segment) -> int | None:
         times = [pc.max(batch[time].cast(pa.int64())).as_py() for batch in read_piece(segment.piece, [time])]
@@ -157,7 +134,6 @@ class _Sent:
     def __init__(
         self,
         history: History,
-        config: HistoryConfig,
         time: str,
         label: str | None,
         types: Mapping[str, pa.DataType],
@@ -165,12 +141,12 @@ class _Sent:
         earlier: EarlierEvents | None = None,
     ) -> None:
         """`time`, ..., `forms`: as `Events` has them. `earlier`: the events that these follow."""
-        self._history, self._config, self._forms, self._earlier = history, config, forms, earlier
+        self._history, self._forms, self._earlier = history, forms, earlier
         self._time, self._label = time, label
         self._numbers, self._values = summed(history), listed(history)
         needed = [*history.keys, time, *(of or label for of in self._numbers), *self._values]
-        if config.where is not None:
-            needed.append(config.where.column)
+        if history.where is not None:
+            needed.append(history.where.column)
         self.reads = list(dict.fromkeys(name for name in needed if name is not None))
         """The columns of events that are read."""
         types = {of: types[of] for of in self._values}
@@ -185,18 +161,12 @@ class _Sent:
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the events that count of a batch with the columns `reads`."""
         keys = joined_keys([batch[key] for key in self._history.keys]).cast(pa.string())
-        times = batch[self._time].cast(pa.int64())
-        arrays = [pa.array(hash_texts(keys)), keys, self._earlier.counted_from(times) if self._earlier else times]
-        for of in self._numbers:
-            number = pc.add(batch[of or self._label].cast(pa.float64()), 0.0)  # makes 0 of -0
-            arrays.append(pc.if_else(pc.is_finite(number), number, None))
-        arrays += [in_form(batch[of], self._forms.get(of, "text")) for of in self._values]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        counts = pc.and_(keys.is_valid(), rows[TIME].is_valid())
-        if (where := self._config.where) is not None:
-            labels, _, _ = read_labels(batch[where.column], where)
-            counts = pc.and_(counts, pc.equal(labels, 1.0).fill_null(False))
-        return rows.filter(counts)
+        events = dict(zip(batch.schema.names, batch.columns, strict=True))
+        times, *taken = taken_of(self._history, events, self._time, self._label, self._forms)
+        times = self._earlier.counted_from(times) if self._earlier else times
+        rows = pa.RecordBatch.from_arrays([pa.array(hash_texts(keys)), keys, times, *taken], schema=self.schema)
+        counts, meets = pc.and_(keys.is_valid(), rows[TIME].is_valid()), that_count(self._history, events)
+        return rows.filter(counts if meets is None else pc.and_(counts, meets))
 
     def by_key(
         self, ordered: Iterable[pa.RecordBatch], hashes: tuple[int, int]
@@ -257,7 +227,6 @@ class _Sent:
 def write_history(
     workspace: Workspace,
     history: History,
-    config: HistoryConfig,
     events: Events,
     folder: Path,
     earlier: EarlierEvents | None = None,
@@ -265,7 +234,7 @@ def write_history(
     """Write the table of a history into `folder`, and the numbers of all keys beside it; `earlier`: the events that
     these follow.
     """
-    sent = _Sent(history, config, events.time, events.label, events.types, events.forms, earlier)
+    sent = _Sent(history, events.time, events.label, events.types, events.forms, earlier)
     ranges = range_count(count_rows(events.segments) + (earlier.count(sent.table) if earlier else 0))
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -295,10 +264,10 @@ def write_history(
         workspace.engine.run([sorted(scratch.glob("*.parquet"))], sum_up)
 
 
-def history_of_rows(history: History, config: HistoryConfig, rows: pa.RecordBatch, label: str) -> HistoryTable:
+def history_of_rows(history: History, rows: pa.RecordBatch, label: str) -> HistoryTable:
     """Return the table of a history of a few rows of the log, in memory; `label`: their column of 0 and 1."""
     types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
-    sent = _Sent(history, config, history.time, label, types, {})
+    sent = _Sent(history, history.time, label, types, {})
     ordered = sent.rows(rows).sort_by([(name, "ascending") for name in sent.schema.names])
     by_key = list(sent.by_key([ordered], hashes_of_partition(0, 1)))
     table = HistoryTable(batch for batch, _ in by_key)

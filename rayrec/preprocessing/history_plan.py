@@ -1,6 +1,6 @@
 """What a recipe's histories take of events, and the rule of each of their columns that no rule names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rayrec.config.preprocess import seconds_of
 from rayrec.config.table import (
@@ -11,12 +11,15 @@ from rayrec.config.table import (
     ListRule,
     NumericRule,
     RateConfig,
+    TableSourceConfig,
     Take,
     TakeLast,
     TakeRate,
+    TimeColumn,
 )
 from rayrec.config.transforms import Log
-from rayrec.features.raw_columns import History, Taken
+from rayrec.features.events import listed, summed
+from rayrec.features.raw_columns import History, RawColumn, Taken
 
 _MICROSECONDS = 1_000_000
 
@@ -31,6 +34,7 @@ def plan_history(name: str, config: HistoryConfig, time: str) -> History:
         window=_microseconds(config.window),
         known=_microseconds(config.known),
         takes=tuple(_taken(name, take) for take in config.take),
+        where=config.where,
     )
 
 
@@ -77,3 +81,35 @@ def event_columns(config: HistoryConfig, label: str) -> Sequence[str]:
     named = [taken.of for taken in plan_history("", config, "").takes if taken.of is not None]
     where = [] if config.where is None or config.where.column == label else [config.where.column]
     return list(dict.fromkeys([*named, *where]))
+
+
+def with_fields(
+    history: History, config: HistoryConfig, wanted: Mapping[str, RawColumn], log: TableSourceConfig
+) -> History:
+    """Return the history with the columns of its events; `wanted`: how the columns of the log are read, by name."""
+    is_log = config.path is None
+    files = log if is_log else config
+    number = RawColumn(name="", type="number", null_values=files.null_words, number_format=files.number_format)
+    text = RawColumn(name="", type="text", null_values=files.null_words)
+    time, label, where = config.time or history.time, log.label_column if is_log else None, history.where
+    if isinstance(time, TimeColumn):
+        moment = {"type": "time", "time_format": time.format, "zone": time.zone}
+        fields = {time.column: text.model_copy(update=moment)}
+    else:
+        fields = {time: wanted[history.time]}
+
+    def add(name: str, field: RawColumn) -> None:
+        if name not in fields:
+            fields[name] = wanted[name] if is_log and name != label else field
+
+    takes_label = label is not None and (None in summed(history) or (where is not None and where.column == label))
+    if label is not None and takes_label:
+        add(label, number.model_copy(update={"type": "text", "form": "number"}))
+    for of in (of for of in summed(history) if of is not None):
+        add(of, number)
+    for of in listed(history):
+        add(of, text)
+    if where is not None:
+        add(where.column, text if where.at_least is None else number)
+    named = tuple(field.model_copy(update={"name": name}) for name, field in fields.items())
+    return history.model_copy(update={"fields": named, "label": log.label if takes_label else None})

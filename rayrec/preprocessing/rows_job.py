@@ -18,6 +18,7 @@ from rayrec.config.preprocess import (
     TimeSplitConfig,
 )
 from rayrec.config.table import FileFormat, HistoryConfig, TableSourceConfig
+from rayrec.features.events import with_forms
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate, SideTable
 from rayrec.features.schema import Feature, Schema
@@ -217,7 +218,7 @@ class RowsJob:
         }
         given = {column.name: column for column in self._plan.columns}
         self._event_readers = {
-            history.name: events_reader(self._events[history.name], history, config, given)
+            history.name: events_reader(self._events[history.name], history, given)
             for history, config in self._plan.histories
             if config.path is not None
         }
@@ -372,7 +373,9 @@ class RowsJob:
     def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
         """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""
         if self._parent is not None:
-            return {column.name: column.form for column in self._parent.schema.columns}
+            schema = self._parent.schema
+            of_events = (field for history in schema.histories for field in history.fields)
+            return {column.name: column.form for column in (*of_events, *schema.columns)}
         shared = {feature.shares for feature in self._plan.features}
         # Columns that share a vocabulary have the same texts for the same values.
         sharing = [f.inputs[0] for f in self._plan.features if f.shares or f.name in shared]
@@ -447,11 +450,11 @@ class RowsJob:
                 events = replace(of_log, time=history.time)
                 if config.path is not None:
                     reader, files = self._event_readers[history.name], self._new_events[history.name]
-                    events = events_of_files(workspace, history, config, reader, files, most, forms)
-                write_history(workspace, history, config, events, folder, earlier)
+                    events = events_of_files(workspace, history, reader, files, most, forms)
+                write_history(workspace, history, events, folder, earlier)
                 ends = (events.until, None if earlier is None else earlier.until)
                 until = max((end for end in ends if end is not None), default=None)
-                return history.model_copy(update={"until": until})
+                return with_forms(history.model_copy(update={"until": until}), forms)
 
             return stages.run(f"history-{file_name(history.name)}", History, work, lookup_folder(statistics, history))
 
@@ -540,7 +543,7 @@ def _require_histories(histories: Sequence[History], parent: Dataset) -> None:
     """Raise UserError unless the dataset that is extended has the events of these histories."""
     before = [history.rule for history in parent.schema.histories]
     for history in histories:
-        if history not in before:
+        if history.rule not in before:
             raise UserError(
                 f"history '{history.name}': {parent.folder} has not its earlier events, as it was made by another "
                 "version of rayrec; preprocess all files again"

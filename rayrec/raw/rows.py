@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.table import FileFormat, LabelCondition
+from rayrec.config.table import LabelCondition
+from rayrec.features.labels import LABEL, read_labels
 from rayrec.features.raw_columns import ListLength, RawColumn
-from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
+from rayrec.features.raw_values import Values, read_values
 from rayrec.features.transforms import wrong_lists
 from rayrec.raw.input_files import Chunk
 
@@ -39,9 +40,6 @@ REJECTED_SCHEMA = pa.schema(
         pa.field("text", pa.string(), False),  # undecodable bytes as \xNN
     ]
 )
-LABEL_WORDS = ("false", "true", "no", "yes", "f", "t", "n", "y")
-"""Words of labels, for 0 and 1 in turn; blanks around them and their case play no part."""
-_LABEL = RawColumn(name="label", type="number")
 
 
 class Reason(StrEnum):
@@ -56,6 +54,7 @@ class Reason(StrEnum):
     TIME = "not a time"
     VALUES = "not a list of values"
     LENGTH = "wrong size of vector"
+    EVENTS = "not a list of events"
     WEIGHT = "weight below 0 or not a number"
     WEIGHTS = "not one weight of at least 0 for each value"
     QUOTE = "unclosed double quote"
@@ -71,7 +70,13 @@ class Reason(StrEnum):
 
 LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
 """Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
-_REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
+_REASONS = {
+    "events": Reason.EVENTS,
+    "number": Reason.NUMBER,
+    "integer": Reason.INTEGER,
+    "text": Reason.TEXT,
+    "time": Reason.TIME,
+}
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class RowTypes:
     """Columns whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
-    label_reads: RawColumn = _LABEL
+    label_reads: RawColumn = LABEL
     """How the label's column is read where it holds numbers."""
     needs_label: bool = True
     """Whether a row without a label that can be read is bad; otherwise its label is null."""
@@ -166,16 +171,17 @@ class RowTypes:
             # Rows to score: a label that cannot be read spoils the metrics of the row, not the row.
             held = cells.columns.get(str(self.label_column), pa.nulls(len(is_good)))
             try:
-                label, wrong, _ = read_labels(held, self.label, self.label_reads)
+                label, wrong = read_labels(held, self.label, self.label_reads)
                 columns.append(pc.if_else(pa.array(wrong), None, label))
             except UserError:  # a column of a type that no label has
                 columns.append(pa.nulls(len(is_good), pa.float32()))
         elif self.label is not None:
             assert self.label_column is not None
             held = cells.columns.get(self.label_column, pa.nulls(len(is_good)))
-            label, wrong, reason = read_labels(held, self.label, self.label_reads)
+            label, wrong = read_labels(held, self.label, self.label_reads)
             columns.append(label)
-            reject(self.label_column, wrong, reason)
+            needs_number = isinstance(self.label, LabelCondition) and self.label.at_least is not None
+            reject(self.label_column, wrong, Reason.NUMBER if needs_number else Reason.LABEL)
             if label.null_count:
                 reject(self.label_column, label.is_null().to_numpy(zero_copy_only=False), Reason.NO_LABEL)
         for raw in self.columns:
@@ -204,52 +210,6 @@ class RowTypes:
             rejected={line: Rejected(reasons[line], cells.text(line), bad_cells.get(line)) for line in sorted(reasons)},
             others=cells.others,
         )
-
-
-def label_column(files: FileFormat) -> RawColumn:
-    """Return how the label of such files is read where it holds numbers."""
-    return _LABEL.model_copy(update={"null_values": files.null_words, "number_format": files.number_format})
-
-
-def read_labels(
-    values: Values, label: str | LabelCondition, number: RawColumn = _LABEL
-) -> tuple[pa.FloatArray, Unreadable, Reason]:
-    """Return (n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why.
-
-    `number` says how the column is read where it holds numbers.
-    """
-    condition = label if isinstance(label, LabelCondition) else None
-    text = number.model_copy(update={"type": "text", "form": "number"})
-    reason = Reason.LABEL
-    if condition is not None and condition.equals is not None:
-        found, no_text = read_values(values, text)
-        # A value that is no text, such as a list, does not equal one.
-        wanted, _ = read_column(pa.array(condition.equals), text.model_copy(update={"null_values": ()}))
-        holds = pc.is_in(found, value_set=wanted)
-        labels, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(no_text)), holds, None), np.zeros_like(no_text)
-    elif condition is not None and condition.at_least is not None:
-        found, wrong = read_values(values, number)
-        is_there = pc.invert(pc.is_nan(found))
-        labels, reason = pc.if_else(is_there, pc.greater_equal(found, condition.at_least), None), Reason.NUMBER
-    else:
-        labels, wrong = read_by_type(values, pa.float32(), lambda column: _labels(column, number, text))
-    labels = labels.cast(pa.float32())
-    if condition is not None and condition.missing is not None:
-        labels = labels.fill_null(float(condition.missing))
-    return labels, wrong, reason
-
-
-def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.FloatArray, Unreadable]:
-    """Read labels: the numbers 0 and 1, booleans, or words for them; null if missing."""
-    found, wrong = read_column(column, number)
-    if wrong.any():
-        words, _ = read_column(column, text)
-        place = pc.index_in(pc.utf8_lower(words), value_set=pa.array(LABEL_WORDS))
-        found = pc.coalesce(found, pc.bit_wise_and(place, 1).cast(pa.float64()))
-        wrong = wrong & place.is_null().to_numpy(zero_copy_only=False)
-    numbers = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
-    is_label = (numbers == 0) | (numbers == 1)
-    return pa.array(numbers.astype(np.float32), mask=~is_label), (wrong | ~np.isnan(numbers)) & ~is_label
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
+from rayrec.features.labels import label_column
 from rayrec.features.raw_columns import ListLength, RawColumn
 from rayrec.raw import delimited, json_lines, parquet
 from rayrec.raw.input_files import HEAD_BYTES, Chunk, InputFile
-from rayrec.raw.rows import RawBlock, RawCells, RowTypes, blocks_of, label_column
+from rayrec.raw.rows import RawBlock, RawCells, RowTypes, blocks_of
 
 Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.ParquetLayout
 """The columns of a file, and how its chunks are read."""

@@ -112,7 +112,8 @@ class TableSource(Source):
         others = [name for name in config.header or weights if name not in needed and name != config.label_column]
         table = open_table(files, config, optional=(config.label_column, *others), needed=needed)
         # What files bring of a side table counts, as in requests.
-        columns = [c for c in schema.raw_columns if c.name not in schema.looked_up or c.name in table.columns.names]
+        needs = [column.name for column in schema.given_columns]
+        columns = [c for c in schema.request_columns if c.name in needs or c.name in table.columns.names]
         return table.reader(columns, config.label, needs_label=False, list_lengths=schema.list_lengths)
 
     def candidate(self, model: "Predictor") -> str | None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.common.progress import SilentProgress
-from rayrec.config.table import HistoryConfig, LabelCondition
+from rayrec.config.table import LabelCondition
 from rayrec.features.histories import HistoryTable
 from rayrec.features.lookups import joined_keys
 from rayrec.features.raw_columns import History, Taken
@@ -69,6 +69,7 @@ class Asked:
             window=self.window,
             known=self.known,
             takes=TAKES,
+            where=self.where,
         )
 
 
@@ -130,7 +131,6 @@ def completed(
 
     segments = [Segment(n, Piece(Path(), 0, batch.num_rows), 0) for n, batch in enumerate(batches)]
     types = dict(zip(batches[0].schema.names, batches[0].schema.types, strict=True))
-    config = HistoryConfig.model_validate({"by": asked.keys, "take": ["count"], "where": asked.where})
     folder = Path(tempfile.mkdtemp())
     try:
         workspace = Workspace(EmbeddedEngine(workers), folder, folder / "scratch", SilentProgress())
@@ -139,7 +139,7 @@ def completed(
         table.mkdir()
         until = max((event.time for event in events), default=None)
         log = Events(segments, read, "time", "label", types, {}, until)
-        write_history(workspace, asked.history, config, log, table)
+        write_history(workspace, asked.history, log, table)
         batch = batch_of(rows)
         keys = joined_keys([batch[key] for key in asked.keys])
         moments = np.array([row.time for row in rows], np.int64)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.common.text import shell_line
 from rayrec.config.table import LabelCondition
+from rayrec.features.labels import read_labels
 from rayrec.inspection.table.columns import MOST_MISFITS, NULL_WORDS, ColumnProfile, name_words, read_texts
-from rayrec.raw.rows import read_labels
 
 LABEL_NAMES = frozenset({
     "click", "clicked", "isclick", "isclicked", "clk", "label", "target", "y", "converted", "conversion",
@@ -155,7 +155,7 @@ def _two_valued(column: ColumnProfile, reason: str, missing: int | None) -> Labe
 
 def _labels(column: ColumnProfile, label: str | LabelCondition) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return (n,) the labels of rows, NaN if missing or wrong; (n,) whether they are wrong."""
-    read, wrong, _ = read_labels(pa.array([*column.texts, None], pa.string()), label)
+    read, wrong = read_labels(pa.array([*column.texts, None], pa.string()), label)
     values = read.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return np.where(wrong, np.nan, values)[column.codes], wrong[column.codes]
 
