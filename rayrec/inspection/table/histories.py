@@ -148,7 +148,7 @@ def find_past(
         history = plan_history("", config, "time")
         rows = pa.RecordBatch.from_pydict({**numbered, "time": times, "label": labels})
         keys = joined_keys([rows[key] for key in numbered]).take(pa.array(held_out))
-        table = history_of_rows(history, config, rows.filter(pa.array(is_event)), "label")
+        table = history_of_rows(history, rows.filter(pa.array(is_event)), "label")
         taken = table.complete(history, history.columns, keys, moments[held_out])
         left[by] = [number_inputs(taken[column].to_numpy(zero_copy_only=False)) for column in history.columns]
     named, used = [], {*columns, *(rule["name"] for d in decisions for rule in d.rules if "name" in rule)}
