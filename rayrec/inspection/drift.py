@@ -152,7 +152,8 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
 def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
     """Return how the rows of `train` of a dataset, and their labels, differ from those of the one that it extends.
 
-    Values that were not listed there count as unknown.
+    Values that were not listed there count as unknown. Counts, sums and ages of the past grow with every day, so they
+    are not compared.
     """
     found, split = [], dataset.split("train")
     before_labels, labels = (np.array([s.rows - s.positives, s.positives]) for s in (parent.split("train"), split))
@@ -163,6 +164,8 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
     rows_before, rows = (
         pa.concat_batches(list(of.rows("train", names, _REFERENCE_ROWS, spread=True))) for of in (parent, dataset)
     )
+    takes = [taken for history in dataset.schema.histories for taken in history.takes]
+    growing = {taken.column for taken in takes if taken.op in ("count", "sum", "age")}
     own = rows
     rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
     rows = _with_numbers_of(rows, dataset.schema, parent.schema)
@@ -171,6 +174,7 @@ def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
             len(pc.unique(pa.array(_flat(of.column(feature.name))))) for of in (own, rows_before)
         )
         drift = _feature_drift(feature, rows_before.column(feature.name), rows.column(feature.name))
+        drift = replace(drift, index=0.0) if growing.intersection(feature.columns) else drift
         found.append(replace(drift, became_constant=distinct_before > 1 == distinct and len(rows) > 1))
     return found
 
