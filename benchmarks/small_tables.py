@@ -1,6 +1,7 @@
 """Small real tables, five fixed folds each: a recipe of `rayrec inspect` beside logistic regression and LightGBM.
 
     python -m benchmarks.small_tables --data FOLDER --output benchmarks/results/small_tables.json [--only NAME ...]
+    python -m benchmarks.small_tables ... --by-time
 
 FOLDER has the public samples in sub-folders (see `TABLES`); rows given as train and dev files count as one table.
 Logistic regression (scikit-learn) has one-hot categories and standardized numbers; its penalty, and the least count of
@@ -8,6 +9,9 @@ a category, are tuned on three folds of its train rows. LightGBM has categories 
 reads a file of the fold's train rows and is told the label alone; if the recipe that `rayrec inspect` writes has
 validation rows, every tenth of these rows (or of their groups) measures the epochs. The recipe is trained as it was
 written, in this process.
+
+With `--by-time`, the recipe of each log holds out the latest rows, as it was written, and is trained by three seeds
+with and without what it has of the past of each row; the results are added to those in the output.
 """
 
 import argparse
@@ -39,6 +43,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.machine import Machine
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.spark import SparkEngine
 from rayrec.sources.registry import preprocessing
 from rayrec.store.files import write_json
@@ -47,7 +52,7 @@ from rayrec.training.run.folder import METRICS_FILE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FOLDS = 5
+FOLDS, SEEDS = 5, 3
 _CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
 
@@ -213,15 +218,48 @@ def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder:
     return found
 
 
+def by_time(table: Table, rows: pd.DataFrame, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return AUC and log loss on the latest rows by seed, with and without `source.histories`; nothing of a table whose
+    recipe holds out other rows.
+    """
+    folder.mkdir()
+    rows.to_csv(folder / "log.csv", index=False)
+    rayrec.inspect(folder / "log.csv", label=table.label, output=folder / "recipe.yaml", progress=False)
+    if yaml.safe_load((folder / "recipe.yaml").read_text())["preprocess"]["split"]["kind"] != "time":
+        return {}
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, overrides in {"as written": {}, "without histories": {"source.histories": {}}}.items():
+        recipe = rayrec.load_recipe(folder / "recipe.yaml", overrides)
+        preprocessing(recipe, {None: [str(folder / "log.csv")]}, folder / name).run(EmbeddedEngine(2))
+        found[name] = {"auc": [], "log_loss": []}
+        for seed in range(SEEDS):
+            recipe = rayrec.load_recipe(folder / "recipe.yaml", {**overrides, "train.seed": seed})
+            run = train_in_process(recipe, Dataset.open(folder / name), folder / f"{name} {seed}")
+            test = json.loads((run.path / METRICS_FILE).read_text())["test"]
+            for metric, values in found[name].items():
+                values.append(float(test[metric]))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[table.name for table in TABLES])
+    parser.add_argument("--by-time", action="store_true")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     machine = Machine()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="rayrec-tables-") as temporary:
+        if options.by_time:
+            report = json.loads(options.output.read_text())
+            of_time = report.setdefault("by_time", {"machine": machine.described()})
+            for table in (table for table in TABLES if table.name in options.only):
+                if found := by_time(table, table.read(options.data), Path(temporary) / table.name):
+                    of_time[table.name] = found
+                    print(table.name, found, flush=True)
+            write_json(options.output, report)
+            return
         for table in (table for table in TABLES if table.name in options.only):
             rows = table.read(options.data)
             aucs = baselines(table, rows)

@@ -21,7 +21,7 @@ _PRIOR_ROWS = 10.0
 _LEAST_RATE = 1e-6
 _CLEAR = 2.5
 """Standard errors by which a reading must be ahead to be the better one."""
-_LEAST_GAIN = 0.004
+LEAST_GAIN = 0.004
 _STREAM = 0x666F6C64
 _MOST_WORK, _LEAST_ROWS = 4_000_000_000, 10
 """Multiplications of a step of Newton's method over many columns, about 3 s, and rows for each input that it needs."""
@@ -53,13 +53,13 @@ class Reading:
     @property
     def is_clear(self) -> bool:
         """Return whether it ranks the rows better than chance does."""
-        return self.auc - 0.5 >= max(_LEAST_GAIN, _CLEAR * self.error)
+        return self.auc - 0.5 >= max(LEAST_GAIN, _CLEAR * self.error)
 
     def is_better_than(self, other: "Reading") -> bool:
         """Return whether it is ahead by more than what chance explains."""
         gain = self.folds - other.folds
         error = _error(gain, self.test_share) if len(gain) > 1 else 0.0  # one fold of a large sample
-        return bool(gain.mean() >= max(_LEAST_GAIN, _CLEAR * error))
+        return bool(gain.mean() >= max(LEAST_GAIN, _CLEAR * error))
 
 
 def _error(values: NDArray[np.float64], test_share: float) -> float:

@@ -18,7 +18,7 @@ from rayrec.config.table import HistoryConfig
 from rayrec.features.lookups import joined_keys
 from rayrec.inspection.table.columns import ColumnProfile
 from rayrec.inspection.table.decisions import LEAST_REPEATED, Decision, Pair, evidence_of, regression_inputs
-from rayrec.inspection.table.evidence import auc_of, fit_logistic, number_inputs
+from rayrec.inspection.table.evidence import LEAST_GAIN, auc_of, fit_logistic, number_inputs
 from rayrec.inspection.table.roles import Label, Roles
 from rayrec.preprocessing.histories import history_of_rows
 from rayrec.preprocessing.history_plan import plan_history
@@ -32,8 +32,8 @@ _MOST_MEASURED, _LEAST_OF_A_KIND = 10_000, 50
 _FOLDS, _BLOCKS = 5, 20
 """The held-out rows are cut by time: into folds, which are scored by what the others say, and into blocks, by which
 the error of a gain is told, as rows near each other are often of one person."""
-_LEAST_GAIN, _CLEAR = 0.002, 2.0
-"""Share of the log loss, and standard errors, that a history must gain."""
+_CLEAR = 2.0
+"""Standard errors by which the log loss must fall: scored by what other rows say, it rises where there is nothing."""
 _FARTHEST = 9e12
 """Seconds whose microseconds are integers of 64 bits."""
 _OPS = ("count", "rate", "age")
@@ -81,10 +81,10 @@ class _Measured:
         return float(self.losses.mean())
 
     def is_better_than(self, other: "_Measured") -> bool:
-        """Tell whether the loss is less by more than what chance explains, and the rows are ranked no worse."""
+        """Tell whether rows are ranked better, and the loss is less by more than what chance explains."""
         gain = other.losses - self.losses
         error = float(gain.std(ddof=1)) / len(gain) ** 0.5
-        return self.auc >= other.auc and bool(gain.mean() > max(_LEAST_GAIN * other.loss, _CLEAR * error))
+        return self.auc - other.auc >= LEAST_GAIN and bool(gain.mean() > _CLEAR * error)
 
 
 class _HeldOut:
