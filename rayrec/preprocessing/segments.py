@@ -232,7 +232,7 @@ def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | No
     last.
     """
     buffered: list[pa.RecordBatch] = []
-    held = 0
+    held, searched = 0, size - 1
     for batch in batches:
         buffered.append(batch)
         held += batch.num_rows
@@ -241,10 +241,12 @@ def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | No
             end = size
             if group is not None:
                 # The group of the last row may continue after it, and after what there is so far.
-                starts = group_starts(table[group].slice(size - 1).combine_chunks())
+                starts = group_starts(table[group].slice(searched).combine_chunks())
                 if len(starts) == 1:
+                    searched = held - 1  # so that a long group is not searched again and again
                     break
-                end += int(starts[1]) - 1
+                end = searched + int(starts[1])
+                searched = size - 1
             yield table.slice(0, end)
             buffered = table.slice(end).to_batches()
             held -= end
