@@ -1,6 +1,6 @@
 """What the job of tables must give, computed in pandas and NumPy from a recipe and whole columns.
 
-It shares the hashes with rayrec (of texts, of ids, of rows for folds), whose values are part of the format, and no
+It shares the hashes with rayrec (of texts, of ids), whose values are part of the format, and no
 other code. A column of very many distinct numbers has quantiles by ranges (docs/preprocessing.md): those are compared
 with the exact ones here, and then taken as they are.
 """
@@ -25,7 +25,6 @@ from rayrec.config.transforms import Buckets, Quantile
 from rayrec.features.hashes import hash_key, hash_string
 from rayrec.features.schema import CategoricalFeature, NumericFeature
 from rayrec.ingest.dataset import Dataset
-from rayrec.random.arrays import StatelessRandom
 from tests.dataset_cells import compare_features, compare_identifiers, read_rows
 
 _EXACT_VALUES = 16_384
@@ -172,24 +171,27 @@ class TableReference:
         return self.numbers(label["column"]) >= label["at_least"]
 
     def rate(self, rate: Rule) -> Floats:
-        """Return the rate of the label by keys for every row; `train` sees other folds, of whole groups."""
+        """Return for every row the rate of the label by keys in the rows before it, NaN where there is none."""
         keys = pd.DataFrame({name: self.texts(name) for name in _names(rate["keys"])})
-        groups = keys.groupby(list(keys), sort=False).ngroup().fillna(-1).to_numpy(np.int64)  # -1 if one is missing
-        count, folds = int(groups.max()) + 1, self.source.get("rate_folds", 5)
-        fold = np.full(len(groups), folds)
-        places, lists = pd.factorize(self.texts(self.source["group"]).iloc[self.train])
-        known = [int(text) if text.isdigit() else hash_string(text) for text in lists]
-        numbers = np.array(known, np.uint64).view(np.int64)[places]
-        fold[self.train] = StatelessRandom(0).choice("rate folds", numbers, folds)
-        counted = self.train[groups[self.train] >= 0]
-        cells = groups[counted] * (folds + 1) + fold[counted]
-        rows, positives = (
-            np.bincount(cells, weights=weights, minlength=count * (folds + 1)).reshape(count, folds + 1)
-            for weights in (None, self.labels[counted].astype(float))
-        )
-        seen, liked = (table.sum(axis=1)[groups] - table[groups, fold] for table in (rows, positives))
-        mean, smoothing = float(self.labels[self.train].mean()), rate.get("smoothing", 20.0)
-        return np.where((groups >= 0) & (seen > 0), (liked + smoothing * mean) / (seen + smoothing), mean)
+        key = keys.groupby(list(keys), sort=False).ngroup().fillna(-1).to_numpy(np.int64)  # -1 if one is missing
+        time = self.source["time"]
+        rows = pd.DataFrame({"key": key, "time": self.times(time["column"], time), "label": self.labels.astype(float)})
+        rows["minute"], rows["row"] = rows["time"].dt.floor("min"), np.arange(len(rows))
+        events = rows.iloc[np.concatenate(list(self.splits.values()))].query("key >= 0")
+
+        def up_to(by: list[str], on: str) -> pd.DataFrame:
+            counted = events.groupby([*by, on]).label.agg(["size", "sum"]).sort_index(level=on)
+            running = counted.groupby(by).cumsum() if by else counted.cumsum()
+            asked = rows[["row", *by, on]].sort_values(on)
+            found = pd.merge_asof(asked, running.reset_index(), on=on, by=by or None, allow_exact_matches=False)
+            return found.set_index("row").sort_index().fillna({"size": 0, "sum": 0})
+
+        of_key, of_all = up_to(["key"], "time"), up_to([], "minute")
+        # Rows are added with the mean of all rows up to the last full minute, if there are any.
+        added = np.where(of_all["size"] > 0, rate.get("smoothing", 20.0), 0.0)
+        mean = np.where(of_all["size"] > 0, of_all["sum"] / of_all["size"], 0.0)
+        with np.errstate(invalid="ignore"):
+            return np.asarray((of_key["sum"] + added * mean) / (of_key["size"] + added))
 
     # --- features
 
@@ -212,7 +214,7 @@ class TableReference:
                         features[name] = [
                             [
                                 {"id": id_, "weight": 1.0 if of_row is None else of_row[place]}
-                                for place, id_ in enumerate(ids)
+                                for place, id_ in enumerate(ids, len(of_row or ()) - len(ids))
                             ]
                             for ids, of_row in zip(features[name], weights, strict=True)
                         ]
@@ -314,7 +316,7 @@ class TableReference:
 
     def _lists(self, rule: Rule, values: pa.Array) -> list[list[int]]:
         most = rule.get("max_length", 16)
-        lists = [row[:most] if row else [] for row in values.to_pylist()]
+        lists = [row[-most:] if row else [] for row in values.to_pylist()]  # the newest, as rows have times
         if self._owner(rule).get("cardinality") is not None:
             return lists
         ids = {text: self._id(rule, text) for text in set(chain.from_iterable(lists))}

@@ -242,10 +242,10 @@ def write_history(
 
     scratch = workspace.scratch / "minutes" / file_name(history.name)
 
-    def write(partition: int, tables: Mapping[str, pa.Table]) -> None:
-        order = ", ".join(sent.schema.names)
+    def write(partition: int, tables: Mapping[str, pa.Table]) -> Path:
+        order, path = ", ".join(sent.schema.names), scratch / f"{partition:05d}.parquet"
         ordered = query(f"from events order by {order}", sent.schema, events=tables["events"])
-        with new_rows(scratch / f"{partition:05d}.parquet", _MINUTES) as minutes:
+        with new_rows(path, _MINUTES) as minutes:
 
             def batches() -> Iterator[pa.RecordBatch]:
                 for by_key, by_minute in sent.by_key(ordered, hashes_of_partition(partition, ranges)):
@@ -253,15 +253,16 @@ def write_history(
                     yield by_key
 
             write_file(folder, sent.table, batches())
+        return path
 
     def sum_up(minutes: Sequence[Path]) -> None:
         write_means(means_file(folder), sent.means(rows_of(pieces_of_files(minutes), _MINUTES)))
 
     scratch.mkdir(parents=True, exist_ok=True)
     rows = {"events": KeyedRows(events.segments, sent.schema, read)}
-    shuffle_rows(workspace, f"history {history.name}", rows, write, ranges)
+    written = shuffle_rows(workspace, f"history {history.name}", rows, write, ranges)
     if sent.has_means:
-        workspace.engine.run([sorted(scratch.glob("*.parquet"))], sum_up)
+        workspace.engine.run([written], sum_up)
 
 
 def history_of_rows(history: History, rows: pa.RecordBatch, label: str) -> HistoryTable:
