@@ -1,6 +1,7 @@
 """Days of a log whose recipe has histories: what happened on one day is known on the next, up to the server."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+from pyarrow import fs
 
+from benchmarks.preprocess_kills import files_of
 from jobs.run import RunRequest, run
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.inference.folder.table_files import is_delta
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
+from tests.environments import environment_without_cluster
+from tests.faulty_store import faulty_store
+from tests.holding import Hold, run_module
 
 DAY, FIRST, ROWS = 86_400, 1_700_006_400, 1_500
 RECIPE = """\
@@ -113,3 +120,65 @@ def test_days_are_judged_and_refitted_with_their_past(refitted: Path) -> None:
     rows = [{"user": str(user), "item": "3", "ts": FIRST + 3 * DAY + 60} for user in range(20)]
     scores = load_model(refitted / "models/3").predict(rows)
     assert scores[1::2].mean() > scores[::2].mean()
+
+
+# ---- an extension, however it is made
+
+
+@pytest.fixture(scope="module")
+def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, the logs of two days, and the datasets of the days as threads make them undisturbed."""
+    folder = tmp_path_factory.mktemp("extended")
+    (folder / "clicks.yaml").write_text(RECIPE.replace("SPLIT", "hash"))
+    for day in range(2):
+        (folder / f"{day}.csv").write_text("\n".join(log_of_day(day)) + "\n")
+        preprocess(folder, day, folder / str(day), folder / str(day - 1) if day else None)
+    return folder
+
+
+def words(folder: Path, day: int, output: object, parent: object = None, place: str = "process") -> list[str]:
+    """Return the arguments that preprocess a day."""
+    given = ["clicks.yaml", "--input", f"{day}.csv", "--on", place, "--output", str(output)]
+    given += [] if parent is None else ["--extend", str(parent)]
+    return [str(folder / word) if word.endswith((".yaml", ".csv")) else word for word in given]
+
+
+def preprocess(folder: Path, day: int, output: object, parent: object = None) -> str:
+    environment = environment_without_cluster()
+    return run_module("jobs.preprocess", *words(folder, day, output, parent), environment=environment)
+
+
+def statistics_of(dataset: Path) -> dict[str, str]:
+    found = {path: sha for path, sha in files_of(dataset).items() if path.startswith(STATISTICS_FOLDER)}
+    assert any(path.endswith(".means") for path in found) and any(path.endswith(".arrow") for path in found)
+    return found
+
+
+def test_an_extension_that_is_killed_goes_on(two_days: Path, tmp_path: Path) -> None:
+    hold = Hold(tmp_path / "hold", r"\.scratch/\.history-clicked\.json\.")
+    arguments = words(two_days, 1, tmp_path / "1", two_days / "0")
+    with hold.held("jobs.preprocess", *arguments, environment=environment_without_cluster()):
+        pass  # killed when the tables of a history are written, and not marked
+    (left,) = tmp_path.glob(".1.unfinished-*/.scratch")
+    assert (left / "history-user.json").exists() and not (left / "history-clicked.json").exists()
+    preprocess(two_days, 1, tmp_path / "1", two_days / "0")
+    assert files_of(tmp_path / "1") == files_of(two_days / "1")
+
+
+def test_an_extension_at_a_uri_has_the_same_histories(two_days: Path, tmp_path: Path) -> None:
+    with faulty_store() as store, store.endpoint() as endpoint:
+        own = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL": endpoint.url}
+        environment = {**environment_without_cluster(), **own, "RAYREC_CACHE": str(tmp_path / "cache")}
+        for day in range(2):
+            parent = f"s3://bucket/days/{day - 1}" if day else None
+            arguments = words(two_days, day, f"s3://bucket/days/{day}", parent)
+            run_module("jobs.preprocess", *arguments, environment=environment)
+        fs.copy_files("days/1", str(tmp_path / "copied"), store.filesystem, fs.LocalFileSystem())
+    assert statistics_of(tmp_path / "copied") == statistics_of(two_days / "1")
+
+
+def test_spark_extends_as_threads_do(two_days: Path, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
+    arguments = words(two_days, 1, tmp_path / "1", two_days / "0", "ray")
+    arguments += ["--set", "preprocess.spark.executor_memory=1g"]
+    run_module("jobs.preprocess", *arguments, environment={**os.environ, "RAY_ADDRESS": ray_cluster})
+    assert statistics_of(tmp_path / "1") == statistics_of(two_days / "1")
