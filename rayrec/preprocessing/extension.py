@@ -80,6 +80,32 @@ def _digests(dataset: Dataset) -> set[str]:
     return {*dataset.manifest.earlier_sources, *(source.digest for source in dataset.manifest.sources)}
 
 
+def require_features(names: Sequence[str], parent: Dataset) -> None:
+    """Raise UserError unless the features that columns give are those of the dataset that is extended."""
+    before = [feature.name for feature in parent.schema.features]
+    for name in names:
+        if name not in before:
+            raise UserError(
+                f"column '{name}': {parent.folder} has no such feature; list it in source.ignore of a new dataset, or "
+                "leave the column out of the files"
+            )
+    missing = [name for name in before if name not in names]
+    if missing:
+        raise UserError(f"feature '{missing[0]}': the files have no column for it, unlike those of {parent.folder}")
+    assert list(names) == before, "the order is that of rules and crosses"
+
+
+def require_histories(histories: Sequence[History], parent: Dataset) -> None:
+    """Raise UserError unless the dataset that is extended has the events of these histories."""
+    before = [history.rule for history in parent.schema.histories]
+    for history in histories:
+        if history.rule not in before:
+            raise UserError(
+                f"history '{history.name}': {parent.folder} has not its earlier events, as it was made by another "
+                "version of rayrec; preprocess all files again"
+            )
+
+
 def require_other_rows(dataset: Dataset) -> None:
     """Raise UserError if a dataset that this one extends has as many rows, labels and the same first and last times.
 

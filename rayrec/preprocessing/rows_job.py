@@ -34,7 +34,14 @@ from rayrec.ingest.dataset import (
 )
 from rayrec.ingest.held_out_rows import MOST_LOOKED_AT, held_out_rows, write_held_out_rows
 from rayrec.preprocessing.column_plan import plan_columns
-from rayrec.preprocessing.extension import earlier_events, growth_of, new_events, require_new
+from rayrec.preprocessing.extension import (
+    earlier_events,
+    growth_of,
+    new_events,
+    require_features,
+    require_histories,
+    require_new,
+)
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.found_keys import count_found_keys
@@ -203,8 +210,8 @@ class RowsJob:
         names = {name: table.columns.names for name, table in self._tables.items()}
         self._plan = plan_columns(source, config.split, log.columns.names, names)
         if parent is not None:
-            _require_features([feature.name for feature in self._plan.features], parent)
-            _require_histories([history for history, _ in self._plan.histories], parent)
+            require_features([feature.name for feature in self._plan.features], parent)
+            require_histories([history for history, _ in self._plan.histories], parent)
         self._hashed: str | None = None
         if isinstance(config.split, HashSplitConfig):
             self._hashed = config.split.column or source.group
@@ -522,32 +529,6 @@ def _write_held_out_rows(folder: Path, schema: Schema, segments: Mapping[str, Se
                 break
         found[split] = held_out_rows(split, pa.Table.from_batches(batches), columns, schema.label)
     write_held_out_rows(folder, found)
-
-
-def _require_features(names: Sequence[str], parent: Dataset) -> None:
-    """Raise UserError unless the features that columns give are those of the dataset that is extended."""
-    before = [feature.name for feature in parent.schema.features]
-    for name in names:
-        if name not in before:
-            raise UserError(
-                f"column '{name}': {parent.folder} has no such feature; list it in source.ignore of a new dataset, or "
-                "leave the column out of the files"
-            )
-    missing = [name for name in before if name not in names]
-    if missing:
-        raise UserError(f"feature '{missing[0]}': the files have no column for it, unlike those of {parent.folder}")
-    assert list(names) == before, "the order is that of rules and crosses"
-
-
-def _require_histories(histories: Sequence[History], parent: Dataset) -> None:
-    """Raise UserError unless the dataset that is extended has the events of these histories."""
-    before = [history.rule for history in parent.schema.histories]
-    for history in histories:
-        if history.rule not in before:
-            raise UserError(
-                f"history '{history.name}': {parent.folder} has not its earlier events, as it was made by another "
-                "version of rayrec; preprocess all files again"
-            )
 
 
 def open_beside(where: str, path: str, config: FileFormat) -> TableFiles:
