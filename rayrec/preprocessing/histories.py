@@ -186,14 +186,15 @@ class _Sent:
                 by_key = self._earlier.followed_by(earlier, by_key)
             yield by_key, pa.concat_tables(minutes) if minutes else _MINUTES.empty_table()
 
-    def means(self, minutes: pa.Table | pa.RecordBatchReader) -> pa.RecordBatch:
-        """Return the running numbers of all keys by minute, the first row being of before all events."""
-        sql = "select of, time, value, sum(rows) from minutes group by all order by all"
+    def means(self, minutes: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the running numbers of all keys by minute, the first row being of before all events; `minutes` are in
+        the order of their columns.
+        """
         # At first a minute before all, whose numbers are those that they go on from.
         before = read_means(means_file(self._earlier.folder)) if self._earlier else self._no_means()
         last = {name: before[name].to_numpy()[-1:] for name in before.schema.names}
         found = [[(_BEFORE_ALL, last[rows_field(of)], last[sum_field(of)])] for of in self._numbers]
-        for batch in query(sql, _MINUTES, minutes=minutes):
+        for batch in minutes:
             for number, so_far in enumerate(found):
                 rows = batch.filter(pc.equal(batch["of"], number))
                 if rows.num_rows:
@@ -256,7 +257,9 @@ def write_history(
         return path
 
     def sum_up(minutes: Sequence[Path]) -> None:
-        write_means(means_file(folder), sent.means(rows_of(pieces_of_files(minutes), _MINUTES)))
+        sql = "select of, time, value, sum(rows) from minutes group by all order by all"
+        ordered = query(sql, _MINUTES, minutes=rows_of(pieces_of_files(minutes), _MINUTES))
+        write_means(means_file(folder), sent.means(ordered))
 
     scratch.mkdir(parents=True, exist_ok=True)
     rows = {"events": KeyedRows(events.segments, sent.schema, read)}
@@ -273,7 +276,9 @@ def history_of_rows(history: History, rows: pa.RecordBatch, label: str) -> Histo
     by_key = list(sent.by_key([ordered], hashes_of_partition(0, 1)))
     table = HistoryTable(batch for batch, _ in by_key)
     if sent.has_means:
-        table.means = Means(sent.means(pa.concat_tables(minutes for _, minutes in by_key)))
+        minutes = pa.concat_tables(minutes for _, minutes in by_key)
+        minutes = minutes.sort_by([(name, "ascending") for name in minutes.column_names])
+        table.means = Means(sent.means(minutes.to_batches()))
     return table
 
 

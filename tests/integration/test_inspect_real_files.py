@@ -61,6 +61,8 @@ def test_ml_100k(inspected: Any) -> None:
     assert recipe.source.label.at_least == 4
     assert recipe.source.time.format == "s"
     assert recipe.preprocess.split.kind == "time"
+    assert {history.by for history in recipe.source.histories.values()} == {("c1",), ("c2",)}
+    assert "'c1' of 85.8% of its rows" in found.new_values and "the past of 'c1' tells of them" in found.new_values
 
 
 def test_ml_latest_small(inspected: Any) -> None:
@@ -70,6 +72,8 @@ def test_ml_latest_small(inspected: Any) -> None:
     }  # fmt: skip
     assert recipe.source.time.column == "timestamp"
     assert recipe.source.features[2].derive == ("hour", "weekday")
+    assert recipe.source.histories["userId"].by == ("userId",)
+    assert found.histories[0].auc > found.histories[0].without + 0.1
 
 
 def test_ml_100k_items_have_lists(inspected: Any) -> None:
@@ -108,6 +112,7 @@ def test_outbrain(inspected: Any) -> None:
     features = {name for name, kind in kinds(found).items() if kind == "categorical"}
     assert features == {"uuid", "ad_id", "document_id", "platform", "geo_location"}
     assert source.ignore == ("day",)
+    assert not source.histories  # of two minutes
     assert recipe.evaluate.ranking.metrics == ("map", "ndcg")
 
 

@@ -150,7 +150,8 @@ def find_past(
         keys = joined_keys([rows[key] for key in numbered]).take(pa.array(held_out))
         table = history_of_rows(history, rows.filter(pa.array(is_event)), "label")
         taken = table.complete(history, history.columns, keys, moments[held_out])
-        left[by] = [number_inputs(taken[column].to_numpy(zero_copy_only=False)) for column in history.columns]
+        inputs = [number_inputs(taken[column].to_numpy(zero_copy_only=False)) for column in history.columns]
+        left[by] = [some[:, some.any(axis=0)] for some in inputs]  # counts are never missing
     named, used = [], {*columns, *(rule["name"] for d in decisions for rule in d.rules if "name" in rule)}
     for found in _choose(_HeldOut(label.values[held_out], odds[held_out]), takes, left):
         name = found.name.replace(".", "_")
