@@ -90,25 +90,26 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
+    if request.staleness is not None:
+        _require_histories(dataset)
     source, notes = measurable(request.source, request.data)
-    with (
-        stored_model(source, request.checkpoint) as model,
-        _with_histories_of(request.staleness, dataset, request.split, progress) as measured,
-    ):
+    with stored_model(source, request.checkpoint) as model:
         recipe, schema = model.recipe, model.schema
         schema.require_same_features(dataset.schema, request.data)
         require_evaluable(recipe, dataset)
 
         # Score the rows where it is decided, and measure each of them.
-        device, part = request.device or recipe.train.device, measured.head(request.split, request.rows)
-        rows = part.split(request.split).rows
+        device = request.device or recipe.train.device
+        rows = dataset.head(request.split, request.rows).split(request.split).rows
         if request.staleness is not None:
             request = request.model_copy(update={"on": "process"})
         place = place_scoring("evaluate", request, progress, rows=rows, workers=request.workers, device=device)
-        with scoring_pool(place, progress, workers=request.workers, device=device, precision=request.precision) as (
-            pool,
-            execution,
+        workers, precision = request.workers, request.precision
+        with (
+            _with_histories_of(request.staleness, dataset, request.split, progress) as measured,
+            scoring_pool(place, progress, workers=workers, device=device, precision=precision) as (pool, execution),
         ):
+            part = measured.head(request.split, request.rows)
             from rayrec.inference.batch.scoring import measure_split
 
             progress.stage(f"evaluating on {request.split}", rows)
@@ -126,6 +127,19 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     # The manifest tells the label rate of whole splits alone.
     simpler = {} if "part" in details else baselines(recipe, dataset, found)
     return Result(command="evaluate", rows=rows, metrics=found, baselines=simpler, execution=execution, details=details)
+
+
+def _require_histories(dataset: "Dataset") -> None:
+    """Raise ConfigError unless the rows of a dataset can be read again as with older histories."""
+    if not any(lookup.kind == "history" for lookup in dataset.schema.lookups):
+        raise ConfigError(f"--staleness: {dataset.folder} has no histories, which alone grow old; leave it out")
+    preprocess = dataset.recipe.preprocess
+    assert isinstance(preprocess, RowsPreprocessConfig)
+    if preprocess.split.kind == "files":
+        raise ConfigError(
+            f"--staleness: {dataset.folder} does not say which of its files are of which split; preprocess them with "
+            "another kind of preprocess.split"
+        )
 
 
 @contextmanager
@@ -146,15 +160,8 @@ def _with_histories_of(
     from rayrec.store.artifact import found
 
     recipe, manifest = dataset.recipe, dataset.manifest
-    source, preprocess = recipe.source, recipe.preprocess
-    if not any(lookup.kind == "history" for lookup in dataset.schema.lookups):
-        raise ConfigError(f"--staleness: {dataset.folder} has no histories, which alone grow old; leave it out")
-    assert isinstance(source, TableSourceConfig) and isinstance(preprocess, RowsPreprocessConfig)
-    if preprocess.split.kind == "files":
-        raise ConfigError(
-            f"--staleness: {dataset.folder} does not say which of its files are of '{split}'; preprocess them with "
-            "another kind of preprocess.split"
-        )
+    source = recipe.source
+    assert isinstance(source, TableSourceConfig)
     # The rows of the split from the raw files, which the manifest names before those of side tables and events.
     paths = [*(table.path for table in source.tables.values()), *(past.path for past in source.histories.values())]
     beside = {file.name for path in paths if path is not None for file in list_inputs([path])}
