@@ -2,8 +2,14 @@
 
 import pytest
 
-from rayrec.ingest.dataset import DatasetManifest, SplitInfo
-from rayrec.inspection.split_checks import class_warnings, metric_warnings, split_notes, split_warnings
+from rayrec.ingest.dataset import DatasetManifest, FoundKeys, SplitInfo
+from rayrec.inspection.split_checks import (
+    class_warnings,
+    describe_new_values,
+    metric_warnings,
+    split_notes,
+    split_warnings,
+)
 from rayrec.recipes import Recipe
 
 RANDOM = {"kind": "hash", "validation": 0.1, "test": 0.1}
@@ -66,3 +72,14 @@ def test_models_that_a_simpler_one_beats_on_the_same_rows() -> None:
     first, second = metric_warnings(metrics, baselines)
     assert "'validation'" in first and "0.7100" in first and "0.6900" in first
     assert "'lists'" in second and "0.2000" in second and "0.2500" in second
+
+
+def test_the_past_tells_of_new_keys() -> None:
+    """Of keys that most held-out rows have and `train` has not, a history tells."""
+    known = {"user": FoundKeys(rows=100, found=14), "item": FoundKeys(rows=100, found=98)}
+    said = describe_new_values("test", known, ["user", "item"])
+    assert said == (
+        "split 'test': train has not the 'user' of 86.0% of its rows, nor the 'item' of 2.0%; what the model knows of "
+        "'user' helps few of them, but the past of 'user' tells of them"
+    )
+    assert "past" not in str(describe_new_values("test", known))
