@@ -75,8 +75,6 @@ class Events:
     """The types of columns as they are read."""
     forms: Mapping[str, TextForm]
     """The forms of texts by column: values are spelled as the lists of rows are."""
-    until: int | None
-    """The time of the newest in microseconds, whatever it is of; None if there are none."""
 
 
 def events_reader(files: TableFiles, history: History, columns: Mapping[str, RawColumn]) -> TableReader:
@@ -116,13 +114,7 @@ def events_of_files(
 
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
     segments, time = make_segments(pieces), history.fields[0].name
-
-    def newest(segment: Segment) -> int | None:
-        times = [pc.max(batch[time].cast(pa.int64())).as_py() for batch in read_piece(segment.piece, [time])]
-        return max((moment for moment in times if moment is not None), default=None)
-
-    found = [moment for moment in workspace.engine.run(segments, newest) if moment is not None]
-    return Events(segments, read, time, None, types, forms, max(found, default=None))
+    return Events(segments, read, time, None, types, forms)
 
 
 class _Sent:
@@ -231,9 +223,9 @@ def write_history(
     events: Events,
     folder: Path,
     earlier: EarlierEvents | None = None,
-) -> None:
+) -> int | None:
     """Write the table of a history into `folder`, and the numbers of all keys beside it; `earlier`: the events that
-    these follow.
+    these follow. Return the time of the newest event in microseconds, whether it counts or not; None without any.
     """
     sent = _Sent(history, events.time, events.label, events.types, events.forms, earlier)
     ranges = range_count(count_rows(events.segments) + (earlier.count(sent.table) if earlier else 0))
@@ -266,6 +258,13 @@ def write_history(
     written = shuffle_rows(workspace, f"history {history.name}", rows, write, ranges)
     if sent.has_means:
         workspace.engine.run([written], sum_up)
+
+    def newest(segment: Segment) -> int | None:
+        times = (pc.max(batch[events.time].cast(pa.int64())) for batch in events.read(segment, [events.time]))
+        return max((time.as_py() for time in times if time.is_valid), default=None)
+
+    ends = [*workspace.engine.run(events.segments, newest), earlier.until if earlier else None]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def history_of_rows(history: History, rows: pa.RecordBatch, label: str) -> HistoryTable:

@@ -245,7 +245,7 @@ class RowsJob:
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
         forms = self._forms_of_texts(extracted)
-        train, others = self._write_lookups(workspace, stages, schema, forms, segments, rejected, times, growth)
+        train, others = self._write_lookups(workspace, stages, schema, forms, segments, rejected, growth)
         keys_found, warnings = dict[str, FoundKeys](), list[str]()
         if others.schema.lookups:
             keys_found, warnings = stages.run(
@@ -396,7 +396,6 @@ class RowsJob:
         forms: Mapping[str, TextForm],
         segments: Mapping[str, Sequence[Segment]],
         rejected: dict[str, int],
-        times: Times | None,
         growth: GrowthRules,
     ) -> tuple[CompletedRows, CompletedRows]:
         """Write side tables, histories and rates; return the readers of rows of `train` and of others. Counts bad rows.
@@ -446,21 +445,17 @@ class RowsJob:
         rows = CompletedRows(with_tables, workspace.folder)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         types = {column.name: column.arrow for column in (*plan.read, *plan.columns)}
-        newest = None if times is None else round(times.last * MICROSECONDS)
-        of_log = Events(every_segment, rows.read, "", schema.label, types, forms, newest)
 
         def write_events(history: History, config: HistoryConfig) -> History:
             """Write the table of a history, which goes on from that of the parent; return it with its end."""
             earlier = None if self._parent is None else earlier_events(self._parent, history, growth)
 
             def work(folder: Path) -> History:
-                events = replace(of_log, time=history.time)
+                events = Events(every_segment, rows.read, history.time, schema.label, types, forms)
                 if config.path is not None:
                     reader, files = self._event_readers[history.name], self._new_events[history.name]
                     events = events_of_files(workspace, history, reader, files, most, forms)
-                write_history(workspace, history, events, folder, earlier)
-                ends = (events.until, None if earlier is None else earlier.until)
-                until = max((end for end in ends if end is not None), default=None)
+                until = write_history(workspace, history, events, folder, earlier)
                 return with_forms(history.model_copy(update={"until": until}), forms)
 
             return stages.run(f"history-{file_name(history.name)}", History, work, lookup_folder(statistics, history))
