@@ -13,6 +13,8 @@ from rayrec.features.raw_columns import History
 from rayrec.features.text_forms import TextForm, in_form
 
 Columns = Mapping[str, pa.Array]
+_LARGEST = 1e100
+"""Numbers from this on are missing, as those that are not finite, so that sums of any number of them are finite."""
 
 
 def summed(history: History) -> list[str | None]:
@@ -28,15 +30,15 @@ def listed(history: History) -> list[str]:
 def taken_of(
     history: History, events: Columns, time: str, label: str | None, forms: Mapping[str, TextForm]
 ) -> list[pa.Array]:
-    """Return the times (int64) of m events, the numbers that are summed (float64, null where one is missing or not
-    finite), and the values that are listed. Those of a moment are in the order of these columns.
+    """Return the times (int64) of m events, the numbers that are summed (float64, null where one is missing or too
+    large), and the values that are listed. Those of a moment are in the order of these columns.
 
     `label`: the column of the label (0 or 1); `forms`: of texts, by column.
     """
     arrays = [events[time].cast(pa.int64())]
     for of in summed(history):
         number = pc.add(events[of or label or ""].cast(pa.float64()), 0.0)  # makes 0 of -0
-        arrays.append(pc.if_else(pc.is_finite(number), number, None))
+        arrays.append(pc.if_else(pc.less(pc.abs(number), _LARGEST), number, None))
     return arrays + [in_form(events[of], forms.get(of, "text")) for of in listed(history)]
 
 
