@@ -47,6 +47,7 @@ LABEL = ""
 MINUTE = 60_000_000
 """Microseconds."""
 DAY = 86_400_000_000
+_MOMENT = pa.timestamp("us", "UTC")
 _MEANS_ENDING, _REMEDY = ".means", "create its folder again"
 
 
@@ -358,8 +359,10 @@ class Means:
 
 def moments_of(times: pa.Array) -> NDArray[np.int64]:
     """Return (n,) the moments of n times in microseconds since 1970; a missing one is now."""
-    moments = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return moments.fill_null(time.time_ns() // 1_000).to_numpy(zero_copy_only=False)
+    moments = (times if times.type == _MOMENT else times.cast(_MOMENT)).view(pa.int64())
+    if moments.null_count:
+        moments = moments.fill_null(time.time_ns() // 1_000)
+    return moments.to_numpy(zero_copy_only=False)
 
 
 def history_schema(history: History, types: dict[str, pa.DataType], key_fields: Sequence[pa.Field]) -> pa.Schema:

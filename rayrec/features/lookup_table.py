@@ -163,7 +163,11 @@ def search_ranges(
     """Search k wanted values, each in its own range of ascending `values`: the place of each, and if it is there."""
     if not len(values) or not len(wanted):
         return start.copy(), np.zeros(len(wanted), bool)
-    # A request mostly asks for what is behind all values.
+    if len(wanted) == 1:  # of a request
+        first, end, value = int(start[0]), int(stop[0]), wanted[0]
+        place = first + int(values[first:end].searchsorted(value))
+        return np.array([place]), np.array([place < end and bool(values[place] == value)])
+    # Most rows of a request ask for what is behind all values.
     is_behind = (values[stop - 1] < wanted) & (stop > start)
     low, high = np.where(is_behind, stop, start), stop.copy()
     for _ in range(int((stop - low).max(initial=0)).bit_length()):
