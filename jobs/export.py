@@ -100,6 +100,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
                 "checkpoint": parent_of(checkpoint),
                 "dataset": Parent(id=dataset.id, folder=dataset.folder),
             },
+            base=None if base is None else base.schema,
         )
         model = ModelFolder.open(folder)
         details["table_bytes"] = model.table_bytes()

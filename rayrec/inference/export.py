@@ -58,6 +58,7 @@ def export_checkpoint(
     tables: TablePrecision = "fp32",
     refit_of: Dataset | None = None,
     made_of: Mapping[str, Parent] | None = None,
+    base: Schema | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
@@ -74,13 +75,14 @@ def export_checkpoint(
         refit_of: The dataset that the metrics are of, if the model was then trained on all of its rows; some of its
             held-out rows go into the model folder.
         made_of: The checkpoint and the dataset, for the manifest.
+        base: The schema of the model that this one is to be a delta of.
 
     Return that comparison: the split and its rows, the metrics of both, their changes and the differences of the
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
     the model or holds it in another shape.
     """
     weights = CheckpointModel(checkpoint, recipe, dataset.schema)
-    schema = with_recent_past(weights.schema, refit_of or dataset)
+    schema = with_recent_past(weights.schema, refit_of or dataset, base)
     loss: dict[str, Any] | None = None
     with new_model_folder(
         output,
@@ -119,17 +121,19 @@ def export_checkpoint(
     return loss
 
 
-def with_recent_past(schema: Schema, dataset: Dataset) -> Schema:
-    """Return the schema whose histories tell rows from the first held-out one on, if those are the latest rows."""
+def with_recent_past(schema: Schema, dataset: Dataset, base: Schema | None = None) -> Schema:
+    """Return the schema whose histories tell rows from the first held-out one on, if those are the latest rows; of a
+    delta those that the histories of its `base` tell, so that keys without new events stay what they are there.
+    """
     times = dataset.manifest.times
-    if times is None or times.held_out is None:
-        return schema
-    first = np.array([round(times.held_out * 1e6)])
+    first = None if times is None or times.held_out is None else np.array([round(times.held_out * 1e6)])
+    begun = {} if base is None else {history.rule: history.since for history in base.histories}
 
     def recent(lookup: Lookup) -> Lookup:
         if not isinstance(lookup, History):
             return lookup
-        return lookup.model_copy(update={"since": int(horizon_of(lookup, first)[0])})
+        since = None if first is None else int(horizon_of(lookup, first)[0])
+        return lookup.model_copy(update={"since": begun.get(lookup.rule, since)})
 
     return schema.model_copy(update={"lookups": tuple(map(recent, schema.lookups))})
 

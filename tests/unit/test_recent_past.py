@@ -44,6 +44,9 @@ def test_rows_of_the_held_out_time_are_told_what_all_events_tell(
     assert first == log.ts.iloc[-int(0.3 * len(log)) :].min()
     is_held_out = log.ts >= first
     pd.testing.assert_frame_equal(whole[is_held_out], recent[is_held_out])
+    # A delta begins where its base does.
+    assert with_recent_past(dataset.schema, dataset, dataset.schema) == dataset.schema
+    assert with_recent_past(dataset.schema, dataset, schema) == schema
     sizes = [_bytes_of(folder / STATISTICS_FOLDER) for folder in (dataset.folder, tmp_path)]
     assert sizes[1] < 0.7 * sizes[0]
 
