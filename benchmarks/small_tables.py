@@ -228,7 +228,8 @@ def by_time(table: Table, rows: pd.DataFrame, folder: Path) -> dict[str, dict[st
     if yaml.safe_load((folder / "recipe.yaml").read_text())["preprocess"]["split"]["kind"] != "time":
         return {}
     found: dict[str, dict[str, list[float]]] = {}
-    for name, overrides in {"as written": {}, "without histories": {"source.histories": {}}}.items():
+    ways: dict[str, dict[str, Any]] = {"as written": {}, "without histories": {"source.histories": {}}}
+    for name, overrides in ways.items():
         recipe = rayrec.load_recipe(folder / "recipe.yaml", overrides)
         preprocessing(recipe, {None: [str(folder / "log.csv")]}, folder / name).run(EmbeddedEngine(2))
         found[name] = {"auc": [], "log_loss": []}
