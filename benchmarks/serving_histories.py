@@ -103,9 +103,9 @@ def exported(log: Path, folder: Path, name: str) -> Path:
     }
     folder.mkdir()
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    common = {"on": "process", "progress": False}
-    rayrec.preprocess(recipe=folder / "recipe.yaml", input=[str(log)], output=folder / "data", **common)
-    rayrec.train(recipe=folder / "recipe.yaml", data=folder / "data", output=folder / "run", **common)
+    written, data, run = folder / "recipe.yaml", folder / "data", folder / "run"
+    rayrec.preprocess(recipe=written, input=[str(log)], output=data, on="process", progress=False)
+    rayrec.train(recipe=written, data=data, output=run, on="process", progress=False)
     rayrec.export(run=folder / "run", output=folder / name, progress=False)
     return folder / name
 
