@@ -20,6 +20,8 @@ from rayrec.features.text_forms import TextForm
 STATISTICS_FOLDER = "statistics"
 """Tables in which columns or features of rows are looked up; export copies them into the model folder."""
 
+SECOND = 1_000_000
+"""Microseconds, the unit of times."""
 RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts", "events"]
 _SCALARS = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
 _ARROW_TYPES = _SCALARS | {f"{name}s": pa.list_(_SCALARS[name]) for name in ("number", "integer", "text")}

@@ -18,7 +18,7 @@ from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig, shown_metrics
 from rayrec.config.table import LabelCondition
 from rayrec.features.histories import horizon_of, means_file, write_recent
 from rayrec.features.lookups import lookup_folder
-from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup
+from rayrec.features.raw_columns import SECOND, STATISTICS_FOLDER, History, Lookup
 from rayrec.features.schema import Schema
 from rayrec.inference.batch.scoring import collect_split
 from rayrec.inference.examples import ReferenceTraffic, rows_of_split, write_examples, write_reference_rows
@@ -126,7 +126,7 @@ def with_recent_past(schema: Schema, dataset: Dataset, base: Schema | None = Non
     delta those that the histories of its `base` tell, so that keys without new events stay what they are there.
     """
     times = dataset.manifest.times
-    first = None if times is None or times.held_out is None else np.array([round(times.held_out * 1e6)])
+    first = None if times is None or times.held_out is None else np.array([round(times.held_out * SECOND)])
     begun = {} if base is None else {history.rule: history.since for history in base.histories}
 
     def recent(lookup: Lookup) -> Lookup:

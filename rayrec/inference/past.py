@@ -2,20 +2,18 @@
 
 from datetime import UTC, datetime
 
-from rayrec.features.raw_columns import History
+from rayrec.features.raw_columns import SECOND, History
 from rayrec.features.schema import Schema
 
-_SECOND = 1_000_000
-"""Microseconds."""
-_QUIET = 3_600 * _SECOND
+_QUIET = 3_600 * SECOND
 """A log may have no events for so long, so that no newer one is no sign of a table that is old."""
-_UNITS = {"d": 86_400 * _SECOND, "h": 3_600 * _SECOND, "m": 60 * _SECOND, "s": _SECOND}
+_UNITS = {"d": 86_400 * SECOND, "h": 3_600 * SECOND, "m": 60 * SECOND, "s": SECOND}
 
 
 def known_until(schema: Schema) -> float | None:
     """Return the time up to which every history of a schema knows events, in seconds since 1970; None without any."""
     ends = [lookup.until for lookup in schema.lookups if isinstance(lookup, History) and lookup.until is not None]
-    return min(ends) / _SECOND if ends else None
+    return min(ends) / SECOND if ends else None
 
 
 def describe_stale(schema: Schema, now: float) -> str | None:
@@ -25,17 +23,17 @@ def describe_stale(schema: Schema, now: float) -> str | None:
     These are the ones without an event in the last full period of `known`, or without `known` in the last hour; both
     before the delay.
     """
-    moment = int(now * _SECOND)
+    moment = int(now * SECOND)
     stale = [lookup for lookup in schema.lookups if isinstance(lookup, History) and _is_stale(lookup, moment)]
     if not stale:
         return None
-    until = min(history.until for history in stale if history.until is not None) / _SECOND
+    until = min(history.until for history in stale if history.until is not None) / SECOND
     names = [repr(history.name) for history in stale]
     ended = f"histories {', '.join(names[:-1])} and {names[-1]} end" if names[1:] else f"history {names[0]} ends"
     unknown = max((history.known or 0) + history.delay for history in stale)
     knew = f"all but the last {_duration(unknown)} at most" if unknown else "all that had happened"
     return (
-        f"{ended} at {_minute(until)}, {_about(moment - int(until * _SECOND))} ago, but rows of train knew {knew}; "
+        f"{ended} at {_minute(until)}, {_about(moment - int(until * SECOND))} ago, but rows of train knew {knew}; "
         "make the model of newer rows, or say in `known` how old it may be (docs/histories.md)"
     )
 
@@ -50,7 +48,7 @@ def history_facts(schema: Schema) -> list[dict[str, str]]:
             "window": "all" if history.window is None else _duration(history.window),
             "delay": "none" if not history.delay else _duration(history.delay),
             "known": "at once" if history.known is None else f"every {_duration(history.known)}",
-            "up to": "" if history.until is None else _minute(history.until / _SECOND),
+            "up to": "" if history.until is None else _minute(history.until / SECOND),
         }
         for history in schema.lookups
         if isinstance(history, History)

@@ -6,10 +6,9 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.lookups import lookup_folder
-from rayrec.features.raw_columns import STATISTICS_FOLDER, History
+from rayrec.features.raw_columns import SECOND, STATISTICS_FOLDER, History
 from rayrec.ingest.dataset import Dataset, SourceFile, Times
 from rayrec.preprocessing.earlier_events import EarlierEvents
-from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.vocabularies import GrowthRules
 from rayrec.raw.input_files import InputFile
 from rayrec.recipes import Recipe
@@ -71,7 +70,7 @@ def earlier_events(parent: Dataset, history: History, growth: GrowthRules) -> Ea
     return EarlierEvents(
         lookup_folder(parent.folder / STATISTICS_FOLDER, history),
         until,
-        None if moment is None else moment * MICROSECONDS,
+        None if moment is None else moment * SECOND,
     )
 
 

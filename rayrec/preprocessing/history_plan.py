@@ -19,9 +19,7 @@ from rayrec.config.table import (
 )
 from rayrec.config.transforms import Log
 from rayrec.features.events import listed, summed
-from rayrec.features.raw_columns import History, RawColumn, Taken
-
-_MICROSECONDS = 1_000_000
+from rayrec.features.raw_columns import SECOND, History, RawColumn, Taken
 
 
 def plan_history(name: str, config: HistoryConfig, time: str) -> History:
@@ -50,7 +48,7 @@ def events_of_rate(config: RateConfig) -> HistoryConfig:
 
 
 def _microseconds(duration: str | None) -> int | None:
-    return None if duration is None else seconds_of(duration) * _MICROSECONDS
+    return None if duration is None else seconds_of(duration) * SECOND
 
 
 def _taken(history: str, take: Take) -> Taken:

@@ -29,7 +29,7 @@ from rayrec.config.preprocess import (
     seconds_of,
 )
 from rayrec.features.hashes import by_distinct_text, hash_texts
-from rayrec.features.raw_columns import RawColumn
+from rayrec.features.raw_columns import SECOND, RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset
@@ -94,7 +94,6 @@ def integers_of(texts: pa.Array) -> NDArray[np.int64]:
 
 
 SPLIT_ORDER = ("train", "validation", "test")
-MICROSECONDS = 1_000_000
 _FORM = re.compile(r"(\.[A-Za-z]+)?(\.(gz|gzip|zip|zst|zstd))?$")
 """The ends of a file's name that tell its format and packing."""
 
@@ -264,7 +263,7 @@ def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
     starts, beyond = [], 0.0
     for span in reversed(spans):
         if isinstance(span, str):
-            beyond += seconds_of(span) * MICROSECONDS
+            beyond += seconds_of(span) * SECOND
             starts.append(times.most - beyond + 1)
         else:
             beyond += span

@@ -20,7 +20,7 @@ from rayrec.config.preprocess import (
 from rayrec.config.table import FileFormat, HistoryConfig, TableSourceConfig
 from rayrec.features.events import with_forms
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
-from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate, SideTable
+from rayrec.features.raw_columns import SECOND, STATISTICS_FOLDER, History, Lookup, Rate, SideTable
 from rayrec.features.schema import Feature, Schema
 from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import (
@@ -58,7 +58,6 @@ from rayrec.preprocessing.lookups import (
 from rayrec.preprocessing.numbers import Number, Summary, summarize
 from rayrec.preprocessing.parts import Encode, NewPositions, RandomGroups, RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.row_splits import (
-    MICROSECONDS,
     KeptColumns,
     RowDivision,
     keys_of_files,
@@ -365,7 +364,7 @@ class RowsJob:
         """
         kept, extracted, _, pieces = self._parse_and_split(workspace, Stages(workspace.scratch, workspace.progress))
         lookups = tuple(
-            lookup.model_copy(update={"staleness": staleness * MICROSECONDS}) if isinstance(lookup, History) else lookup
+            lookup.model_copy(update={"staleness": staleness * SECOND}) if isinstance(lookup, History) else lookup
             for lookup in dataset.schema.lookups
         )
         schema = dataset.schema.model_copy(update={"lookups": lookups})
@@ -484,11 +483,11 @@ class RowsJob:
             return ()
         first_later = None
         if train is not None and later is not None and train.most <= later.least:
-            first_later = later.least / MICROSECONDS
+            first_later = later.least / SECOND
         return (
             Times(
-                first=min(one.least for one in found) / MICROSECONDS,
-                last=max(one.most for one in found) / MICROSECONDS,
+                first=min(one.least for one in found) / SECOND,
+                last=max(one.most for one in found) / SECOND,
                 held_out=first_later,
             ),
         )

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.features.hashes import hash_texts
+from rayrec.features.raw_columns import SECOND
 from rayrec.ingest.dataset import DROPPED_FOLDER, Times
 from rayrec.preprocessing.engine import Partition, ShuffleInput, partition_by_hash
-from rayrec.preprocessing.row_splits import MICROSECONDS
 from rayrec.preprocessing.segments import Piece, Segment, batch_of, count_rows, numbered, read_segment, write_piece
 from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.workspace import Workspace, counted_rows
@@ -159,7 +159,7 @@ def write_histories(
 
         found = workspace.engine.shuffle({"rows": ShuffleInput(items, GATHERED, gather)}, partitions, cut)
     kept, dropped, counts = zip(*found, strict=True)
-    moments = [of[end] / MICROSECONDS for of in counts for end in ("first", "last") if of[end] is not None]
+    moments = [of[end] / SECOND for of in counts for end in ("first", "last") if of[end] is not None]
     numbers = {name: int(sum(of[name] or 0 for of in counts)) for name in counts[0] if name not in ("first", "last")}
     times = Times(first=min(moments), last=max(moments)) if moments else None
     return [*chain(*kept)], [*chain(*dropped)], HistoryCounts(**numbers, times=times)
