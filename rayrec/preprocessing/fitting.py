@@ -24,8 +24,8 @@ from rayrec.config.transforms import (
 from rayrec.features.raw_columns import RawColumn
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.text_forms import in_form
-from rayrec.preprocessing.column_plan import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.numbers import Number, Summaries, Summary, UnfittedNumber, fit_numbers, summarize
+from rayrec.preprocessing.planned_columns import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.segments import ReadRows, Segment
 from rayrec.preprocessing.vocabularies import GrowthRules, HeldOut, KnownValues, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace

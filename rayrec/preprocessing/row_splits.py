@@ -33,9 +33,9 @@ from rayrec.features.raw_columns import SECOND, RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing.column_plan import KeptColumn
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers import Number, Summary, summarize
+from rayrec.preprocessing.planned_columns import KeptColumn
 from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_rows, read_segment
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.arrays import StatelessRandom

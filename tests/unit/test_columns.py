@@ -11,7 +11,8 @@ from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import SplitConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.features.raw_columns import RawColumn
-from rayrec.preprocessing.column_plan import _MODULE_ATTRIBUTES, ColumnPlan, KeptColumn, plan_columns
+from rayrec.preprocessing.column_plan import plan_columns
+from rayrec.preprocessing.planned_columns import MODULE_ATTRIBUTES, ColumnPlan, KeptColumn
 
 COLUMNS = ("click", "user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts", "weight", "debug_1")
 TABLES = {"users": ("user_id", "age", "zip")}
@@ -344,4 +345,4 @@ def test_two_columns_of_one_name() -> None:
 
 def test_words_of_torch() -> None:
     public = {name for name in dir(nn.ModuleDict()) if not name.startswith("_")}
-    assert public == _MODULE_ATTRIBUTES
+    assert public == MODULE_ATTRIBUTES

@@ -7,7 +7,7 @@ import pytest
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import RowsPreprocessConfig
-from rayrec.preprocessing.rows_job import resolve_inputs
+from rayrec.preprocessing.inputs import resolve_inputs
 from rayrec.recipes import Recipe
 from rayrec.sources.registry import preprocessing, preprocessing_job
 from tests.builders import make_recipe

@@ -23,9 +23,9 @@ from rayrec.features.hashes import hash_string
 from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract
-from rayrec.preprocessing.column_plan import KeptColumn
 from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.preprocessing.extract import pieces_of
+from rayrec.preprocessing.planned_columns import KeptColumn
 from rayrec.preprocessing.row_splits import KeptColumns, RowDivision, integers_of, keys_of_files
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.input_files import list_inputs

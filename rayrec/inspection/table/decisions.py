@@ -23,7 +23,7 @@ from rayrec.inspection.table.evidence import (
     with_auc,
 )
 from rayrec.inspection.table.roles import LABEL_NAMES, WEIGHT_NAMES, Label, Roles, are_weights, squeezed, time_settings
-from rayrec.preprocessing.column_plan import can_name_a_table, rate_column
+from rayrec.preprocessing.planned_columns import can_name_a_table, rate_column
 
 Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 

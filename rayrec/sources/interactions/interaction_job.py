@@ -18,8 +18,8 @@ from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schem
 from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import ExtractedChunk, extract_tables, pieces_of
+from rayrec.preprocessing.inputs import check_files, require_no_names
 from rayrec.preprocessing.parts import Encode, RowEncoder, write_in_order
-from rayrec.preprocessing.rows_job import check_files, require_no_names
 from rayrec.preprocessing.segments import (
     Piece,
     Segment,
