@@ -380,21 +380,22 @@ def encode_multi_hot(
 
     # Leave missing values out, then those beyond the first, or before the last, `hotness` of a row.
     present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
-    is_present = present.to_numpy(zero_copy_only=False)
-    row, values = row[is_present], values.filter(present)
+    kept = np.flatnonzero(present.to_numpy(zero_copy_only=False))
+    row = row[kept]
     if feature.keep == "last":
         position = np.searchsorted(row, row, side="right") - 1 - np.arange(len(row))
     else:
         position = np.arange(len(row)) - np.searchsorted(row, row)
-    kept = position < feature.hotness
-    row, values = row[kept], values.filter(pa.array(kept))
+    if len(kept) < len(values) or (position >= feature.hotness).any():
+        kept, row = kept[position < feature.hotness], row[position < feature.hotness]
+        values = values.take(pa.array(kept))
 
     # Encode what is left as one column, and cut it into lists again.
     offsets = np.searchsorted(row, np.arange(len(column) + 1)).astype(np.int32)
     ids = encode_categorical(feature, values, lookup)
     if weights is None:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
-    own = weights_of(weights, lengths)[is_present][kept]
+    own = weights_of(weights, lengths)[kept]
     return pa.ListArray.from_arrays(pa.array(offsets), with_weights(ids, own))
 
 
