@@ -138,7 +138,14 @@ class Lookups:
             return raw.stack((name,)) if name in names else None
 
         found = self._completed(given, raw.num_rows, None)
-        return StackedColumns(raw.schema, raw.num_rows, {**raw.stacks, **{(name,): found[name] for name in found}})
+        stacks = {(name,): values for name, values in found.items()}
+        # A column lies in one stack: those that lose one to what was found are taken apart.
+        for stacked, values in raw.stacks.items():
+            if found.keys().isdisjoint(stacked):
+                stacks[stacked] = values
+            else:
+                stacks |= {(name,): raw.stack((name,)) for name in stacked if name not in found}
+        return StackedColumns(raw.schema, raw.num_rows, stacks)
 
     def _completed(self, given: Given, rows: int, folds: NDArray[np.int64] | None) -> dict[str, pa.Array]:
         """Return the columns that the rows lack, by name."""

@@ -24,7 +24,7 @@ class StackedColumns:
     schema: pa.Schema
     num_rows: int
     stacks: Mapping[tuple[str, ...], Stack]
-    """Each by the names of its columns: (columns * n,)."""
+    """Each by the names of its columns, all of which are in one stack alone: (columns * n,)."""
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> "StackedColumns":

@@ -139,8 +139,7 @@ def completed(
         (folder / "scratch").mkdir()
         table = folder / "past"
         table.mkdir()
-        until = max((event.time for event in events), default=None)
-        log = Events(segments, read, "time", "label", types, {}, until)
+        log = Events(segments, read, "time", "label", types, {})
         write_history(workspace, asked.history, log, table)
         batch = batch_of(rows)
         keys = joined_keys([batch[key] for key in asked.keys])
