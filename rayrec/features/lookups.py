@@ -19,7 +19,7 @@ from rayrec.features.histories import HistoryTable, moments_of
 from rayrec.features.lookup_table import HASH, REQUEST_VALUES, UNKNOWN, LookupTable
 from rayrec.features.raw_columns import STATISTICS_FOLDER, History, Lookup, Rate
 from rayrec.features.schema import Schema
-from rayrec.features.stacked_columns import StackedColumns
+from rayrec.features.stacked_columns import Stack, StackedColumns
 from rayrec.store.paths import file_name
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
@@ -138,7 +138,7 @@ class Lookups:
             return raw.stack((name,)) if name in names else None
 
         found = self._completed(given, raw.num_rows, None)
-        stacks = {(name,): values for name, values in found.items()}
+        stacks: dict[tuple[str, ...], Stack] = {(name,): values for name, values in found.items()}
         # A column lies in one stack: those that lose one to what was found are taken apart.
         for stacked, values in raw.stacks.items():
             if found.keys().isdisjoint(stacked):
