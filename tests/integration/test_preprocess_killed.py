@@ -18,7 +18,7 @@ MANIFEST = r"\.unfinished-[^/]+/\.manifest\.json\."
 GOES_ON = "continuing unfinished work of an earlier run"
 STAGES = {
     "criteo": ("parse", "write-train"),
-    "table": ("rates", "write-train"),
+    "table": ("fit", "write-train"),
     "interactions": ("histories", "write"),
     "displays": ("values", "features"),
 }
@@ -35,7 +35,7 @@ def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> 
     before: dict[str, int] = {}
     for attempt in count():
         # It waits before it marks the first stage that is not done, and the second.
-        hold = Hold(tmp_path / f"attempt-{attempt}", f"{MARK.format('[a-z-]+')}|{MANIFEST}")
+        hold = Hold(tmp_path / f"attempt-{attempt}", f"{MARK.format('[^/]+')}|{MANIFEST}")
         with hold.held("jobs.preprocess", *arguments, "--output", output, environment=environment) as held:
             ((process, path),) = hold.waiting().items()
             assert _finished(output) == before
