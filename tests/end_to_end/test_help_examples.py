@@ -37,7 +37,7 @@ ON_RAY = {
 ELSEWHERE = {
     "demo": "makes its own data: tests/end_to_end/test_wheel.py",
     "doctor": "looks at the machine alone: tests/unit/test_doctor.py",
-    "forget": "needs a table by a key: tests/unit/test_cli.py",
+    "forget": "needs a table by a key: tests/unit/test_past_of_days.py",
     "follow": "runs until Ctrl-C, from raw files on: docs/daily.md in tests/end_to_end/test_page_commands.py",
     "serve": "runs until Ctrl-C: a test of its own below",
     "submit": "needs a cluster that takes jobs: tests/end_to_end/test_submit.py",
