@@ -67,8 +67,9 @@ def run(request: ForgetRequest, progress: Progress) -> Result:
     progress.stage("forget", len(folders))
     for folder in folders:
         try:
-            removed += _forget(folder, load_manifest(folder), Schema.load(folder), column, value)
-            kinds["dataset" if load_manifest(folder).kind == "dataset" else "model"] = None
+            manifest = load_manifest(folder)
+            removed += _forget(folder, manifest, Schema.load(folder), column, value)
+            kinds["dataset" if manifest.kind == "dataset" else "model"] = None
         except ConfigError as error:
             refused = error
         progress.advance(1)

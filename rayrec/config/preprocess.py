@@ -10,7 +10,8 @@ from rayrec.config.base import Config
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _DURATION = r"^[0-9]+[smhdw]$"
 _MOST_SECONDS = 1_000 * 366 * 86_400
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+"""Seconds of the units of durations."""
 
 
 def _is_span(value: float | str) -> float | str:
@@ -60,7 +61,7 @@ Names = Annotated[
 
 def seconds_of(duration: str) -> int:
     """Return the seconds of a duration such as `12h`."""
-    return int(duration[:-1]) * _SECONDS[duration[-1]]
+    return int(duration[:-1]) * SECONDS[duration[-1]]
 
 
 class DaySplitConfig(Config):

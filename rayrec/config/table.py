@@ -389,13 +389,13 @@ class HistoryConfig(FileFormat):
     where: LabelCondition | None = None
     """Condition for the events that count; `null`: all do."""
     window: Duration | None = None
-    """How far before the row events count, such as `7d`; `null`: all that happened before."""
+    """Time before the row within which events count, such as `7d`; `null`: all that happened before."""
     delay: Duration | None = None
     """Time from an event to when it is known, label included; events that are not known yet do not count."""
     known: Duration | None = None
-    """How often a server gets the newest events: a row knows the events up to the last full `1d` (since 1970, UTC)."""
+    """Period at which a server gets new events, such as `1d`: a row knows those up to the last full one (UTC)."""
     take: Annotated[tuple[Take, ...], Field(min_length=1)]
-    """What is taken of the events."""
+    """Columns to take of the events."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "HistoryConfig":
@@ -436,7 +436,7 @@ class TableSourceConfig(SourceConfig, FileFormat):
     rate_folds: Annotated[int, Field(ge=2)] = 5
     """Number of folds of `train` for `rates` without `time`; a row gets the other folds' rate."""
     histories: dict[str, HistoryConfig] = {}
-    """What happened before a row, by name: counts, rates, ages and lists of earlier events of its key."""
+    """Columns of what happened before a row, by name: counts, rates, ages and lists of earlier events of its key."""
 
     @model_validator(mode="after")
     def _the_past_needs_a_time(self) -> "TableSourceConfig":

@@ -56,7 +56,7 @@ class _Group:
     names: tuple[str, ...]
     """The names of the features."""
     given: tuple[tuple[str, ...], ...]
-    """What they are made of, each input with that of all of them: raw columns; of a cross, features."""
+    """Names of the inputs, each input with that of all of the features: raw columns, or features of a cross."""
     is_cross: bool
 
 

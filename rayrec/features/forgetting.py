@@ -1,6 +1,6 @@
 """Takes a key's rows out of the tables that rows are completed from, in place: of side tables, rates and histories."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from rayrec.common.errors import ConfigError
 from rayrec.features.histories import BEFORE, EVENTS
 from rayrec.features.history_changes import removed_file
-from rayrec.features.lookup_table import read_arrow
+from rayrec.features.lookup_table import read_arrow, write_arrow
 from rayrec.features.lookups import KEY, SEPARATOR, joined_keys, lookup_folder
 from rayrec.features.raw_columns import STATISTICS_FOLDER, Lookup
 from rayrec.features.raw_values import read_values
 from rayrec.features.schema import Schema
 from rayrec.features.text_forms import in_form
-from rayrec.store.files import new_file
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Forgotten:
     lookup: str
     keys: int
     events: int
-    """Of a history."""
+    """Events of these keys, where the table is that of a history."""
 
 
 def key_text(schema: Schema, column: str, value: str) -> str:
@@ -63,7 +62,8 @@ def forget_key(folder: Path, schema: Schema, column: str, text: str) -> Iterator
             for batch, is_key in zip(batches, found, strict=True):
                 keys += int(np.count_nonzero(is_key))
                 events += _events(batch.filter(pa.array(is_key)))
-            _write(path, [batch.filter(pa.array(~is_key)) for batch, is_key in zip(batches, found, strict=True)])
+            left = [batch.filter(pa.array(~is_key)) for batch, is_key in zip(batches, found, strict=True)]
+            write_arrow(path, left[0].schema, left)
         yield Forgotten(lookup.name, keys, events)
 
 
@@ -79,10 +79,3 @@ def _events(rows: pa.RecordBatch) -> int:
     if EVENTS not in rows.schema.names:
         return 0
     return int(rows[BEFORE].to_numpy().sum()) + len(rows[EVENTS].flatten())
-
-
-def _write(path: Path, batches: Sequence[pa.RecordBatch]) -> None:
-    schema = batches[0].schema
-    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)

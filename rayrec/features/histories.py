@@ -35,18 +35,17 @@ from rayrec.features.lookup_table import (
     TablePart,
     read_arrow,
     search_ranges,
+    write_arrow,
     write_file,
 )
-from rayrec.features.raw_columns import History, Taken
-from rayrec.store.files import new_file
+from rayrec.features.raw_columns import SECOND, History, Taken
 from rayrec.store.node_copy import on_this_node
 
 EVENTS, TIME, BEFORE = "events", "time", "before"
 LABEL = ""
 """What `Taken.of` is for the label, within the names of fields."""
-MINUTE = 60_000_000
+MINUTE, DAY = 60 * SECOND, 86_400 * SECOND
 """Microseconds."""
-DAY = 86_400_000_000
 _MOMENT = pa.timestamp("us", "UTC")
 _MEANS_ENDING, _REMEDY = ".means", "create its folder again"
 
@@ -73,10 +72,10 @@ def means_file(folder: Path) -> Path:
 
 def horizon_of(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the moments (n,) before which events count, of rows at some moments (n,), in microseconds."""
-    return np.minimum(_known(history, moments), moments - history.staleness) - history.delay
+    return np.minimum(known_at(history, moments), moments - history.staleness) - history.delay
 
 
-def _known(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
+def known_at(history: History, moments: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the moments (n,) up to which rows at some moments (n,) know the log, in microseconds."""
     return moments if history.known is None else moments // history.known * history.known
 
@@ -96,7 +95,7 @@ class _Past:
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
     before: NDArray[np.int64]
-    """How many events count beside them, which the table leaves out."""
+    """Number of older events that count, too, but that the table leaves out."""
 
     @property
     def count(self) -> NDArray[np.int64]:
@@ -216,7 +215,7 @@ def _begin(
     """Return the first events (k,) that count of start[i] ... end[i] - 1; `start` itself without a window."""
     if history.window is None:
         return start
-    return search_ranges(times, start, end, _known(history, moments) - history.delay - history.window)[0]
+    return search_ranges(times, start, end, known_at(history, moments) - history.delay - history.window)[0]
 
 
 def _of_rows(pasts: Sequence[_Past], n: int, value: Callable[[_Past], NDArray]) -> NDArray[np.float64]:
@@ -417,8 +416,7 @@ def read_means(path: Path) -> pa.RecordBatch:
 
 def write_means(path: Path, means: pa.RecordBatch) -> None:
     """Write the numbers of all keys by minute: what `Means` takes."""
-    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, means.schema) as w:
-        w.write_batch(means)
+    write_arrow(path, means.schema, [means])
 
 
 def offsets_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

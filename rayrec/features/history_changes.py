@@ -28,9 +28,8 @@ from rayrec.features.histories import (
     read_means,
     write_means,
 )
-from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable, Rows, read_arrow, write_file
+from rayrec.features.lookup_table import HASH, UNKNOWN, LookupTable, Rows, read_arrow, write_arrow, write_file
 from rayrec.features.lookups import KEY
-from rayrec.store.files import new_file
 from rayrec.store.node_copy import on_this_node
 
 _EVENTS_PER_BATCH = 262_144
@@ -85,7 +84,8 @@ def write_history_changes(now: Path, before: HistoryTable, output: Path) -> Hist
         write_file(output, first.schema, chain((first,), changes))
     gone = before.column(KEY, np.flatnonzero(is_left), pa.string()) if is_left.any() else None
     if gone is not None:
-        _write_batch(removed_file(output), pa.RecordBatch.from_arrays([gone], names=[KEY]))
+        keys = pa.RecordBatch.from_arrays([gone], names=[KEY])
+        write_arrow(removed_file(output), keys.schema, [keys])
     means = None
     if before.means is not None:
         means, rest = _continued(before.means.table, read_means(means_file(now)))
@@ -154,11 +154,6 @@ def _in_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, events = [], 0
     if held:
         yield pa.concat_batches(held)
-
-
-def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
-    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as w:
-        w.write_batch(batch)
 
 
 # ---- reading

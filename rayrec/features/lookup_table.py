@@ -126,6 +126,13 @@ def read_arrow(path: Path, remedy: str) -> tuple[MappedFile, list[pa.RecordBatch
     return file, batches
 
 
+def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as an Arrow IPC file, what `read_arrow` maps, whole or not at all."""
+    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
 def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """Write batches as a file of the table in `folder`, whole or not at all; return the rows.
 
@@ -138,10 +145,14 @@ def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
         return 0
     path = folder / f"{first.column(HASH)[0].as_py() + 2**63:016x}.arrow"
     rows = 0
-    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
         for batch in chain((first,), batches):
-            writer.write_batch(_with_nulls_cleared(batch))
+            yield _with_nulls_cleared(batch)
             rows += batch.num_rows
+
+    write_arrow(path, schema, counted())
     return rows
 
 

@@ -7,7 +7,7 @@ lists stay as they are.
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 from pydantic import Field
@@ -75,7 +75,27 @@ class ListLength(NamedTuple):
         return ListLength(name(self.column), name(self.length) if isinstance(self.length, str) else self.length)
 
 
-class SideTable(Config):
+class _HasKeys(Protocol):
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the raw columns of the key."""
+
+
+class _FoundByKeys:
+    """A look-up that needs nothing but the columns of its key."""
+
+    @property
+    def reads(self: _HasKeys) -> tuple[str, ...]:
+        """Return the raw columns that it needs."""
+        return self.keys
+
+    @property
+    def asked(self: _HasKeys) -> tuple[str, ...]:
+        """Return the columns of rows that say what is found."""
+        return self.keys
+
+
+class SideTable(_FoundByKeys, Config):
     """Raw columns that are looked up by a key, unless a request gives them."""
 
     kind: Literal["table"] = "table"
@@ -91,18 +111,8 @@ class SideTable(Config):
         """Return the raw columns that it is looked up by."""
         return (self.key,)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Return the raw columns that it needs."""
-        return self.keys
 
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """Return the columns of rows that say what is found."""
-        return self.keys
-
-
-class Rate(Config):
+class Rate(_FoundByKeys, Config):
     """A raw column (number) that is looked up by keys: the smoothed rate of the label in rows of `train`.
 
     (positives + smoothing * mean) / (rows + smoothing); `mean` where the keys were never seen or one is missing. A row
@@ -121,16 +131,6 @@ class Rate(Config):
     def columns(self) -> tuple[str, ...]:
         """Return the raw columns that it gives."""
         return (self.name,)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Return the raw columns that it needs."""
-        return self.keys
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """Return the columns of rows that say what is found."""
-        return self.keys
 
 
 class Taken(Config):

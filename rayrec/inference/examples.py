@@ -21,7 +21,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.config.validation import read_json
-from rayrec.features.raw_columns import is_events
+from rayrec.features.raw_columns import SECOND, is_events
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.transforms import ids_of
 from rayrec.features.vocabulary import vocabulary_files
@@ -159,7 +159,7 @@ def _values(
 
 
 def _moment(micros: int) -> datetime:
-    return datetime.fromtimestamp(min(micros // 1_000_000, _LATEST), UTC)
+    return datetime.fromtimestamp(min(micros // SECOND, _LATEST), UTC)
 
 
 def _written(time: datetime, time_format: str) -> str | int:

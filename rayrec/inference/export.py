@@ -140,7 +140,7 @@ def with_recent_past(schema: Schema, dataset: Dataset, base: Schema | None = Non
 
 def write_statistics(schema: Schema, given: Path, output: Path) -> None:
     """Copy the tables that rows are completed from; those of histories as far as the schema says that they tell."""
-    histories = [lookup for lookup in schema.lookups if isinstance(lookup, History) and lookup.since is not None]
+    histories = [history for history in schema.histories if history.since is not None]
     tables = {lookup_folder(given, history): history for history in histories}
     left_out = {path for table in tables for path in (table, means_file(table))}
     for name in files_below(given) if given.is_dir() else ():

@@ -2,17 +2,21 @@
 
 from datetime import UTC, datetime
 
+import numpy as np
+
+from rayrec.config.preprocess import SECONDS
+from rayrec.features.histories import known_at
 from rayrec.features.raw_columns import SECOND, History
 from rayrec.features.schema import Schema
 
 _QUIET = 3_600 * SECOND
 """A log may have no events for so long, so that no newer one is no sign of a table that is old."""
-_UNITS = {"d": 86_400 * SECOND, "h": 3_600 * SECOND, "m": 60 * SECOND, "s": SECOND}
+_UNITS = {unit: SECONDS[unit] * SECOND for unit in "dhms"}
 
 
 def known_until(schema: Schema) -> float | None:
     """Return the time up to which every history of a schema knows events, in seconds since 1970; None without any."""
-    ends = [lookup.until for lookup in schema.lookups if isinstance(lookup, History) and lookup.until is not None]
+    ends = [history.until for history in schema.histories if history.until is not None]
     return min(ends) / SECOND if ends else None
 
 
@@ -24,7 +28,7 @@ def describe_stale(schema: Schema, now: float) -> str | None:
     before the delay.
     """
     moment = int(now * SECOND)
-    stale = [lookup for lookup in schema.lookups if isinstance(lookup, History) and _is_stale(lookup, moment)]
+    stale = [history for history in schema.histories if _is_stale(history, moment)]
     if not stale:
         return None
     until = min(history.until for history in stale if history.until is not None) / SECOND
@@ -50,8 +54,7 @@ def history_facts(schema: Schema) -> list[dict[str, str]]:
             "known": "at once" if history.known is None else f"every {_duration(history.known)}",
             "up to": "" if history.until is None else _minute(history.until / SECOND),
         }
-        for history in schema.lookups
-        if isinstance(history, History)
+        for history in schema.histories
     ]
 
 
@@ -59,8 +62,7 @@ def _is_stale(history: History, moment: int) -> bool:
     if history.until is None:
         return False
     period = history.known or _QUIET
-    known = moment if history.known is None else moment // history.known * history.known
-    return history.until < known - period - history.delay
+    return bool(history.until < known_at(history, np.array([moment]))[0] - period - history.delay)
 
 
 def _minute(seconds: float) -> str:

@@ -69,10 +69,9 @@ class _Planner:
         label = config.label_column
         weights = {rule.weights for rule in config.features if isinstance(rule, ListRule) and rule.weights is not None}
         taken = self._match_rules({label, *roles.values(), *weights}, label)
-        of_events = {
-            name for past in config.histories.values() if past.path is None for name in event_columns(past, label)
-        }
-        used = {*taken, label, *roles.values(), *keys, *weights, *of_events, *self.past}
+        of_log = [past for past in config.histories.values() if past.path is None]
+        of_past = dict.fromkeys(name for past in of_log for name in event_columns(past, label))
+        used = {*taken, label, *roles.values(), *keys, *weights, *of_past, *self.past}
         if unmatched := [name for name in self.available if name not in used and not self.config.is_ignored(name)]:
             more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
             _fail(
@@ -92,8 +91,6 @@ class _Planner:
                     self._want(RawColumn(name=name, type="text"), f"source.{role}")
         rates, histories = self._plan_rates()
         histories = (*self._plan_histories(), *histories)
-        of_log = [past for _, past in histories if past.path is None]
-        of_past = dict.fromkeys(name for past in of_log for name in event_columns(past, label))
         inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
         of_rates = {key for rate in rates for key in rate.keys}
         of_rates |= {key for history, _ in histories for key in history.keys}

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.config.preprocess import SECONDS
 from rayrec.config.table import HistoryConfig
 from rayrec.features.lookups import joined_keys
 from rayrec.inspection.table.columns import ColumnProfile
@@ -40,7 +41,7 @@ _OPS = ("count", "rate", "age")
 _Take = str | dict[str, Any]
 _MOST_LATE = 0.99
 """Share of the rows with a time after their own by which their labels are taken to be known."""
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+_UNITS = tuple((unit, SECONDS[unit]) for unit in "dhms")
 
 
 @dataclass(frozen=True)
