@@ -20,6 +20,8 @@ class ModelConfig(Config):
 
     needs_interactions: ClassVar[bool] = False
     """Whether it reads a user and an item alone, so that only sources that `gives_interactions` suit it."""
+    scores_next_items: ClassVar[bool] = False
+    """Whether it scores the next item of a person by a history of items, and so no single rows."""
     train_defaults: ClassVar[Mapping[str, Any]] = {}
     """What a recipe has in `train` where it says nothing: optimizers, batch and epochs that suit the model, for data of
     any size. What optimizers need (`parts`, `schedule`, `sharding`) holds beside these alone."""

@@ -42,6 +42,7 @@ from rayrec.inference.folder.table_files import (
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.estimates import SplitMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.models.common.next_item import ScoresNextItems
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
@@ -52,6 +53,8 @@ CHUNK_ROWS = 1024
 """Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
 _CHUNK_ROWS_OF_GPU = 65_536
 """As many as keep a GPU busy."""
+_CHUNK_EVENTS = 4_096
+"""Events of histories that are read at once."""
 
 
 class CheckpointModel:
@@ -169,6 +172,8 @@ class Scorer:
         self._exact, self._device = self.precision, torch.device(device)
         self._chunk_rows = CHUNK_ROWS if device == "cpu" else _CHUNK_ROWS_OF_GPU
         self._dense_network = _load_dense_network(model).to(self._device)
+        self.scores_next_items: bool = isinstance(self._dense_network, ScoresNextItems)
+        """Whether the model scores every item as the next one of a history, and no rows."""
 
         # Every table is mapped once, and looked up for each feature that reads it.
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
@@ -250,6 +255,40 @@ class Scorer:
         columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
         scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
         return scores.reshape(len(first), len(second))
+
+    def person_vectors(self, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+        """Return the vectors (n, D) of n people by their histories: ids of items, oldest first, at least one each.
+
+        The newest that the model reads count. For models that score next items: the logit of an item as the next one of
+        a person is the product of their vectors, and its probability the softmax over `item_vectors`.
+        """
+        network, vectors = self._next_item_network, []
+        at_once = max(1, _CHUNK_EVENTS // network.length)
+        with torch.inference_mode(), self.precision.autocast():
+            for start in range(0, len(histories), at_once):
+                some = [history[-network.length :] for history in histories[start : start + at_once]]
+                lengths = torch.tensor([len(history) for history in some])
+                ids = np.zeros((len(some), int(lengths.max())), np.int64)
+                for row, history in zip(ids, some, strict=True):
+                    row[: len(history)] = history
+                events = self._embeddings(self._lookups[0], ids.reshape(-1)).view(*ids.shape, -1)
+                vectors.append(network.person_vectors(events, lengths.to(self._device)).cpu().numpy())
+        return np.concatenate([self.item_vectors[:0], *vectors])
+
+    @cached_property
+    def item_vectors(self) -> NDArray[np.float32]:
+        """Return the vectors (N, D) of items 1 ... N, for models that score next items."""
+        network, (table,) = self._next_item_network, self.model.tables
+        with torch.inference_mode(), self.precision.autocast():
+            embeddings = self._embeddings(self._lookups[0], np.arange(1, table.rows))
+            return network.item_vectors(embeddings).float().cpu().numpy()
+
+    @property
+    def _next_item_network(self) -> ScoresNextItems:
+        if not isinstance(self._dense_network, ScoresNextItems):
+            kind = self.recipe.model.kind
+            raise UserError(f"{self.folder}: a model of kind '{kind}' scores rows, not next items; use one of 'sasrec'")
+        return self._dense_network
 
     def amp_error(self, rows: pa.RecordBatch) -> AmpError:
         """Measure how far `precision` moves the probabilities of the first 1,024 encoded rows, as `encode` gives them.
