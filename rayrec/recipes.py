@@ -29,6 +29,8 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.sequences import ReadsSequences
+from rayrec.config.table import HistoryConfig, TakeLast
 from rayrec.config.validation import (
     describe_validation_error,
     dump_yaml,
@@ -124,6 +126,8 @@ class Recipe(Config):
                 f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
                 f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
             )
+        if isinstance(self.model, ReadsSequences):
+            _require_lists(self.model, getattr(self.source, "histories", {}))
         # Training chooses by metrics that it measures.
         measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
         stop = self.train.early_stop
@@ -138,6 +142,20 @@ class Recipe(Config):
                     f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}, so add it there"
                 )
         return self
+
+
+def _require_lists(model: ReadsSequences, histories: Mapping[str, HistoryConfig]) -> None:
+    """Raise ValueError where a history that the model reads is not there, or has no lists of one length."""
+    for name in model.sequences:
+        where, history = f"model.sequences.{name}", histories.get(name)
+        if history is None:
+            hint = did_you_mean(name, histories, "it has") if histories else "it has none"
+            raise ValueError(f"{where}: source.histories has no '{name}'; {hint}")
+        lengths = {take.length for take in history.take if isinstance(take, TakeLast)}
+        if not lengths:
+            raise ValueError(f"{where}: takes no list of the history; add {{op: last, column: ...}} to its `take`")
+        if len(lengths) > 1:
+            raise ValueError(f"{where}: needs lists of one length; give all of the history's `take` the same `length`")
 
 
 _OPTIMIZERS = ("embedding_optimizer", "dense_optimizer")

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.raw_columns import RawColumn
+from rayrec.config.table import HistoryConfig, TakeLast
+from rayrec.features.raw_columns import History, RawColumn, Taken
 from rayrec.features.schema import (
     CategoricalFeature,
     InteractionColumns,
@@ -29,6 +30,7 @@ from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing import parts as shards
 from rayrec.recipes import Recipe
 from rayrec.sources.criteo.config import CriteoSourceConfig
+from rayrec.sources.table.config import TableConfig
 
 CRITEO = Schema(
     label="label",
@@ -89,6 +91,27 @@ def make_schema(
         for feature in schema.features
     ]
     return Schema.model_validate({**dict(schema), "features": features, "columns": (*schema.raw_columns, *weights)})
+
+
+def with_history(schema: Schema, name: str, lists: Mapping[str, str], length: int = 4) -> Schema:
+    """Return the schema with multi-hot features as `lists` of a history: newest values of the columns they map to."""
+    takes = tuple(Taken(column=column, op="last", of=of, length=length) for column, of in lists.items())
+    history = History(name=name, keys=("who",), time="when", takes=takes)
+    columns = {column.name: column for column in schema.raw_columns}
+    columns |= {"who": RawColumn(name="who", type="text"), "when": RawColumn(name="when", type="time")}
+    update = {"columns": tuple(columns.values()), "lookups": (*schema.lookups, history)}
+    return Schema.model_validate({**dict(schema), **update})
+
+
+def history_source(schema: Schema) -> TableConfig:
+    """Return the source of a recipe whose histories are those of `with_history`."""
+    histories = {
+        history.name: HistoryConfig(
+            by=history.keys, take=tuple(TakeLast(column=t.of or "", length=t.length) for t in history.takes)
+        )
+        for history in schema.histories
+    }
+    return TableConfig(label="label", time="when", features=(), histories=histories)
 
 
 def users_and_items(users: int, items: int, *, group: str | None = None, item_first: bool = False) -> Schema:

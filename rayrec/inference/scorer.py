@@ -184,12 +184,13 @@ class Scorer:
                 dim=output.table.dim,
                 rows=tables[output.table],
                 pooling=output.pooling if output.feature in multi_hot else None,
+                length=output.length,
             )
             for output in model.pooled
         ]
         self._joined_lookups = _joined(self._lookups)
         """All of them, neighbours in tables of one shape as one."""
-        self._pooled_width = sum(lookup.dim for lookup in self._lookups)
+        self._pooled_width = sum(lookup.width for lookup in self._lookups)
         self._memory = memory
         if memory is not None:
             for mapped in tables.values():
@@ -347,13 +348,15 @@ class PooledLookup:
     feature: str
     dim: int
     rows: StoredTable
-    pooling: Literal["sum", "mean"] | None
+    pooling: Literal["sum", "mean", "sequence"] | None
     """None for a feature of one id a row."""
+    length: int = 0
+    """The most ids of a row of a sequence."""
 
     @property
     def width(self) -> int:
         """Columns that `read` writes."""
-        return self.dim
+        return self.length * self.dim + 1 if self.pooling == "sequence" else self.dim
 
     def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
         """Write the (B, dim) embeddings of B ids; return how many rows of the table were read."""
@@ -361,7 +364,7 @@ class PooledLookup:
         return len(ids)
 
     def read(self, rows: StackedColumns, out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) pooled embeddings of B encoded rows (int32 or int64, or lists of them, or with weights).
+        """Write the (B, width) pooled embeddings of B encoded rows (int32 or int64, or lists of them, or with weights).
 
         Return how many rows of the table were read.
         """
@@ -374,6 +377,9 @@ class PooledLookup:
         values = ids_of(elements).to_numpy()
         read = np.empty((len(values), self.dim), np.float32)
         self.rows.read(values, read)
+        if self.pooling == "sequence":
+            self._write_sequence(read, offsets - offsets[0], out)
+            return len(values)
         bags = torch.from_numpy(offsets - offsets[0])
         with torch.inference_mode():
             if pa.types.is_struct(elements.type):
@@ -386,6 +392,17 @@ class PooledLookup:
                 pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
         out[:] = pooled.numpy()
         return len(values)
+
+    def _write_sequence(
+        self, embeddings: NDArray[np.float32], offsets: NDArray[np.int64], out: NDArray[np.float32]
+    ) -> None:
+        """Write the embeddings of lists side by side, the last one first, and how many there are."""
+        numbers = np.diff(offsets)
+        rows = np.repeat(np.arange(len(numbers)), numbers)
+        places = np.zeros((len(numbers), self.length, self.dim), np.float32)
+        places[rows, offsets[1:][rows] - 1 - np.arange(len(rows))] = embeddings
+        out[:, :-1] = places.reshape(len(numbers), -1)
+        out[:, -1] = numbers
 
 
 class _JoinedLookups:

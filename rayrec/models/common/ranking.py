@@ -13,6 +13,7 @@ from rayrec.models.common.embedding_tables import (
     EmbeddingTable,
     PooledFeature,
     PooledOutputs,
+    TableIds,
     build_embeddings,
     distinct_tables,
     require_names,
@@ -51,16 +52,18 @@ class RankingModel(nn.Module):
         """Every embedding_dim is resolved."""
         require_names(self.tables)
         self._device = device
+        self.table_ids = TableIds(schema, self.tables)
+        """Makes of a batch's ids what `embeddings` takes."""
         self.outputs = PooledOutputs(pooled)
         self.dense_network = dense_network
-        """forward(dense (B, `schema.dense_width`) float32, pooled (B, sum of dims) float32) -> logits (B,) float32.
+        """forward(dense (B, `schema.dense_width`) float32, pooled (B, sum of widths) float32) -> logits (B,) float32.
 
         Initial values are its modules' (`initialize_dense`).
         """
 
     @property
     def embeddings(self) -> "EmbeddingBagCollection":
-        """Tables, by name; sums, of which `outputs` makes `pooled`.
+        """Tables, by name; takes what `table_ids` gives, and returns sums, of which `outputs` makes `pooled`.
 
         A sub-module from its first use on: it takes a second to import TorchRec, which scoring does without.
         """
@@ -71,7 +74,7 @@ class RankingModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits (B,) float32."""
-        pooled = self.outputs(self.embeddings(batch.sparse), batch.sparse)
+        pooled = self.outputs(self.embeddings(self.table_ids(batch.sparse)), batch.sparse)
         return self.dense_network(batch.dense, pooled)
 
     def part_of_dense(self, parameter: str) -> str:

@@ -5,10 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from rayrec.config.base import ModelConfig, Widths
+from rayrec.config.base import Widths
+from rayrec.config.sequences import ReadsSequences
 
 
-class DCNv2Config(ModelConfig):
+class DCNv2Config(ReadsSequences):
     """DCN-V2 (Wang et al. 2021, arXiv:2008.13535), stacked, with low-rank cross layers."""
 
     # Published: Adam at 0.0001 for batches of 65,536 rows of billions.

@@ -3,16 +3,15 @@
 Shapes: B rows, N numeric features, W width of the cross network, R rank of its layers.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from rayrec.features.schema import Schema
-from rayrec.models.common.embedding_tables import PooledFeature, UniformByRows, pooled_features
+from rayrec.models.common.embedding_tables import UniformByRows, pooled_features
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.layers import Linear, hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.sequences import HistoryEncoders, lengths_of, read_histories
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05
@@ -22,8 +21,10 @@ KERNEL_STD = 0.05
 def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
     """Build DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    pooled = pooled_features(schema, UniformByRows())
-    return RankingModel(schema, pooled, DCNv2DenseNetwork(config, schema.dense_width, pooled, device), device)
+    histories = read_histories(config.sequences, schema)
+    pooled = pooled_features(schema, UniformByRows(), lengths_of(histories))
+    sequences = HistoryEncoders(histories, pooled, device)
+    return RankingModel(schema, pooled, DCNv2DenseNetwork(config, schema.dense_width, sequences, device), device)
 
 
 class DCNv2DenseNetwork(nn.Module):
@@ -32,12 +33,11 @@ class DCNv2DenseNetwork(nn.Module):
     Without numeric features there is no bottom MLP, and the cross layers see the embeddings alone.
     """
 
-    def __init__(
-        self, config: DCNv2Config, numeric: int, pooled: Sequence[PooledFeature], device: torch.device
-    ) -> None:
+    def __init__(self, config: DCNv2Config, numeric: int, sequences: HistoryEncoders, device: torch.device) -> None:
         super().__init__()
+        self.sequences = sequences
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
-        width = sum(output.table.dim for output in pooled) + (config.bottom_mlp[-1] if numeric else 0)
+        width = sum(sequences.widths) + (config.bottom_mlp[-1] if numeric else 0)
         self.cross_layers = nn.ModuleList(
             LowRankCrossLayer(width, config.cross_rank, device) for _ in range(config.cross_layers)
         )
@@ -45,7 +45,7 @@ class DCNv2DenseNetwork(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Score dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
-        x0_BW = to_autocast_dtype(pooled)
+        x0_BW = to_autocast_dtype(self.sequences(pooled))
         if self.bottom_mlp is not None:
             x0_BW = torch.cat([to_autocast_dtype(self.bottom_mlp(dense)), x0_BW], dim=1)
         x_BW = x0_BW

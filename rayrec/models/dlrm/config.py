@@ -5,10 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, model_validator
 
-from rayrec.config.base import ModelConfig, Widths
+from rayrec.config.base import Widths
+from rayrec.config.sequences import ReadsSequences
 
 
-class DLRMConfig(ModelConfig):
+class DLRMConfig(ReadsSequences):
     """DLRM (Naumov et al. 2019, arXiv:1906.00091)."""
 
     # The published SGD at rate 24 needs a warm-up of 8,000 steps of 65,536 rows; adaptive rates suit fewer rows too.

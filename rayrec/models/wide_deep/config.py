@@ -5,10 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from rayrec.config.base import ModelConfig, Widths
+from rayrec.config.base import Widths
+from rayrec.config.sequences import ReadsSequences
 
 
-class WideDeepConfig(ModelConfig):
+class WideDeepConfig(ReadsSequences):
     """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792), as NVIDIA published it: every feature feeds both parts."""
 
     # The published optimizers with rates for batches of a hundredth of the published ones.

@@ -4,18 +4,20 @@ Shapes: B rows, N numeric features, D sum of the deep tables' widths, T pooled c
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from rayrec.common.errors import ConfigError
 from rayrec.config.optimizers import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.embedding_tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.sequences import HistoryEncoders, lengths_of, read_histories
 from rayrec.models.wide_deep.config import WideDeepConfig
 
 WIDE = "wide"
@@ -29,21 +31,24 @@ _TRUNCATED_STD = 0.87962566103423978
 def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
     """Build Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    pooled = _deep(config, schema) if config.part != "wide" else []
+    histories = read_histories(config.sequences, schema)
+    if histories and config.part == "wide":
+        raise ConfigError(f"model.sequences.{histories[0].name}: the wide part alone pools all lists; remove the key")
+    pooled = _deep(config, schema, lengths_of(histories)) if config.part != "wide" else []
     if config.part != "deep":
         pooled += _wide(schema)
-    network = WideDeepDenseNetwork(config, schema.dense_width, pooled, device)
+    sequences = HistoryEncoders(histories, pooled, device)
+    network = WideDeepDenseNetwork(config, schema.dense_width, sequences, device)
     return RankingModel(schema, pooled, network, device, parts={WIDE: ("wide",)})
 
 
 class WideDeepDenseNetwork(nn.Module):
     """The sum of both parts' logits; a part that the config leaves out is None."""
 
-    def __init__(
-        self, config: WideDeepConfig, numeric: int, pooled: Sequence[PooledFeature], device: torch.device
-    ) -> None:
+    def __init__(self, config: WideDeepConfig, numeric: int, sequences: HistoryEncoders, device: torch.device) -> None:
         super().__init__()
-        self._widths = [sum(o.table.dim for o in pooled if o.table.part == part) for part in (MAIN_PART, WIDE)]
+        self.sequences = sequences
+        self._widths = [sequences.width_of(MAIN_PART), sequences.width_of(WIDE)]
         self.wide = WidePart(numeric, device) if config.part != "deep" else None
         self.deep = None
         if config.part != "wide":
@@ -52,7 +57,7 @@ class WideDeepDenseNetwork(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Score dense (B, N) float32, pooled (B, D + T) -> logits (B,) float32."""
-        deep_BD = wide_BT = pooled
+        deep_BD = wide_BT = pooled = self.sequences(pooled)
         if self.deep is not None and self.wide is not None:
             # One split, whose backward pass is one concatenation; that of two slices fills the whole width twice.
             deep_BD, wide_BT = pooled.split(self._widths, dim=1)
@@ -92,16 +97,16 @@ class GlorotLinear(Linear):
         self.bias.zero_()
 
 
-def _deep(config: WideDeepConfig, schema: Schema) -> list[PooledFeature]:
+def _deep(config: WideDeepConfig, schema: Schema, sequences: Mapping[str, int]) -> list[PooledFeature]:
     multi_hot = {feature.name for feature in schema.categorical if isinstance(feature, MultiHotFeature)}
     pooled = []
-    for output in pooled_features(schema, Zeros()):
+    for output in pooled_features(schema, Zeros(), sequences):
         table = output.table
         values: TableValues = TruncatedNormal(1 / math.sqrt(table.dim))
         if config.embedding_init == "glorot_normal":
             values = TruncatedNormal(math.sqrt(2 / (table.rows + table.dim)) / _TRUNCATED_STD)
         pooling = output.pooling
-        if config.combiner is not None and output.feature in multi_hot:
+        if config.combiner is not None and output.feature in multi_hot and pooling != "sequence":
             pooling = config.combiner
         pooled.append(replace(output, table=replace(table, values=values), pooling=pooling))
     return pooled

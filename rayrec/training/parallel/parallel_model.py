@@ -28,7 +28,7 @@ from rayrec.internals.torchrec import (
     table_kernels,
 )
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.embedding_tables import EmbeddingTable
+from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -70,7 +70,7 @@ class ParallelModel:
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
         self.schema, self.device = whole.schema, context.device
-        self.stated_tables, self._outputs = whole.tables, whole.outputs
+        self.stated_tables, self._table_ids, self._outputs = whole.tables, whole.table_ids, whole.outputs
 
         # Plan which rank holds which shard of which table. Every rank makes the same plan by itself.
         local_world_size = context.workers_per_node()
@@ -103,7 +103,8 @@ class ParallelModel:
         if context.world_size == 1:
             call_tables_directly(self.tables)
         if self._is_local:
-            self._local_tables = LocalTables(table_kernels(self.tables), whole.schema)
+            is_one_hot = not whole.schema.hotness
+            self._local_tables = LocalTables(table_kernels(self.tables), self._table_ids.keys, is_one_hot=is_one_hot)
         if self.device.type == "cuda":
             set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
@@ -142,11 +143,11 @@ class ParallelModel:
         self.threads = WorkerThreads(context.threads(train.threads))
         self.has_threads = self.device.type == "cpu" and train.compile is not True
         """Whether `threads` run the dense network on micro-batches beside each other."""
-        columns = sum(output.table.dim for output in whole.pooled)
+        columns = sum(output.width for output in whole.pooled)
         self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-        self.penalties = _penalized_columns([output.table for output in whole.pooled], train)
+        self.penalties = _penalized_columns(whole.pooled, train)
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
 
     def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
@@ -172,18 +173,20 @@ class ParallelModel:
 
     def send_ids(self, batch: Batch) -> SentIds | None:
         """Begin to send a batch's ids to the ranks that hold their tables; a collective. None if they go nowhere."""
-        return None if self._is_local else SentIds(self.tables.module.embeddings, batch, self._ahead)
+        if self._is_local:
+            return None
+        return SentIds(self.tables.module.embeddings, batch, self._table_ids, self._ahead)
 
     def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
-        """Return the pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`, to train on; a
+        """Return the pooled embeddings (B, sum of widths) in the order of `RankingModel.pooled`, to train on; a
         collective.
 
         `sent`: the batch's ids, if they were sent before.
         """
         if self._is_local:
-            sums = self._local_tables(batch.sparse)
+            sums = self._local_tables(self._table_ids(batch.sparse))
         else:
-            sums = self.tables(batch.sparse) if sent is None else sent.sums()
+            sums = self.tables(self._table_ids(batch.sparse)) if sent is None else sent.sums()
         return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
@@ -275,20 +278,20 @@ class CompiledNetwork(nn.Module):
         return torch.compile(self.network, dynamic=False, mode=self._mode)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of dims), as the network itself does."""
+        """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of widths), as the network itself does."""
         network = self._compiled if pooled.shape[0] == self._rows else self.network
         return cast(Tensor, network(dense, pooled))
 
 
-def _penalized_columns(tables: Sequence[EmbeddingTable], train: TrainConfig) -> list[tuple[slice, float]]:
-    """Return the columns of the pooled embeddings, of `tables` side by side, that an L2 penalty is on, and the penalty.
+def _penalized_columns(pooled: Sequence[PooledFeature], train: TrainConfig) -> list[tuple[slice, float]]:
+    """Return the columns of the pooled embeddings, side by side, that an L2 penalty is on, and the penalty.
 
     Neighbouring columns with one penalty are one slice.
     """
     found, start = [], 0
-    penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in tables)
-    for penalty, of_tables in groupby(zip(penalties, tables, strict=True), key=itemgetter(0)):
-        end = start + sum(table.dim for _, table in of_tables)
+    penalties = (train.by_part[train.trained_part(output.table.part)].embedding_l2 for output in pooled)
+    for penalty, outputs in groupby(zip(penalties, pooled, strict=True), key=itemgetter(0)):
+        end = start + sum(output.width for _, output in outputs)
         if penalty:
             found.append((slice(start, end), penalty))
         start = end

@@ -15,9 +15,9 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, QuantizedCommCodecs
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import TableKernel
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.embedding_tables import TableIds
 
 
 class LocalTables:
@@ -27,11 +27,11 @@ class LocalTables:
     has some hundred rows.
     """
 
-    def __init__(self, kernels: Sequence[TableKernel], schema: Schema) -> None:
-        features = [feature.name for feature in schema.categorical]
-        self._orders = [torch.tensor([features.index(name) for name in kernel.features]) for kernel in kernels]
-        self._kernels = kernels
-        self._is_one_hot = not schema.hotness
+    def __init__(self, kernels: Sequence[TableKernel], keys: Sequence[str], *, is_one_hot: bool) -> None:
+        """`keys`: those of the ids that come, in order; `is_one_hot`: whether each has one id a row."""
+        places = {key: place for place, key in enumerate(keys)}
+        self._orders = [torch.tensor([places[key] for key in kernel.features]) for kernel in kernels]
+        self._kernels, self._is_one_hot = kernels, is_one_hot
         self._keys = [key for kernel in kernels for key in kernel.keys]
         self._widths = [width for kernel in kernels for width in kernel.widths]
 
@@ -63,13 +63,19 @@ class SentIds:
     their own, beside what a step computes, and the process waits for that stream alone.
     """
 
-    def __init__(self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None") -> None:
+    def __init__(
+        self,
+        tables: ShardedEmbeddingBagCollection,
+        batch: Batch,
+        table_ids: TableIds,
+        stream: "torch.cuda.Stream | None",
+    ) -> None:
         """Begin the first stage; a collective, as both methods are."""
         self.batch = batch
         self._tables, self._stream = tables, stream
         self._context = tables.create_context()
         with torch.cuda.stream(stream):
-            self._numbers = tables.input_dist(self._context, batch.sparse)
+            self._numbers = tables.input_dist(self._context, table_ids(batch.sparse))
 
     def send(self) -> None:
         """Wait for the first stage and begin the second."""

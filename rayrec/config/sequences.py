@@ -1,0 +1,34 @@
+"""How a model reads the histories of a row event by event."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rayrec.config.base import Config, ModelConfig, Widths
+
+
+class MeanSequence(Config):
+    """The mean of the events' embeddings."""
+
+    kind: Literal["mean"] = "mean"
+
+
+class DINSequence(Config):
+    """A sum of the events' embeddings, each weighed by what it has to do with the row's own value (Deep Interest
+    Network, Zhou et al. 2018, arXiv:1706.06978).
+    """
+
+    kind: Literal["din"] = "din"
+    hidden: Widths = (32,)
+    """Widths of the hidden layers that weigh an event."""
+
+
+SequenceConfig = Annotated[MeanSequence | DINSequence, Field(discriminator="kind")]
+
+
+class ReadsSequences(ModelConfig):
+    """The hyper-parameters of a model that can read histories event by event."""
+
+    sequences: dict[str, SequenceConfig] = {}
+    """How histories (`source.histories`, by name) with lists (`take: {op: last}`) are read event by event: each becomes
+    a vector beside the embeddings. Other lists are pooled."""

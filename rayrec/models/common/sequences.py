@@ -1,0 +1,274 @@
+"""Histories that a model reads event by event: each becomes one vector beside the pooled embeddings.
+
+Shapes: B rows, L places for events, of which the first ones are filled with the newest events; W width of an event, the
+embeddings of a history's lists side by side; E events of all rows.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.config.sequences import DINSequence, MeanSequence, SequenceConfig
+from rayrec.features.raw_columns import History
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, can_name_module
+from rayrec.models.common.layers import Linear, scoring_layers
+
+
+@dataclass(frozen=True)
+class ReadHistory:
+    """A history that a model reads event by event."""
+
+    name: str
+    config: SequenceConfig
+    lists: tuple[str, ...]
+    """The features of its lists, of which each has one value an event."""
+    targets: tuple[str, ...]
+    """For each list the feature of the row's own value in the same table; none where the config needs none."""
+    length: int
+    """The most events of a row."""
+
+
+def read_histories(configs: Mapping[str, SequenceConfig], schema: Schema) -> tuple[ReadHistory, ...]:
+    """Return the histories of `model.sequences`. Raises ConfigError where the features of `schema` do not suit it."""
+    return tuple(_read_history(name, config, schema) for name, config in configs.items())
+
+
+def lengths_of(histories: Iterable[ReadHistory]) -> dict[str, int]:
+    """Return the lists that are not pooled, and their most values, as `pooled_features` takes them."""
+    return {name: history.length for history in histories for name in history.lists}
+
+
+def _read_history(name: str, config: SequenceConfig, schema: Schema) -> ReadHistory:
+    where, known = f"model.sequences.{name}", {history.name: history for history in schema.histories}
+    if name not in known:
+        hint = did_you_mean(name, known, "the dataset has") if known else "the dataset has none"
+        raise ConfigError(f"{where}: no history '{name}'; {hint}")
+    lists = _lists(known[name], schema)
+    if not lists:
+        raise ConfigError(f"{where}: the history has no list; take {{op: last, column: ...}} of it, or remove this key")
+    if not can_name_module(name):
+        raise ConfigError(f"{where}: a module cannot have this name; rename the history")
+    length = lists[0].hotness
+    for feature in lists:
+        if feature.hotness != length:
+            raise ConfigError(
+                f"{where}: '{lists[0].name}' has up to {length} values and '{feature.name}' {feature.hotness}; "
+                "give all lists of the history one `length`"
+            )
+        if feature.weights is not None:
+            raise ConfigError(f"{where}: the values of '{feature.name}' have weights; leave them out")
+    needs_target = not isinstance(config, MeanSequence)
+    targets = tuple(_target(feature, where, config, schema) for feature in lists) if needs_target else ()
+    return ReadHistory(name, config, tuple(feature.name for feature in lists), targets, length)
+
+
+def _lists(history: History, schema: Schema) -> list[MultiHotFeature]:
+    columns = {taken.column for taken in history.takes if taken.op == "last"}
+    multi_hot = (feature for feature in schema.features if isinstance(feature, MultiHotFeature))
+    return [feature for feature in multi_hot if feature.columns[0] in columns]
+
+
+def _target(feature: MultiHotFeature, where: str, config: SequenceConfig, schema: Schema) -> str:
+    table = feature.table or feature.name
+    for other in schema.categorical:
+        if type(other) is CategoricalFeature and (other.table or other.name) == table:
+            return other.name
+    raise ConfigError(
+        f"{where}: '{config.kind}' compares '{feature.name}' with the row's own value, but no categorical feature "
+        f"shares its table; add one of the column that the list is taken of, or use kind: mean"
+    )
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """What a dense network takes as one vector: the columns of a pooled feature, or the vector of a history."""
+
+    width: int
+    part: str
+    piece: int
+    """Its columns, as a number in those that the columns are split into; of a history the first of them."""
+    history: str | None = None
+    lists: tuple[int, ...] = ()
+    """The columns of a history's lists, each with their number of events in the piece behind it."""
+    targets: tuple[int, ...] = ()
+
+
+class HistoryEncoders(nn.Module):
+    """The first module of a dense network: the events of each history become one vector; the other columns stay."""
+
+    def __init__(
+        self,
+        histories: Sequence[ReadHistory],
+        pooled: Sequence[PooledFeature],
+        device: torch.device,
+        *,
+        width: int | None = None,
+    ) -> None:
+        """`width`: that of each history's vector, to which a linear layer brings it; None leaves it as its events."""
+        super().__init__()
+        # The columns are split once: a backward pass of many slices would fill the whole width as often.
+        self._split: list[int] = []
+        pieces: list[int] = []
+        """The first piece of each output."""
+        tables: dict[str, tuple[int, EmbeddingTable]] = {}
+        for output in pooled:
+            pieces.append(len(self._split))
+            # Of the tables of a feature the first one has its embeddings.
+            tables.setdefault(output.feature, (len(self._split), output.table))
+            self._split += [output.width - 1, 1] if output.pooling == "sequence" else [output.width]
+        owners = {history.lists[0]: history for history in histories}
+        self._vectors: list[_Vector] = []
+        """What is returned, in order: a history stands where its first list does."""
+        for output, piece in zip(pooled, pieces, strict=True):
+            if output.pooling != "sequence":
+                self._vectors.append(_Vector(output.width, output.table.part, piece))
+            elif (history := owners.get(output.feature)) is not None:
+                own = sum(tables[name][1].dim for name in history.lists)
+                lists, targets = (tuple(tables[name][0] for name in of) for of in (history.lists, history.targets))
+                self._vectors.append(
+                    _Vector(width or own, output.table.part, piece, history.name, lists=lists, targets=targets)
+                )
+                self.add_module(history.name, _HistoryEncoder(history, own, width or own, device))
+
+    @property
+    def widths(self) -> list[int]:
+        """Return the widths of the vectors side by side."""
+        return [vector.width for vector in self._vectors]
+
+    def width_of(self, part: str) -> int:
+        """Return the sum of the widths of the vectors of a part of the model (`RankingModel.parts`)."""
+        return sum(vector.width for vector in self._vectors if vector.part == part)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Return (B, sum of `widths`) of (B, sum of the outputs' widths)."""
+        if not self._modules:
+            return pooled
+        pieces = pooled.split(self._split, dim=1)
+        vectors = []
+        for vector in self._vectors:
+            if vector.history is None:
+                vectors.append(pieces[vector.piece])
+                continue
+            # Rows may bring lists of their own, some shorter: where a list has no value, its embeddings are 0.
+            numbers = reduce(torch.maximum, (pieces[place + 1] for place in vector.lists)).detach().long()
+            lists, targets = ([pieces[place] for place in places] for places in (vector.lists, vector.targets))
+            vectors.append(self.get_submodule(vector.history)(lists, numbers, targets).to(pooled.dtype))
+        return torch.cat(vectors, dim=1)
+
+
+class _HistoryEncoder(nn.Module):
+    """The events of one history as one vector: 0 without events, before a layer that changes its width."""
+
+    def __init__(self, history: ReadHistory, own: int, width: int, device: torch.device) -> None:
+        super().__init__()
+        self._length = history.length
+        self.encoder = _encoder(history.config, own, device)
+        self.projection = Linear(own, width, device=device) if width != own else None
+
+    def forward(self, lists: list[Tensor], numbers: Tensor, targets: list[Tensor]) -> Tensor:
+        """Return (B, width) of the lists (B, L * W'), the numbers of events (B, 1) and the rows' own values (B, W')."""
+        blocks = [columns.unflatten(1, (self._length, -1)) for columns in lists]
+        events = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        target = None if not targets else targets[0] if len(targets) == 1 else torch.cat(targets, dim=1)
+        vector: Tensor = self.encoder(events, numbers, target)
+        return vector if self.projection is None else self.projection(vector)
+
+
+def _encoder(config: SequenceConfig, width: int, device: torch.device) -> nn.Module:
+    match config:
+        case MeanSequence():
+            return MeanOfEvents()
+        case DINSequence():
+            return DeepInterest(width, config.hidden, device)
+
+
+class MeanOfEvents(nn.Module):
+    """The mean of the events."""
+
+    def forward(self, events: Tensor, numbers: Tensor, target: Tensor | None) -> Tensor:
+        """Return (B, W) of events (B, L, W), which are 0 where there is none, and their numbers (B, 1)."""
+        return events.sum(1) / numbers.clamp(min=1)
+
+
+class DeepInterest(nn.Module):
+    """The activation unit of the Deep Interest Network (Zhou et al. 2018, arXiv:1706.06978, section 4.3).
+
+    A network weighs each event e for the row's own value t; the sum of the weighted events is no mean, so that its
+    length says how strong the interest is (equation 3, without softmax). It takes e, t and e * t; e - t, which the
+    paper has, too, is a sum of these in its first layer.
+    """
+
+    def __init__(self, width: int, hidden: Sequence[int], device: torch.device) -> None:
+        super().__init__()
+        self.weigh = scoring_layers(3 * width, hidden, device)
+
+    def forward(self, events: Tensor, numbers: Tensor, target: Tensor) -> Tensor:
+        """Return (B, W) of events (B, L, W), their numbers (B, 1), and the rows' own values (B, W)."""
+        is_there = torch.arange(events.shape[1], device=events.device) < numbers
+        if events.device.type == "cpu" and not torch.compiler.is_compiling():
+            rows, places = is_there.nonzero(as_tuple=True)
+            found = cast(Tensor, _Filled.apply(events, rows, places))
+            own = cast(Tensor, _OfEvents.apply(target, rows, numbers.squeeze(1)))
+            weights = self.weigh(torch.cat([found, own, found * own], dim=1))
+            return cast(Tensor, _Sums.apply(weights.to(events.dtype) * found, rows, numbers.squeeze(1)))
+        # To leave the empty places out, a GPU would have to be asked how many there are.
+        own = target.unsqueeze(1).expand_as(events)
+        weights = self.weigh(torch.cat([events, own, events * own], dim=2))
+        return (weights.to(events.dtype) * is_there.unsqueeze(2) * events).sum(1)
+
+
+class _Filled(torch.autograd.Function):
+    """The filled places (E, W) of (B, L, W); torch's own backward pass counts on places that are taken twice."""
+
+    @staticmethod
+    def forward(ctx: Any, events: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, places)
+        ctx.shape = events.shape
+        return events[rows, places]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        whole = grad.new_zeros(ctx.shape)
+        whole[ctx.saved_tensors] = grad
+        return whole, None, None
+
+
+class _OfEvents(torch.autograd.Function):
+    """For each event (E, W) the vector of its row, of (B, W)."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
+        ctx.save_for_backward(numbers)
+        return vectors.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _sums(grad, *ctx.saved_tensors), None, None
+
+
+class _Sums(torch.autograd.Function):
+    """The sums (B, W) of the vectors (E, W) of each row's events."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return _sums(vectors, numbers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (rows,) = ctx.saved_tensors
+        return grad.index_select(0, rows), None, None
+
+
+def _sums(vectors: Tensor, numbers: Tensor) -> Tensor:
+    return torch.segment_reduce(vectors, "sum", lengths=numbers, unsafe=True, initial=0)
