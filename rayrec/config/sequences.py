@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from rayrec.config.base import Config, ModelConfig, Widths
 
@@ -23,7 +23,19 @@ class DINSequence(Config):
     """Widths of the hidden layers that weigh an event."""
 
 
-SequenceConfig = Annotated[MeanSequence | DINSequence, Field(discriminator="kind")]
+class TransformerSequence(Config):
+    """Attention of the row's own value and the events to each other, by their embeddings and their order (Behavior
+    Sequence Transformer, Chen et al. 2019, arXiv:1905.06874).
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    blocks: PositiveInt = 1
+    """Transformer blocks."""
+    heads: PositiveInt = 1
+    """Attention heads, which share the width of an event."""
+
+
+SequenceConfig = Annotated[MeanSequence | DINSequence | TransformerSequence, Field(discriminator="kind")]
 
 
 class ReadsSequences(ModelConfig):

@@ -16,7 +16,7 @@ from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.inference.scorer import CheckpointModel, Scorer
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.sequences import DeepInterest
+from rayrec.models.common.sequences import DeepInterest, EventTransformer
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
@@ -30,6 +30,7 @@ SCHEMA = with_history(with_history(LISTS, "seen", {"M1": "C1"}), "read", {"M3": 
 BOTH = with_history(LISTS, "seen", {"M1": "C1", "M3": "C3"})
 """One history of two lists."""
 DIN, MEAN = {"kind": "din", "hidden": [5]}, {"kind": "mean"}
+TRANSFORMER = {"kind": "transformer", "blocks": 2, "heads": 1}
 WIDTHS = {"C1": 3, "C3": 7, "M2": 5}
 MODELS: dict[str, ReadsSequences] = {
     "dot": DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5)),
@@ -121,12 +122,24 @@ def _vector(model: RankingModel, name: str, histories: dict[str, tuple[str, ...]
             for layer in module.encoder.weigh:
                 hidden = layer(hidden)
             vector = vector + hidden * event
+    elif isinstance(module.encoder, EventTransformer):
+        x = torch.stack([target, *events])
+        x = x + module.encoder.positions.weight[: len(x)]
+        for block in module.encoder.blocks:
+            query, key, value = block.inputs(block.attention_norm(x)).chunk(3, dim=1)
+            x = x + block.output((query @ key.T / x.shape[1] ** 0.5).softmax(1) @ value)
+            x = x + block.hidden_output(block.hidden(block.hidden_norm(x)))
+        vector = module.encoder.norm(x[0])
     else:
         vector = events.mean(0) if len(events) else torch.zeros_like(target)
     return vector if module.projection is None else module.projection(vector)
 
 
-KINDS = {"mean": {"seen": MEAN, "read": DIN}, "din": {"seen": DIN, "read": MEAN}}
+KINDS = {
+    "mean": {"seen": MEAN, "read": DIN},
+    "din": {"seen": DIN, "read": TRANSFORMER},
+    "transformer": {"seen": {**TRANSFORMER, "blocks": 1}, "read": MEAN},
+}
 
 
 @pytest.mark.parametrize("rows", [1, 17])
@@ -139,7 +152,7 @@ def test_equals_a_computation_row_by_row(name: str, kind: str, rows: int) -> Non
     torch.testing.assert_close(model(batch), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [MEAN, DIN])
+@pytest.mark.parametrize("kind", [MEAN, DIN, TRANSFORMER])
 @pytest.mark.parametrize("name", MODELS)
 def test_several_lists_of_a_history_are_one_event_each(name: str, kind: dict[str, Any]) -> None:
     model = lively(reading(name, {"seen": kind}), BOTH)
@@ -169,8 +182,8 @@ def test_lists_are_cut_out_and_not_filled_up(rows: int) -> None:
 
 
 def test_rows_without_events() -> None:
-    """They have a vector of 0, also in a batch without any, and gradients that are numbers."""
-    for kind in (MEAN, DIN):
+    """Also in a batch without any event the gradients are numbers."""
+    for kind in (MEAN, DIN, TRANSFORMER):
         model = lively(reading("deep", {"seen": kind, "read": kind}), SCHEMA)
         batch = random_batch(SCHEMA, 3)
         empty = [batch.sparse[f.name].lengths() * (f.name not in ("M1", "M3")) for f in SCHEMA.categorical]
@@ -218,6 +231,7 @@ def test_scores_as_the_model(name: str, rows: int, tmp_path: Path) -> None:
         (SCHEMA, "dot", {"sen": MEAN}, "model.sequences.sen: no history 'sen'; did you mean 'seen'?"),
         (with_history(LISTS, "seen", {}), "dot", {"seen": MEAN}, "seen: the history has no list; take"),
         (with_history(LISTS, "seen", {"M2": "C9"}), "cross", {"seen": DIN}, "seen: 'din' compares 'M2' with the row's"),
+        (SCHEMA, "dot", {"seen": {**TRANSFORMER, "heads": 4}}, "seen.heads: 4 do not divide the 6 columns of an event"),
         (SCHEMA, "wide", {"seen": DIN}, "model.sequences.seen: the wide part alone pools all lists; remove the key"),
     ],
 )

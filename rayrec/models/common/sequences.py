@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.config.sequences import DINSequence, MeanSequence, SequenceConfig
+from rayrec.config.sequences import DINSequence, MeanSequence, SequenceConfig, TransformerSequence
 from rayrec.features.raw_columns import History
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, can_name_module
 from rayrec.models.common.layers import Linear, scoring_layers
+from rayrec.models.common.transformer import Block, LayerNorm, Positions
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,12 @@ class HistoryEncoders(nn.Module):
 
 
 class _HistoryEncoder(nn.Module):
-    """The events of one history as one vector: 0 without events, before a layer that changes its width."""
+    """The events of one history as one vector."""
 
     def __init__(self, history: ReadHistory, own: int, width: int, device: torch.device) -> None:
         super().__init__()
         self._length = history.length
-        self.encoder = _encoder(history.config, own, device)
+        self.encoder = _encoder(history, own, device)
         self.projection = Linear(own, width, device=device) if width != own else None
 
     def forward(self, lists: list[Tensor], numbers: Tensor, targets: list[Tensor]) -> Tensor:
@@ -181,16 +182,21 @@ class _HistoryEncoder(nn.Module):
         return vector if self.projection is None else self.projection(vector)
 
 
-def _encoder(config: SequenceConfig, width: int, device: torch.device) -> nn.Module:
-    match config:
+def _encoder(history: ReadHistory, width: int, device: torch.device) -> nn.Module:
+    where = f"model.sequences.{history.name}"
+    match config := history.config:
         case MeanSequence():
             return MeanOfEvents()
         case DINSequence():
             return DeepInterest(width, config.hidden, device)
+        case TransformerSequence():
+            if width % config.heads:
+                raise ConfigError(f"{where}.heads: {config.heads} do not divide the {width} columns of an event")
+            return EventTransformer(history.length, width, config, device)
 
 
 class MeanOfEvents(nn.Module):
-    """The mean of the events."""
+    """The mean of the events; 0 without any."""
 
     def forward(self, events: Tensor, numbers: Tensor, target: Tensor | None) -> Tensor:
         """Return (B, W) of events (B, L, W), which are 0 where there is none, and their numbers (B, 1)."""
@@ -200,9 +206,9 @@ class MeanOfEvents(nn.Module):
 class DeepInterest(nn.Module):
     """The activation unit of the Deep Interest Network (Zhou et al. 2018, arXiv:1706.06978, section 4.3).
 
-    A network weighs each event e for the row's own value t; the sum of the weighted events is no mean, so that its
-    length says how strong the interest is (equation 3, without softmax). It takes e, t and e * t; e - t, which the
-    paper has, too, is a sum of these in its first layer.
+    A network weighs each event e for the row's own value t. The sum of the weighted events is no mean, so its length
+    says how strong the interest is (equation 3, without softmax); without events it is 0. The network takes e, t and
+    e * t; e - t, which the paper has, too, is a sum of these in its first layer.
     """
 
     def __init__(self, width: int, hidden: Sequence[int], device: torch.device) -> None:
@@ -222,6 +228,29 @@ class DeepInterest(nn.Module):
         own = target.unsqueeze(1).expand_as(events)
         weights = self.weigh(torch.cat([events, own, events * own], dim=2))
         return (weights.to(events.dtype) * is_there.unsqueeze(2) * events).sum(1)
+
+
+class EventTransformer(nn.Module):
+    """Blocks over the row's own value and its events, the newest first; returned is what becomes of the own value.
+
+    Without events this attends to itself alone.
+    """
+
+    def __init__(self, length: int, width: int, config: TransformerSequence, device: torch.device) -> None:
+        super().__init__()
+        self.positions = Positions(length + 1, width, device)
+        self.blocks = nn.ModuleList(Block(width, config.heads, 0.0, device) for _ in range(config.blocks))
+        self.norm = LayerNorm(width, device=device)
+
+    def forward(self, events: Tensor, numbers: Tensor, target: Tensor) -> Tensor:
+        """Return (B, W) of events (B, L, W), their numbers (B, 1), and the rows' own values (B, W)."""
+        x_BLW = self.positions(torch.cat([target.unsqueeze(1), events], dim=1))
+        is_there_BL = torch.arange(x_BLW.shape[1], device=events.device) <= numbers
+        *blocks, last = self.blocks
+        for block in blocks:
+            x_BLW = block(x_BLW, is_there_BL=is_there_BL)
+        vector: Tensor = self.norm(last(x_BLW, is_there_BL=is_there_BL, first=1).squeeze(1))
+        return vector
 
 
 class _Filled(torch.autograd.Function):

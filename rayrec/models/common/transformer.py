@@ -27,12 +27,20 @@ class Block(nn.Module):
         self.hidden_output = Linear(4 * width, width, device=device)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_BLD: Tensor, is_causal: bool) -> Tensor:
-        """Return (B, L, D); `is_causal`: a position attends to itself and to earlier ones, else to all."""
+    def forward(
+        self, x_BLD: Tensor, *, is_causal: bool = False, is_there_BL: Tensor | None = None, first: int | None = None
+    ) -> Tensor:
+        """Return (B, L, D), or (B, `first`, D) of the first positions alone.
+
+        `is_causal`: a position attends to itself and to earlier ones, else to all, or to those that are there.
+        """
         inputs = self.inputs(self.attention_norm(x_BLD)).unflatten(2, (3, self._heads, -1))
         query_BHLE, key_BHLE, value_BHLE = inputs.permute(2, 0, 3, 1, 4).unbind(0)
-        found_BHLE = F.scaled_dot_product_attention(query_BHLE, key_BHLE, value_BHLE, is_causal=is_causal)
-        x_BLD = x_BLD + self.dropout(self.output(found_BHLE.transpose(1, 2).flatten(2)))
+        mask_B11L = None if is_there_BL is None else is_there_BL[:, None, None]
+        found_BHLE = F.scaled_dot_product_attention(
+            query_BHLE[:, :, :first], key_BHLE, value_BHLE, attn_mask=mask_B11L, is_causal=is_causal
+        )
+        x_BLD = x_BLD[:, :first] + self.dropout(self.output(found_BHLE.transpose(1, 2).flatten(2)))
         return x_BLD + self.dropout(self.hidden_output(self.hidden(self.hidden_norm(x_BLD))))
 
 
