@@ -35,7 +35,7 @@ BINARY_METRICS = {
 MAIN_METRICS = ("auc", "log_loss")
 """What models, runs and features are compared by."""
 _CHOSEN_BY = [name for name, metric in BINARY_METRICS.items() if metric.higher_is_better is not None]
-_RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9][0-9]*")
+_RANKING = re.compile(r"(hr|ndcg|recall|mrr|map)@[1-9][0-9]*")
 _Value = TypeVar("_Value")
 
 
@@ -97,13 +97,14 @@ class RankingConfig(Config):
 
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     """Ranks at which lists are cut."""
-    metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
-    """Hit rate, NDCG, recall, mean average precision, at every `k`."""
+    metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "mrr", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
+    """Hit rate, NDCG, recall, mean reciprocal rank, mean average precision, at every `k`."""
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
     """Rank of a positive among negatives with the same score: last or first."""
-    candidates: Literal["given", "all"] = "given"
-    """`given`: the split's rows by group. `all`: for each user, every item without a positive row in `train`; needs a
-    dataset of users and items alone."""
+    candidates: Literal["given", "all", "next"] = "given"
+    """`given`: the split's rows by group. `all`: for each user, every item without a positive row in `train`. `next`:
+    for each held-out row, every item that its person did not have before it. The last two need a dataset of users and
+    items alone."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -233,29 +233,32 @@ class Scorer:
         """Return the probabilities (n,) float32 of n encoded rows, as `logits_encoded` takes them."""
         return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
 
-    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the
-        second.
+    def pair_logits(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the logits (M, N) float32 of every pair of M ids of the schema's first feature and N of the second.
 
-        For models whose only features are two one-hot ones. The scores are those of `predict_encoded` up to the
-        rounding of sums.
+        For models whose only features are two one-hot ones. They are those of `logits_encoded` up to the rounding of
+        sums.
         """
         if isinstance(self._dense_network, ScoresPairs):
             one, other = self._lookups
-            scores = np.empty((len(first), len(second)), np.float32)
+            logits = np.empty((len(first), len(second)), np.float32)
             with torch.inference_mode():
                 for row in range(0, len(first), CHUNK_ROWS):
                     some = self._embeddings(one, first[row : row + CHUNK_ROWS])
                     for column in range(0, len(second), CHUNK_ROWS):
                         others = self._embeddings(other, second[column : column + CHUNK_ROWS])
                         with self.precision.autocast():
-                            found = torch.sigmoid(self._dense_network.pair_logits(some, others).float()).cpu()
-                        scores[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
-            return scores
+                            found = self._dense_network.pair_logits(some, others).float().cpu()
+                        logits[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
+            return logits
         names = [feature.name for feature in self.schema.features]
         columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
-        scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
-        return scores.reshape(len(first), len(second))
+        logits = self.logits_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
+        return logits.reshape(len(first), len(second))
+
+    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the probabilities (M, N) float32 of every pair, as `pair_logits` takes them."""
+        return torch.sigmoid(torch.from_numpy(self.pair_logits(first, second))).numpy()
 
     def person_vectors(self, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """Return the vectors (n, D) of n people by their histories: ids of items, oldest first, at least one each.

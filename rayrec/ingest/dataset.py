@@ -31,7 +31,8 @@ COUNTS_FOLDER = "counts"
 """How often each categorical value occurred, for datasets that extend this one."""
 KNOWN_SPLIT = "known"
 """A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
-that it extends, and those that are no choices; not labelled."""
+that it extends, and those that are no choices; by user in the order of time. Not labelled, but what was never chosen
+has label 0."""
 
 _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32

@@ -18,7 +18,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.batches import BatchArrays
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.loader import EpochLoader
 from rayrec.ingest.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.ingest.order import BatchOrder, row_groups_of
@@ -298,7 +298,7 @@ class SampledLoader(EpochLoader):
 
 def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     """Yield the positive rows of each row group as pairs: user * items + item, without those of unknown users and
-    items.
+    items. All rows of the split `known` are.
     """
     interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
@@ -307,7 +307,7 @@ def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
         user, item = (
             rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
         )
-        known = (rows.label > 0.5) & (user > 0) & (item > 0)
+        known = ((rows.label > 0.5) | (split == KNOWN_SPLIT)) & (user > 0) & (item > 0)
         yield user[known] * num_item_rows(dataset.schema) + item[known]
 
 
@@ -352,9 +352,7 @@ class AllCandidates:
 
         Items that are not candidates, and rows beyond the last one, have weight 0.
         """
-        interactions = interaction_columns(self.schema)
         items = num_item_rows(self.schema)
-        ids_are = getattr(torch, id_type(self.schema).name)
         users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
         for start in range(0, self.users_per_rank * (items - 1), size):
             place = torch.arange(start, start + size, device=device)
@@ -364,17 +362,22 @@ class AllCandidates:
             pair = user * items + item
             positive = _contains(positives, pair)
             weight = (index < len(users)) & (positive | ~_contains(seen, pair))
-            by_name = {interactions.user: user, interactions.item: item}
-            ids = torch.cat([by_name[feature.name] for feature in self.schema.categorical]).to(ids_are)
-            yield BatchArrays(
-                dense=torch.empty(size, 0, device=device),
-                ids=ids,
-                lengths=None,
-                ids_per_feature=[size, size],
-                label=positive.float(),
-                weight=weight.float(),
-                group=user,
-            ).to_batch(self.schema, device)
+            yield pair_batch(self.schema, user, item, positive, weight)
+
+
+def pair_batch(schema: Schema, users: Tensor, items: Tensor, labels: Tensor, weights: Tensor) -> Batch:
+    """Return a batch of pairs, (n,) columns on one device, of a schema of a user and an item; `group` is the user."""
+    columns, ids_are = interaction_columns(schema), getattr(torch, id_type(schema).name)
+    by_name = {columns.user: users, columns.item: items}
+    return BatchArrays(
+        dense=torch.empty(len(users), 0, device=users.device),
+        ids=torch.cat([by_name[feature.name] for feature in schema.categorical]).to(ids_are),
+        lengths=None,
+        ids_per_feature=[len(users), len(users)],
+        label=labels.float(),
+        weight=weights.float(),
+        group=users,
+    ).to_batch(schema, users.device)
 
 
 def _contains(ascending: Tensor, values: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.metrics.auc import ScoreHistogram, ScoresOfClass, auc_estimate, auc_of_rows
 from rayrec.metrics.estimates import Estimate, MetricValues, SumsOfRows
+from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.metrics.ranking import RankingMetrics
 
 _log = logging.getLogger(__name__)
@@ -223,7 +224,9 @@ def _entropy(rate: float) -> float:
     return 0.0 if rate in (0.0, 1.0) else float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 
-def compute_over_ranks(metrics: BinaryMetrics | RankingMetrics, group: dist.ProcessGroup | None = None) -> MetricValues:
+def compute_over_ranks(
+    metrics: BinaryMetrics | RankingMetrics | NextItemMetrics, group: dist.ProcessGroup | None = None
+) -> MetricValues:
     """Return the metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
 
     A collective call. Every rank's accumulator is used up. Raises what `metrics.compute` raises, on every rank.

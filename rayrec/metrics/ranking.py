@@ -6,6 +6,8 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 - `recall@k` (as in He et al. 2020, "LightGCN"): share of the P positives with r_j <= k.
 - `ndcg@k` (Jarvelin & Kekalainen 2002, "Cumulated gain-based evaluation of IR techniques", gain 1, base 2): sum of
   1 / log2(r_j + 1) over r_j <= k, divided by its largest possible value, that of ranks 1 ... min(P, k).
+- `mrr@k` (mean reciprocal rank; Voorhees 1999, "The TREC-8 question answering track report"): 1 / r_1 if r_1 <= k,
+  else 0.
 - `map@k` (mean average precision, cut as by Kaggle): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
   the precision at r_j; with one positive it is 1 / r_1.
 
@@ -152,11 +154,7 @@ class RankingMetrics:
 
     def estimates(self) -> dict[str, Estimate | None]:
         """Return the metrics with their standard errors over groups. Raises UserError as `compute`."""
-        if self._not_finite:
-            raise UserError(
-                f"evaluation: {self._not_finite} of {self._rows} scores are infinite or NaN: the model has diverged; "
-                "lower the learning rates (train.embedding_optimizer.lr, train.dense_optimizer.lr)"
-            )
+        require_finite(self._not_finite, self._rows)
         # Nothing goes on elsewhere: the groups that have waited are whole now.
         waiting = RankedRows.concat(self._open)
         self._count(waiting)
@@ -217,28 +215,45 @@ class RankingMetrics:
         number = np.arange(len(rank)) - (np.cumsum(total) - total)[group] + 1
         self._groups += len(total)
         for column, (k, metric) in enumerate(product(self._config.k, self._config.metrics)):
-            gain = _gain(metric, rank, number, total[group], k) * (rank <= k)
+            gain = gain_at(k, metric, rank, number, total[group])
             of_group = np.bincount(group, weights=gain, minlength=len(total))
             of_group = np.minimum(of_group, 1.0) if metric == "hr" else of_group
             self._sums[:, column] += of_group.sum(), (of_group**2).sum()
 
 
-def _gain(
-    metric: str, rank: NDArray[np.int64], number: NDArray[np.int64], positives: NDArray[np.int64], k: int
+def gain_at(
+    k: int, metric: str, rank: NDArray[np.int64], number: NDArray[np.int64], positives: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return what each positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at
-    most.
+    """Return (n,) what each of n positives adds to its group's value, cut at `k`; of `hr` that is 1 at most.
+
+    Args:
+        rank: (n,) the rank in its group.
+        number: (n,) which positive of its group it is, from 1, by rank.
+        positives: (n,) how many its group has.
     """
     match metric:
         case "hr":
-            return np.ones(len(rank))
+            gain = np.ones(len(rank))
         case "recall":
-            return 1.0 / positives
+            gain = 1.0 / positives
         case "ndcg":
             ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
-            return 1.0 / np.log2(rank + 1) / ideal[np.minimum(positives, k)]
-    assert metric == "map"
-    return number / rank / np.minimum(positives, k)
+            gain = 1.0 / np.log2(rank + 1) / ideal[np.minimum(positives, k)]
+        case "mrr":
+            gain = (number == 1) / rank
+        case _:
+            assert metric == "map"
+            gain = number / rank / np.minimum(positives, k)
+    return gain * (rank <= k)
+
+
+def require_finite(not_finite: int, scores: int) -> None:
+    """Raise UserError if scores that are ranked were infinite or NaN."""
+    if not_finite:
+        raise UserError(
+            f"evaluation: {not_finite} of {scores} scores are infinite or NaN: the model has diverged; "
+            "lower the learning rates (train.embedding_optimizer.lr, train.dense_optimizer.lr)"
+        )
 
 
 def _starts(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -36,7 +36,15 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers import Number, Summary, summarize
 from rayrec.preprocessing.planned_columns import KeptColumn
-from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_rows, read_segment
+from rayrec.preprocessing.segments import (
+    Piece,
+    ReadRows,
+    Segment,
+    cut_pieces,
+    make_segments,
+    new_rows,
+    read_segment,
+)
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.arrays import StatelessRandom
 from rayrec.raw.input_files import Chunk
@@ -247,15 +255,27 @@ def split_rows(
 def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece], time: str) -> dict[str, list[Piece]]:
     """Return the rows by the moments at which splits begin."""
     segments = make_segments(pieces)
-    moment = Number(time, (time,))
-    summary = summarize(workspace, "find the range of times", read_segment, segments, [moment]).get(time)
-    if summary is None:
+    starts = split_starts(workspace, config, segments, time, read_segment)
+    if starts is None:
         return {"train": []}
-    names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]
-    starts = _starts(summary, [getattr(config, name) for name in names[1:]])
-    divide = partial(_divide, time=time, names=names, starts=starts, folder=workspace.scratch / "by-time")
+    names = ["train", *starts]
+    divide = partial(_divide, time=time, names=names, starts=[*starts.values()], folder=workspace.scratch / "by-time")
     divided = workspace.engine.run(segments, divide)
     return {name: [of_segment[name] for of_segment in divided if name in of_segment] for name in names}
+
+
+def split_starts(
+    workspace: Workspace, config: TimeSplitConfig, segments: Sequence[Segment], time: str, read: ReadRows
+) -> dict[str, float] | None:
+    """Return the first moment (microseconds since 1970) of each held-out split, in order of time; None if no row has
+    one.
+    """
+    moment = Number(time, (time,))
+    summary = summarize(workspace, "find the range of times", read, segments, [moment]).get(time)
+    if summary is None:
+        return None
+    names = [name for name in SPLIT_ORDER[1:] if getattr(config, name)]
+    return dict(zip(names, _starts(summary, [getattr(config, name) for name in names]), strict=True))
 
 
 def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:

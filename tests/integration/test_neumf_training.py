@@ -59,7 +59,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     initial = {"sources": _folders(folder, "gmf", "mlp"), "options": {"alpha": 0.25}}
-    full = _recipe(candidates="all")
+    full, following = _recipe(candidates="all"), _recipe(candidates="next")
     run_cases(
         2,
         dataset,
@@ -68,6 +68,7 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             Case(folder / "mlp", _recipe(parts=("mlp",))),
             Case(folder / "two", _recipe()),
             Case(folder / "full-two", full),
+            Case(folder / "next-two", following),
             Case(
                 folder / "composed",
                 _recipe(
@@ -81,7 +82,11 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ),
         ],
     )
-    run_cases(1, dataset, [Case(folder / "one", _recipe()), Case(folder / "full-one", full)])
+    run_cases(
+        1,
+        dataset,
+        [Case(folder / name, of) for name, of in (("one", _recipe()), ("full-one", full), ("next-one", following))],
+    )
     return folder
 
 
@@ -91,9 +96,9 @@ def test_dense_adam_does_not_depend_on_the_workers(runs: Path) -> None:
     assert expected[STEPS] < expected[1] - 0.001
 
 
-@pytest.mark.parametrize("candidates", ["given", "all"])
+@pytest.mark.parametrize("candidates", ["given", "all", "next"])
 def test_ranking_metrics_do_not_depend_on_the_workers(runs: Path, candidates: str) -> None:
-    names = {"given": ("one", "two"), "all": ("full-one", "full-two")}[candidates]
+    names = {"given": ("one", "two"), "all": ("full-one", "full-two"), "next": ("next-one", "next-two")}[candidates]
     one, two = (json.loads((runs / name / "metrics.json").read_text())["test"] for name in names)
     assert one["groups"] == two["groups"]
     if candidates == "given":
@@ -112,7 +117,7 @@ def test_ranking_metrics_of_a_checkpoint_do_not_depend_on_the_plan(runs: Path, d
             embedding_optimizer={"kind": "sgd", "lr": 1.0},
             sharding={"default": sharding, "memory_per_worker": "1GB"},
         )
-        for candidates in ("given", "all")
+        for candidates in ("given", "all", "next")
         for sharding in ("table_wise", "row_wise")
     ]
     (tmp_path / "one").mkdir()

@@ -18,6 +18,7 @@ from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.engine import EmbeddedEngine
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
+from rayrec.sources.interactions.config import InteractionPreprocessConfig
 from rayrec.sources.registry import preprocessing
 from tests.messages import Messages
 
@@ -35,7 +36,14 @@ def messages() -> Messages:
 def run(tmp_path: Path, messages: Messages) -> Run:
     """Preprocess into a new folder."""
 
-    def call(inputs: Inputs, name: str = "dataset", *, source: dict[str, Any] | None = None, **config: Any) -> Dataset:
+    def call(
+        inputs: Inputs,
+        name: str = "dataset",
+        *,
+        source: dict[str, Any] | None = None,
+        parent: Dataset | None = None,
+        **config: Any,
+    ) -> Dataset:
         recipe = Recipe.model_validate(
             {
                 "name": "test",
@@ -44,7 +52,7 @@ def run(tmp_path: Path, messages: Messages) -> Run:
                 "preprocess": config,
             }
         )
-        preprocessing(recipe, inputs, tmp_path / name).run(EmbeddedEngine(2), messages)
+        preprocessing(recipe, inputs, tmp_path / name, parent).run(EmbeddedEngine(2), messages)
         return Dataset.open(tmp_path / name)
 
     return call
@@ -286,3 +294,135 @@ def test_a_split_without_rows_is_there_as_nothing(run: Run, tmp_path: Path) -> N
 def test_a_header_alone(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no good row is left for train"):
         run({None: [write(tmp_path, "rows.csv", "user,item\n")]})
+
+
+# --- a moment divides all interactions
+
+
+def some_rows(rows: int, users: int, last: int, seed: int = 0) -> pd.DataFrame:
+    """Interactions of people who come one after the other, many at equal times, in no order."""
+    rng = np.random.default_rng(seed)
+    user = rng.integers(0, users, rows)
+    time = np.minimum(user * last // users + rng.integers(0, last // 2, rows), last)
+    return pd.DataFrame({"user": user.astype(str), "item": rng.integers(0, 60, rows).astype(str), "timestamp": time})
+
+
+def starts_by_pandas(times: pd.Series, spans: dict[str, float | int]) -> dict[str, int]:
+    """The first moment of each split: a share of the rows, or seconds back from the last one."""
+    starts, beyond = {}, 0.0
+    for name, span in reversed(spans.items()):
+        beyond += span
+        if beyond < 1:
+            starts[name] = int(times.sort_values().iloc[len(times) - max(1, round(beyond * len(times)))])
+        else:
+            starts[name] = int(times.max() - beyond + 1)
+    return starts
+
+
+DIVIDED: dict[str, tuple[dict[str, float | str], dict[str, float | int]]] = {
+    "shares": ({"test": 0.2, "validation": 0.1}, {"validation": 0.1, "test": 0.2}),
+    "a share": ({"test": 0.3}, {"test": 0.3}),
+    "durations": ({"test": "5s", "validation": "20s"}, {"validation": 20, "test": 5}),
+}
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_a_moment_divides_the_interactions_of_all(case: str, run: Run, tmp_path: Path) -> None:
+    given, spans = DIVIDED[case]
+    raw = some_rows(2_000, 150, 100)
+    raw.to_csv(tmp_path / "rows.csv", index=False)
+    dataset = run({None: [str(tmp_path / "rows.csv")]}, split={"kind": "time", **given})
+
+    starts = starts_by_pandas(raw["timestamp"], spans)
+    kept = kept_by_pandas(raw)
+    bounds = {"train": -1, **{name: starts[name] for name in spans}}
+    place = np.searchsorted([*bounds.values()], kept["timestamp"], side="right") - 1
+    parts = {name: kept[place == number] for number, name in enumerate(bounds)}
+    assert list(dataset.manifest.splits) == list(parts)
+    # Ids are those of train alone, which knows nothing of what comes later.
+    users, items = ids_by_pandas(parts["train"]["user"]), ids_by_pandas(parts["train"]["item"])
+    assert vocabulary(dataset, "user") == users and vocabulary(dataset, "item") == items
+    pd.testing.assert_frame_equal(
+        read_split(dataset, "train"), rows_by_pandas(parts["train"], users, items), check_exact=True
+    )
+    new_people: dict[int, list[int]] = {}
+    for name in spans:
+        found, expected = read_split(dataset, name), parts[name]
+        assert (found["label"] == 1).all() and dataset.manifest.splits[name].rows == len(expected)
+        known = found[found["user"] > 0].reset_index(drop=True)
+        of_known = expected[expected["user"].isin(list(users))]
+        assert len(of_known) and len(of_known) < len(expected), "a case that tests nothing"
+        by_pandas = pd.DataFrame({c: of_known[c].map(ids) for c, ids in (("user", users), ("item", items))})
+        by_pandas = by_pandas.fillna(0).astype(int).sort_values("user", kind="stable").reset_index(drop=True)
+        assert known[["user", "item"]].to_numpy().tolist() == by_pandas.to_numpy().tolist()
+        assert (known["group"] == known["user"]).all()
+        # The rows of a person lie next to each other.
+        assert (found["group"] != found["group"].shift()).sum() == expected["user"].nunique()
+        for group, item in found.loc[found["user"] == 0, ["group", "item"]].to_numpy().tolist():
+            new_people.setdefault(group, []).append(item)
+    # A person without an id is told by a group that is the same in all splits, and no user's.
+    later = pd.concat([parts[name] for name in spans])
+    of_new = later[~later["user"].isin(list(users))].groupby("user")["item"]
+    expected_people = [[items.get(item, 0) for item in of_person] for _, of_person in of_new]
+    assert sorted(new_people.values()) == sorted(expected_people)
+    assert min(new_people) > len(users)
+
+
+def test_later_rows_that_are_no_choices_are_not_known(run: Run, tmp_path: Path) -> None:
+    """Those before the moment are, after the choices of their user with label 0."""
+    rows = ["1,a,5,1", "1,b,1,2", "1,c,5,3", "2,a,5,1", "2,c,1,9", "1,a,5,9", "2,b,5,9", "3,b,1,2", "3,c,5,9"]
+    path = write(tmp_path, "rows.csv", "user,item,rating,timestamp\n" + "\n".join(rows) + "\n")
+    dataset = run(
+        {None: [path]},
+        split={"kind": "time", "test": "1s"},
+        source={"choices": {"column": "rating", "at_least": 4}},
+    )
+    users, items = vocabulary(dataset, "user"), vocabulary(dataset, "item")
+    assert set(users) == {"1", "2"} and set(items) == {"a", "c"}
+    known = read_split(dataset, "known")[["label", "user", "item"]].to_numpy().tolist()
+    one, two = users["1"], users["2"]
+    of_one = [[1, one, items["a"]], [1, one, items["c"]], [0, one, 0]]
+    assert sorted(known) == sorted([[0, 0, 0], *of_one, [1, two, items["a"]]])
+    assert [row for row in known if row[1] == one] == of_one
+    test = read_split(dataset, "test")[["user", "item"]].to_numpy().tolist()
+    assert sorted(test) == [[0, items["c"]], [two, 0]]
+    assert dataset.manifest.dropped["rows that are not choices (source.choices)"].rows == 3
+
+
+def test_who_was_new_is_known_when_he_comes_again(run: Run, tmp_path: Path) -> None:
+    first = write(tmp_path, "1.csv", "user,item,timestamp\n1,a,1\n1,b,2\n2,c,3\n1,c,9\n2,a,9\n3,b,9\n3,a,9\n")
+    second = write(tmp_path, "2.csv", "user,item,timestamp\n3,c,11\n1,d,12\n2,d,12\n4,a,19\n3,d,19\n")
+    recipe = {"split": {"kind": "time", "test": "1s"}}
+    parent = run({None: [first]}, "parent", **recipe)
+    assert [*vocabulary(parent, "user")] == ["1", "2"]
+    dataset = run({None: [second]}, "extension", parent=parent, **recipe)
+    users, items = vocabulary(dataset, "user"), vocabulary(dataset, "item")
+    assert set(users) == {"1", "2", "3"}
+    known = read_split(dataset, "known")
+    by_user = {name: known[known["user"] == number]["item"].tolist() for name, number in users.items()}
+    assert by_user == {
+        "1": [items[item] for item in "abcd"],
+        "2": [items[item] for item in "cad"],
+        "3": [items[item] for item in "bac"],
+    }
+    test = read_split(dataset, "test")[["user", "item"]].to_numpy().tolist()
+    assert sorted(test) == [[0, items["a"]], [users["3"], items["d"]]]
+
+
+def test_all_rows_can_be_trained_on_in_the_end() -> None:
+    """What is published learns from the held-out rows, too."""
+    config = InteractionPreprocessConfig(split={"kind": "time", "test": "1d"})
+    assert config.holds_out_latest
+    assert config.split_of_all_rows == config.split.model_copy(update={"test": 0.0})
+
+
+def test_times_are_needed(run: Run, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 3},{i},{i}\n" for i in range(30))
+    without = write(tmp_path, "without.csv", "user,item,other\n" + rows)
+    message = "preprocess.split.kind: 'time' needs the time of each row, and"
+    with pytest.raises(UserError, match=re.escape(message)):
+        run({None: [without]}, split={"kind": "time"})
+    of_no_unit = write(tmp_path, "numbers.csv", "user,item,timestamp\n" + rows.replace("\n", "0000000000000000\n"))
+    with pytest.raises(UserError, match=r"preprocess.split.test: '1d' needs times with a unit"):
+        run({None: [of_no_unit]}, split={"kind": "time", "test": "1d"})
+    assert run({None: [of_no_unit]}, split={"kind": "time", "test": 0.2}).split("test").rows == 6

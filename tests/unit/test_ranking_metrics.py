@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import RankingConfig
 from rayrec.metrics.ranking import RankingMetrics
 
-ALL = ("hr", "ndcg", "recall", "map")
+ALL = ("hr", "ndcg", "recall", "mrr", "map")
 KS = (1, 3, 12)
 
 
@@ -61,6 +61,7 @@ def brute_force(of: RankingConfig, groups, scores, labels) -> dict[str, float | 
                 "hr": float(any(top)),
                 "ndcg": dcg / best,
                 "recall": sum(top) / sum(relevant),
+                "mrr": next((1 / (i + 1) for i, y in enumerate(top) if y), 0.0),
                 "map": sum(precisions) / min(sum(relevant), k),
             }
             for metric in of.metrics:

@@ -21,12 +21,15 @@ from rayrec.common.progress import Progress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
 from rayrec.features.schema import Schema
 from rayrec.inference.batch.pool import ROWS_PER_PART, ScoringPool
-from rayrec.inference.scorer import StoredModel
+from rayrec.inference.scorer import Scorer, StoredModel
 from rayrec.ingest.dataset import Dataset, PartInfo
-from rayrec.ingest.interactions import AllCandidates
+from rayrec.ingest.interactions import AllCandidates, interaction_columns, num_item_rows
+from rayrec.ingest.next_items import NextItems
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.estimates import MetricValues
+from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.metrics.ranking import RankingMetrics
+from rayrec.models.common.held_out_events import HeldOutEvents
 from rayrec.models.common.precision import AmpError
 from rayrec.store.parquet import open_parquet
 
@@ -248,8 +251,11 @@ def measure_split(
     """Return the metrics of a model over every row of a split, each counted once.
 
     The metrics are those of `BinaryMetrics` and, if `config` asks for them, those of `RankingMetrics`; of mixed
-    precision also its error (`AmpError`). Raises UserError as `score_split`, and if the model has diverged.
+    precision also its error (`AmpError`). Of what a person chooses next they are those of `NextItemMetrics` alone.
+    Raises UserError as `score_split`, and if the model has diverged.
     """
+    if config.ranking is not None and config.ranking.candidates == "next":
+        return measure_next_items(model, dataset, split, config.ranking, pool, progress).compute()
     # Each task measures its rows where they are scored; accumulators are added up here.
     measure, errors = MeasureRows(config, dataset.schema), [AmpError()]
     binary = BinaryMetrics.from_config(config)
@@ -293,6 +299,60 @@ class _RankAllCandidates:
             assert batch.group is not None
             ranking.update(torch.from_numpy(logits), batch.label, batch.group, batch.weight)
         return ranking
+
+
+def measure_next_items(
+    model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, pool: ScoringPool, progress: Progress
+) -> NextItemMetrics:
+    """Rank every item for each held-out event of a split; each worker takes some of the people.
+
+    Raises UserError as `score_split`.
+    """
+    shares = pool.size(len(dataset.split(split).parts) * _PARTS_AIMED_AT)
+    metrics = NextItemMetrics(ranking, num_item_rows(dataset.schema) - 1)
+    arguments = {"model": model, "dataset": dataset, "split": split, "ranking": ranking, "pool": pool}
+    for of_share in pool.run([(share, shares) for share in range(shares)], _RankNextItems, arguments):
+        metrics.add(of_share)
+    progress.advance(dataset.split(split).rows)
+    return metrics
+
+
+class _RankNextItems:
+    """A worker of the pool: ranks every item for the held-out events of a share of the people of a split."""
+
+    def __init__(
+        self, model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, pool: ScoringPool
+    ) -> None:
+        self._scorer, self._dataset, self._split, self._ranking = pool.scorer(model), dataset, split, ranking
+
+    def __call__(self, share: tuple[int, int]) -> NextItemMetrics:
+        number, shares = share
+        items = NextItems.read(self._dataset, self._split, rank=number, world_size=shares)
+        metrics = NextItemMetrics(self._ranking, items.num_items)
+        for events in items.batches():
+            metrics.update(score_next_items(self._scorer, events, items.num_items), events)
+        return metrics
+
+
+def score_next_items(scorer: Scorer, events: HeldOutEvents, num_items: int) -> torch.Tensor:
+    """Return the logits (n, items) float32 of all items as the next ones of n events; those of people without a history
+    are 0 where the model knows people by nothing else.
+    """
+    if scorer.scores_next_items:
+        items = torch.from_numpy(scorer.item_vectors)
+        vectors = torch.zeros(len(events), items.shape[1])
+        has_history = events.lengths > 0
+        histories = [history.astype(np.int64) for history in events.histories if len(history)]
+        vectors[torch.from_numpy(has_history)] = torch.from_numpy(scorer.person_vectors(histories))
+        return vectors @ items.T
+    schema, columns = scorer.schema, interaction_columns(scorer.schema)
+    users, of_event = np.unique(events.users, return_inverse=True)
+    catalogue = np.arange(1, num_items + 1)
+    if schema.features[0].name == columns.user:
+        logits = scorer.pair_logits(users, catalogue)
+    else:
+        logits = scorer.pair_logits(catalogue, users).T
+    return torch.from_numpy(logits[of_event])
 
 
 def _tensor(rows: pa.RecordBatch, name: str) -> torch.Tensor:

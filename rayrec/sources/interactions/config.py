@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rayrec.config.base import Config
-from rayrec.config.preprocess import PreprocessConfig, SourceConfig, VocabularyPreprocessConfig
+from rayrec.config.preprocess import PreprocessConfig, SourceConfig, TimeSplitConfig, VocabularyPreprocessConfig
 from rayrec.config.table import FileFormat, LabelCondition, TimeColumn
 
 USER, ITEM, TIMESTAMP = "user", "item", "timestamp"
@@ -38,13 +38,23 @@ class LeaveOneOutSplitConfig(_HeldOutItems):
     """Fewest rows of a user, repeated ones included; users with fewer are dropped."""
 
 
+class InteractionTimeSplitConfig(TimeSplitConfig):
+    """Split by `source.timestamp`: the latest interactions are `test`, those before them `validation`.
+
+    A moment divides the interactions of all users, so `train` knows nothing later, and nobody is left out. Without
+    drawn negatives: `evaluate.ranking.candidates: next` ranks all items.
+    """
+
+
 class InteractionFilesSplitConfig(_HeldOutItems):
     """Split by files, as in the NCF paper: interactions for `train`, lists of candidates for `test`."""
 
     kind: Literal["files"] = "files"
 
 
-InteractionSplitConfig = Annotated[LeaveOneOutSplitConfig | InteractionFilesSplitConfig, Field(discriminator="kind")]
+InteractionSplitConfig = Annotated[
+    LeaveOneOutSplitConfig | InteractionTimeSplitConfig | InteractionFilesSplitConfig, Field(discriminator="kind")
+]
 
 
 class InteractionPreprocessConfig(VocabularyPreprocessConfig):
@@ -62,7 +72,8 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
     def split_of_all_rows(self) -> Config | None:
         if isinstance(self.split, InteractionFilesSplitConfig):
             return None
-        return self.split.model_copy(update={"validation": False, "test": False})
+        nothing = 0.0 if isinstance(self.split, InteractionTimeSplitConfig) else False
+        return self.split.model_copy(update={"validation": nothing, "test": nothing})
 
     @property
     def holds_out_latest(self) -> bool:

@@ -41,18 +41,22 @@ from rayrec.sources.interactions.config import (
     InteractionPreprocessConfig,
     InteractionSourceConfig,
     InteractionSplitConfig,
+    InteractionTimeSplitConfig,
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.histories import (
     EARLIER,
+    HELD_OUT,
     LISTED,
+    NO_CHOICE,
     SPLIT,
+    TRAIN,
     HistoryCounts,
     held_out_codes,
     write_histories,
 )
 from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, has_lists, id_column
-from rayrec.sources.interactions.ranking_lists import GROUP, HELD_OUT, NegativeSampler, with_group, write_rows
+from rayrec.sources.interactions.ranking_lists import GROUP, NegativeSampler, with_group, write_rows
 
 _SPLITS = ("train", "validation", "test")
 _RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
@@ -80,6 +84,8 @@ class InteractionJob:
         self.files = tuple(file for files in found.values() for file in files)
         self._train, self._lists = found["train"], {split: files for split, files in found.items() if split != "train"}
         self._reader = InteractionReader.of_tables(source, self._train)
+        if isinstance(config.split, InteractionTimeSplitConfig):
+            _require_times(config.split, self._reader, self._train[0])
         require_new(self.files, parent)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
@@ -105,11 +111,17 @@ class InteractionJob:
         )
         _report(progress, counts, config)
 
-        # Users and items get their ids from what is left.
+        # Users and items get their ids from what is left; where a moment divides it, from what came before.
+        is_by_time = isinstance(config.split, InteractionTimeSplitConfig)
         segments = segments_by_split({"histories": histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
         growth = growth_of(self._parent, counts.times, config.expire_after)
-        held_out = {code: split for split, code in HELD_OUT.items()} | {LISTED: " and ".join(given), EARLIER: ""}
+        held_out = {code: split for split, code in HELD_OUT.items()} | {LISTED: " and ".join(given)}
+        held_out |= dict.fromkeys((EARLIER, NO_CHOICE), "")
+
+        def read_train(segment: Segment, columns: Sequence[str], texts: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+            for batch in read_segment(segment, [*columns, SPLIT], texts):
+                yield batch.filter(pc.equal(batch[SPLIT], TRAIN)).select(columns)
 
         def read_held_out(segment: Segment, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
             for batch in read_segment(segment, [*columns, SPLIT], columns):
@@ -120,11 +132,16 @@ class InteractionJob:
         vocabularies, known_values = fit_vocabularies(
             workspace,
             stages,
-            read_segment,
+            read_train if is_by_time else read_segment,
             segments["histories"],
             listings,
             growth,
-            HeldOut(segments["histories"], read_held_out, tuple(dict.fromkeys(held_out.values())), are_counted=True),
+            HeldOut(
+                segments["histories"],
+                read_held_out,
+                tuple(dict.fromkeys(held_out.values())),
+                are_counted=not is_by_time,
+            ),
         )
         users, items = (_values_of(workspace, vocabularies[name]) for name in (USER, ITEM))
         schema = _schema(vocabularies)
@@ -146,20 +163,21 @@ class InteractionJob:
             ),
         )
         for split, short in short_lists.items():
-            if short:
+            sampler = samplers[split]
+            if short and sampler is not None:
                 progress.message(
-                    f"{split}: {short:,} users have so many items that fewer than {config.split.negatives} negatives "
+                    f"{split}: {short:,} users have so many items that fewer than {sampler.negatives} negatives "
                     "are left; their lists are shorter"
                 )
 
         # Rows in their order become parts.
-        read_drawn = partial(read_segment, columns=encoder.encoded_schema.names)
+        read_drawn = partial(read_segment, columns=[*encoder.encoded_schema.names, GROUP])
         in_order: dict[str, tuple[Encode, Sequence[Segment]]] = {}
         for split in ("train", *HELD_OUT, KNOWN_SPLIT):
             if split in given:
                 in_order[split] = partial(with_group, encoder.encode), segments[split]
             elif split in drawn:
-                in_order[split] = partial(with_group, read_drawn), make_segments(drawn[split])
+                in_order[split] = read_drawn, make_segments(drawn[split])
         written = stages.run(
             "write",
             list[SplitInfo],
@@ -178,15 +196,32 @@ class InteractionJob:
         files = self._parent.files_in(DROPPED_FOLDER) if self._parent is not None else ()
         return make_segments(pieces_of_files(files))
 
-    def _samplers(self, num_items: int) -> dict[str, NegativeSampler]:
-        """Return what draws the negatives of each split; the lists of a user differ by split."""
+    def _samplers(self, num_items: int) -> dict[str, NegativeSampler | None]:
+        """Return what draws the negatives of each split, None if none are; the lists of a user differ by split."""
         split, seed, codes = self._config.split, self._config.seed, held_out_codes(self._config.split)
+        if isinstance(split, InteractionTimeSplitConfig):
+            return dict.fromkeys(name for name in HELD_OUT if getattr(split, name))
         return {
             # The lists differ from those of every other small seed, too.
             name: NegativeSampler(num_items, split.negatives, split.sampling, seed + (code << 32))
             for name, code in HELD_OUT.items()
             if code in codes
         }
+
+
+def _require_times(split: InteractionTimeSplitConfig, reader: InteractionReader, file: InputFile) -> None:
+    """Raise ConfigError if the rows have no times to split them by, or times of no unit and a duration is asked for."""
+    if reader.time is None:
+        raise ConfigError(
+            f"preprocess.split.kind: 'time' needs the time of each row, and {file.name} has no column 'timestamp'; set "
+            "source.timestamp to its name, or use 'leave_one_out'"
+        )
+    for name in HELD_OUT:
+        if isinstance(getattr(split, name), str) and reader.time.type != "time":
+            raise ConfigError(
+                f"preprocess.split.{name}: {getattr(split, name)!r} needs times with a unit, and those of {file.name} "
+                "show none; set source.timestamp: {column: NAME, format: FORMAT}, or give a fraction"
+            )
 
 
 def find_files(
@@ -196,7 +231,7 @@ def find_files(
 
     Raises UserError if a path gives no file, or the files do not suit the config.
     """
-    found = _of_files(split, paths) if isinstance(split, InteractionFilesSplitConfig) else _of_leave_one_out(paths)
+    found = _of_files(split, paths) if isinstance(split, InteractionFilesSplitConfig) else _of_rows(split, paths)
     check_files([file for of_split in found.values() for file in of_split])
     for name, of_split in found.items():
         for file in of_split:
@@ -213,8 +248,8 @@ def find_files(
     return found
 
 
-def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> dict[str, list[InputFile]]:
-    require_no_names("leave_one_out", paths)
+def _of_rows(split: InteractionSplitConfig, paths: Mapping[str | None, Sequence[str]]) -> dict[str, list[InputFile]]:
+    require_no_names(split.kind, paths)
     found = []
     for path in paths[None]:
         # The folders of MovieLens hold other files than ratings, too: movies.csv, tags.csv, u.item.

@@ -59,6 +59,12 @@ class InteractionReader:
         """Return what a person should know of the files."""
         return () if self.table is None else self.table.warnings
 
+    @property
+    def time(self) -> RawColumn | None:
+        """Return how times are read; None if the files have none."""
+        columns = () if self.table is None else self.table.types.columns
+        return columns[2] if len(columns) > 2 else None
+
     @classmethod
     def of_tables(
         cls, config: InteractionSourceConfig, files: Sequence[InputFile], *, is_scored: bool = False

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
@@ -35,8 +34,11 @@ from rayrec.random.arrays import mix, permute_each
 from rayrec.sources.interactions.config import ITEM, USER
 from rayrec.sources.interactions.histories import (
     EARLIER,
-    HISTORY_SCHEMA,
+    HELD_OUT,
+    KEPT_SCHEMA,
     LISTED,
+    NO_CHOICE,
+    PERSON,
     SPLIT,
     TEST,
     TRAIN,
@@ -106,12 +108,14 @@ class NegativeSampler:
 
 # Lists.
 
-_PLACED = pa.schema([(USER, pa.int64()), (ITEM, pa.int64()), (SPLIT, pa.int8()), ("place", pa.int64())])
 GROUP = "group"
-HELD_OUT = {"validation": VALIDATION, "test": TEST}
-"""Codes of the held-out splits by name, in the order of a dataset."""
+_PLACED = pa.schema(
+    [(USER, pa.int64()), (ITEM, pa.int64()), (GROUP, pa.int64()), (SPLIT, pa.int8()), ("place", pa.int64())]
+)
 _COUNTED = pa.schema([("id", pa.int64()), ("count", pa.int64())])
 _LISTS_AT_ONCE = 4_096
+_BEFORE_ALL = 1 << 62
+"""Subtracted from the places of rows of the dataset that is extended."""
 
 
 # The last ids of ranges of users with about equally many interactions; the first ids are those of the most active.
@@ -121,11 +125,15 @@ from (select id, (sum(count) over (order by id) - 1) * {ranges} // sum(count) ov
 group by range
 order by range
 """
-_TRAIN = f"""
-select 1 as label, "user", item from history where split = {TRAIN} order by "user", place
+_ROWS = f"""
+select 1 as label, "user", item, "{GROUP}" from history where split = {{code}} order by "user", "{GROUP}", place
 """
 _KNOWN = f"""
-select distinct 1 as label, "user", item from history where split in ({TRAIN}, {EARLIER}) order by "user", item
+select max(split != {NO_CHOICE})::tinyint as label, "user", item, "{GROUP}" -- what was ever chosen is a choice
+from history
+where split in ({TRAIN}, {EARLIER}, {NO_CHOICE})
+group by "user", "{GROUP}", item
+order by "user", "{GROUP}", min(place), item
 """
 _HELD_OUT = """select "user", item from history where split = {code} order by "user", place"""
 # Of the users who have held-out interactions: those of one split are those of the other.
@@ -142,28 +150,32 @@ def write_rows(
     histories: Sequence[Segment],
     users: Sequence[Piece],
     encoder: RowEncoder,
-    samplers: Mapping[str, NegativeSampler],
+    samplers: Mapping[str, NegativeSampler | None],
     parent: Dataset | None,
     has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
     """Write the rows of `train` and of held-out splits as `encoder` has them, ordered by user id, then by time.
 
-    `users`: the vocabulary of users. `samplers`: of the splits whose negatives are drawn. With `parent` the pairs of
-    all its splits are known here, as are those that are no choices (`has_known`); they and those of `train` are written
-    as the split `known`.
+    `users`: the vocabulary of users. `samplers`: what draws the negatives of each held-out split; None draws none. With
+    `parent` the pairs of all its splits are known here, as are those that are no choices (`has_known`); they and those
+    of `train` are written as the split `known`, in the order in which they came, with label 0 where they were never
+    chosen.
 
     Return the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
-    histories_of = replace(encoder, kept=(HISTORY_SCHEMA.field(SPLIT),))
+    histories_of = replace(encoder, kept=(KEPT_SCHEMA.field(SPLIT), KEPT_SCHEMA.field(PERSON)))
+    row_schema = encoder.encoded_schema.append(pa.field(GROUP, pa.int64(), False))
     # Codes of the splits whose items are never negatives.
-    is_distinct = any(sampler.sampling == "distinct" for sampler in samplers.values())
-    known_codes = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if is_distinct else (TRAIN, EARLIER)
+    is_distinct = any(sampler is not None and sampler.sampling == "distinct" for sampler in samplers.values())
+    known_codes = (TRAIN, VALIDATION, TEST, LISTED, EARLIER, NO_CHOICE) if is_distinct else (TRAIN, EARLIER, NO_CHOICE)
     scratch, has_known = workspace.scratch, has_known or parent is not None
     earlier: list[Segment] = []
+    known_rows = 0
     if parent is not None:
         parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
         earlier = make_segments(Piece(parent.folder / part.path, 0, part.rows) for part in parts)
+        known_rows = parent.split(parent.known_split).rows
     rows = count_rows([*histories, *earlier])
     ranges = query(_LAST_IDS.format(ranges=partitions_for(rows)), users=rows_of(users, _COUNTED)).read_all()
     last_ids = ranges["last"].to_numpy()
@@ -172,37 +184,46 @@ def write_rows(
         def number(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
             """Yield a history with ids."""
             for places, batch in numbered(segment, histories_of.encode(segment)):
-                yield in_range(batch, batch[SPLIT], places)
+                user, person = batch[USER].to_numpy(), batch[PERSON].to_numpy()
+                yield in_range(batch, batch[SPLIT], places, np.where(user > 0, user, person))
             counter.add(segment.piece.rows)
 
         def read_earlier(segment: Segment) -> Iterator[tuple[Partition, pa.RecordBatch]]:
             """Yield the pairs of a part of the dataset that is extended, without drawn negatives."""
-            for batch in read_segment(segment, [USER, ITEM, LABEL]):
-                pairs = batch.filter(pc.equal(batch[LABEL], 1.0))
-                yield in_range(pairs, np.full(len(pairs), EARLIER), np.full(len(pairs), -1))
+            for places, batch in numbered(segment, read_segment(segment, [USER, ITEM, LABEL, GROUP])):
+                chosen = batch[LABEL].to_numpy() > 0.5
+                pairs = chosen | (segment.first + segment.piece.rows <= known_rows)
+                split = np.where(chosen, EARLIER, NO_CHOICE)[pairs]
+                rows = batch.filter(pa.array(pairs))
+                user, group = rows[USER].to_numpy(), rows[GROUP].to_numpy()
+                yield in_range(rows, split, places[pairs] - _BEFORE_ALL, np.where(user > 0, user, group))
             counter.add(segment.piece.rows)
 
-        def in_range(batch: pa.RecordBatch, split: Any, place: Any) -> tuple[Partition, pa.RecordBatch]:
-            placed = batch_of(_PLACED, {SPLIT: split, "place": place}, batch)
-            return np.searchsorted(last_ids, placed[USER].to_numpy()), placed
+        def in_range(batch: pa.RecordBatch, split: Any, place: Any, group: Any) -> tuple[Partition, pa.RecordBatch]:
+            placed = batch_of(_PLACED, {SPLIT: split, "place": place, GROUP: group}, batch)
+            user, group = placed[USER].to_numpy(), placed[GROUP].to_numpy()
+            # Who has no id goes anywhere, but all rows of one person to one place.
+            return np.where(user > 0, np.searchsorted(last_ids, user), group % len(last_ids)), placed
 
         def draw(partition: int, placed: Mapping[str, pa.Table]) -> tuple[dict[str, list[Piece]], Counter[str]]:
             history = pa.concat_tables(placed.values())
             known = query(_KNOWN_TO_THEM.format(codes=known_codes), history=history).read_all()
             short: Counter[str] = Counter()
 
-            def lists(split: str) -> Iterator[pa.RecordBatch]:
+            def lists(split: str, sampler: NegativeSampler) -> Iterator[pa.RecordBatch]:
                 held_out = query(_HELD_OUT.format(code=HELD_OUT[split]), history=history).read_all()
-                for drawn, number_of_short in draw_lists(held_out, known, samplers[split]):
+                for drawn, number_of_short in draw_lists(held_out, known, sampler):
                     short[split] += number_of_short
                     yield drawn
 
-            rows: dict[str, Iterable[pa.RecordBatch]] = {split: lists(split) for split in samplers}
-            rows["train"] = query(_TRAIN, history=history)
+            rows: dict[str, Iterable[pa.RecordBatch]] = {"train": query(_ROWS.format(code=TRAIN), history=history)}
+            for split, sampler in samplers.items():
+                of_split = query(_ROWS.format(code=HELD_OUT[split]), history=history)
+                rows[split] = of_split if sampler is None else lists(split, sampler)
             if has_known:
                 rows[KNOWN_SPLIT] = query(_KNOWN, history=history)
             pieces = {
-                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", encoder.encoded_schema, of_split)
+                split: write_piece(scratch / f"{split}-{partition:06d}.parquet", row_schema, of_split)
                 for split, of_split in rows.items()
             }
             return pieces, short
@@ -234,7 +255,7 @@ def draw_lists(held_out: pa.Table, known: pa.Table, sampler: NegativeSampler) ->
         order = np.argsort(owner, kind="stable")
         user = users[some][owner[order]]
         item = np.concatenate([positives[some], negatives])[order]
-        drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item}
+        drawn = {LABEL: (order < len(lengths)).astype(np.float32), USER: user, ITEM: item, GROUP: user}
         yield pa.RecordBatch.from_pydict(drawn), int((lengths < sampler.negatives).sum())
 
 

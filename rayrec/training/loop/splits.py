@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from rayrec.config import EvaluateConfig
+from rayrec.config import EvaluateConfig, RankingConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.batches import InMemorySplit, ResidentSplit, read_split
@@ -16,11 +16,14 @@ from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions import AllCandidates, Positives, SampledLoader, SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.next_items import NextItems
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
 from rayrec.metrics.estimates import MetricValues
+from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
+from rayrec.training.loop.next_items import score_pairs
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 
@@ -42,6 +45,7 @@ class SplitReader:
     """Rows of `train` to train on, the first ones; None for all. All of them are known pairs to the others."""
     _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
+    _next_items: dict[str, NextItems] = field(default_factory=dict)
     _epochs: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of the epochs that the ranks share."""
 
@@ -81,6 +85,14 @@ class SplitReader:
             self._candidates[split] = read
         return self._candidates[split].batches(max(1, global_batch_size // context.world_size), context.device)
 
+    def next_items(self, split: str) -> NextItems:
+        """Return the events of `split` of this rank's people, with those before."""
+        context = self.context
+        if split not in self._next_items:
+            read = NextItems.read(self.dataset, split, rank=context.rank, world_size=context.world_size)
+            self._next_items[split] = read
+        return self._next_items[split]
+
     @property
     def _shares(self) -> bool:
         return self.context.world_size > 1 and not self.config.in_memory
@@ -114,9 +126,12 @@ class SplitReader:
 def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig) -> MetricValues:
     """Return the metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`; the model is
-    scored in float32 where it lies, in the memory of the ranks.
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`; or, of what a
+    person chooses next, those of `NextItemMetrics` alone. The model is scored in float32 where it lies, in the memory
+    of the ranks.
     """
+    if config.ranking is not None and config.ranking.candidates == "next":
+        return _evaluate_next(model, splits, split, config, config.ranking)
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
@@ -137,6 +152,19 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
     # Each rank has counted its own rows; rank 0 merges the counts.
     metrics = compute_over_ranks(binary)
     return metrics if ranking is None else metrics | compute_over_ranks(ranking)
+
+
+def _evaluate_next(
+    model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig, ranking: RankingConfig
+) -> MetricValues:
+    items = splits.next_items(split)
+    metrics = NextItemMetrics(ranking, items.num_items)
+    size = max(1, config.global_batch_size // splits.context.world_size)
+    model.dense_network.eval()
+    for scores, events in score_pairs(model, items, size):
+        metrics.update(scores, events)
+    model.dense_network.train()
+    return compute_over_ranks(metrics)
 
 
 def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor, lists: InteractionColumns | None) -> None:

@@ -89,10 +89,16 @@ def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
             "evaluate.ranking: the dataset has no group column, so it has no lists to rank; "
             "set evaluate.ranking=null, or give a dataset with groups"
         )
-    if ranking.candidates == "all" and (schema.interactions is None or len(schema.features) != 2):
+    held_out = [dataset.split(name) for name in dataset.evaluation_splits]
+    if ranking.candidates == "given" and schema.interactions and any(of.positives == of.rows for of in held_out):
         raise ConfigError(
-            "evaluate.ranking.candidates: 'all' needs a dataset whose only features are a user and an item "
-            "(interactions), as others are unknown for unseen pairs; use 'given'"
+            "evaluate.ranking.candidates: 'given' ranks drawn negatives, and the held-out rows of the dataset have "
+            "none; use 'next'"
+        )
+    if ranking.candidates != "given" and (schema.interactions is None or len(schema.features) != 2):
+        raise ConfigError(
+            f"evaluate.ranking.candidates: '{ranking.candidates}' needs a dataset whose only features are a user and "
+            "an item (interactions), as others are unknown for unseen pairs; use 'given'"
         )
 
 

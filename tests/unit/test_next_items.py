@@ -1,0 +1,240 @@
+"""Held-out events with what was before them, and full ranking of the next item, against plain Python."""
+
+import math
+import random
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from rayrec.common.errors import UserError
+from rayrec.config import RankingConfig
+from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
+from rayrec.ingest.next_items import NextItems
+from rayrec.metrics.next_items import NextItemMetrics
+from tests.builders import users_and_items, write_dataset
+
+USERS, ITEMS = 12, 14
+"""Ids below these; 0 is unknown."""
+NEW = range(101, 104)
+"""Groups of people who are not in the vocabulary."""
+ROWS = list[tuple[int, int, int, int]]
+"""(label, user, item, group)"""
+CONFIG = RankingConfig(k=(1, 3), metrics=("hr", "recall", "ndcg", "mrr", "map"))
+
+
+def rows_of(seed: int, people: list[int], share: float, *, negatives: bool = False) -> ROWS:
+    """A few rows of some people, together and in order of time, some with unknown items."""
+    rng = random.Random(seed)
+    rows: ROWS = []
+    for person in people:
+        user = person if person < USERS else 0
+        for item in rng.sample(range(ITEMS), rng.randint(0, 7)) if rng.random() < share else []:
+            rows.append((1, user, item, person))
+            rows += [(0, user, rng.randrange(1, ITEMS), person)] * (2 if negatives else 0)
+    return rows
+
+
+PEOPLE = list(range(1, USERS))
+SPLITS: dict[str, ROWS] = {
+    "train": rows_of(1, PEOPLE, 0.8),
+    "validation": rows_of(2, [*PEOPLE, *NEW], 0.5, negatives=True),
+    "test": [*rows_of(3, [*PEOPLE, *NEW], 0.8, negatives=True), (1, 0, 4, 0)],
+}
+NO_CHOICES = [(0, user, 1 + user % (ITEMS - 1), user) for user in range(1, USERS, 3)]
+KNOWN = sorted([*SPLITS["train"], *NO_CHOICES], key=lambda row: row[3])
+
+
+def to_table(rows: ROWS) -> pa.Table:
+    label, user, item, group = (np.array(column) for column in zip(*rows, strict=True))
+    columns = {"item": item.astype(np.int32), "user": user.astype(np.int32), "label": label.astype(np.float32)}
+    return pa.table({**columns, "group": group.astype(np.int64)})
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Dataset]:
+    """By whether there is a split of known pairs."""
+    schema = users_and_items(USERS, ITEMS, group="group", item_first=True)
+    folder = tmp_path_factory.mktemp("events")
+    return {
+        known: write_dataset(
+            folder / str(known),
+            schema,
+            {name: to_table(rows) for name, rows in ({**SPLITS, KNOWN_SPLIT: KNOWN} if known else SPLITS).items()},
+            rows_per_row_group=4,
+        )
+        for known in (False, True)
+    }
+
+
+Event = tuple[int, int, tuple[int, ...], tuple[int, ...], bool]
+"""Person, target, history, what is no choice, and whether the person is new."""
+
+
+def expected_events(split: str, with_known: bool) -> list[Event]:
+    """Every held-out event, by the definition."""
+    found: list[Event] = []
+    for person in dict.fromkeys(group for _, _, _, group in SPLITS[split] if group):
+        names = ["train", "validation", "test"] if split == "test" else ["train", "validation"]
+        chosen = [(name, i) for name in names for y, _, i, group in SPLITS[name] if y and i and group == person]
+        others = tuple(i for _, _, i, group in NO_CHOICES if with_known and group == person)
+        is_new = not any(name == "train" for name, _ in chosen)
+        for place, (name, item) in enumerate(chosen):
+            if name == split:
+                before = tuple(i for _, i in chosen[:place])
+                found.append((person if person < USERS else -person, item, before, others, is_new))
+    return found
+
+
+def events_of(items: NextItems, size: int) -> list[Event]:
+    return [
+        (int(person), int(target), tuple(history.tolist()), tuple(others.tolist()), bool(is_new))
+        for batch in items.batches(size)
+        for person, target, history, others, is_new in zip(
+            batch.persons, batch.targets, batch.histories, batch.not_chosen, batch.is_new, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("with_known", [False, True])
+def test_each_event_knows_what_its_person_had_before(
+    datasets: dict[bool, Dataset], split: str, world_size: int, with_known: bool
+) -> None:
+    ranks = [NextItems.read(datasets[with_known], split, rank=r, world_size=world_size) for r in range(world_size)]
+    for size in (1, 4, 100):
+        found = [event for items in ranks for event in events_of(items, size)]
+        # Those of a person stay in order.
+        assert sorted(found, key=lambda event: event[0]) == sorted(
+            expected_events(split, with_known), key=lambda event: event[0]
+        )
+        assert len({len(list(items.batches(size))) for items in ranks}) == 1, (
+            "look-ups in sharded tables are collectives"
+        )
+    for items in ranks:
+        assert items.unknown_items == sum(y and not i for y, _, i, _ in SPLITS[split])
+        assert items.unknown_people == (split == "test")
+
+
+def test_what_is_left_out_is_said(datasets: dict[bool, Dataset]) -> None:
+    notes = NextItems.read(datasets[False], "test").notes()
+    unknown = sum(y and not i for y, _, i, _ in SPLITS["test"])
+    assert notes == [
+        f"{unknown} held-out events are left out, as train does not have their items",
+        "1 held-out events are left out, as nobody knows whose they are",
+    ]
+
+
+# ---- metrics
+
+
+def score(person: int, item: int, length: int, ties: bool) -> float:
+    """A score of an item, of few values if `ties`."""
+    value = random.Random(f"{person} {item} {length}").random()
+    return float(round(3 * value)) if ties else float(np.float32(value))
+
+
+def scores_of(batch, ties: bool) -> torch.Tensor:
+    rows = [
+        [score(int(person), item, len(history), ties) for item in range(1, ITEMS)]
+        for person, history in zip(batch.persons, batch.histories, strict=True)
+    ]
+    return torch.tensor(rows).reshape(-1, ITEMS - 1)
+
+
+def ranked(event: Event, ties: bool, order: str) -> tuple[list[int], list[int]]:
+    """The items that the person did not have, as a rank counts them and as they are shown."""
+    person, target, history, others, _ = event
+    candidates = [i for i in range(1, ITEMS) if i == target or i not in {*history, *others}]
+    scores = {i: score(person, i, len(history), ties) for i in candidates}
+    last = {"pessimistic": lambda i: i == target, "optimistic": lambda i: i != target}[order]
+    return sorted(candidates, key=lambda i: (-scores[i], last(i))), sorted(candidates, key=lambda i: (-scores[i], i))
+
+
+def by_definition(events: list[Event], ties: bool, order: str) -> dict[str, float]:
+    lists = [(event[1], *ranked(event, ties, order)) for event in events]
+    found = {"rows": float(len(lists)), "groups": float(len(lists))}
+    for k in CONFIG.k:
+        hits = [(target, items.index(target) + 1) for target, items, _ in lists]
+        hits = [rank for _, rank in hits if rank <= k]
+        found[f"hr@{k}"] = found[f"recall@{k}"] = len(hits) / len(lists)
+        found[f"mrr@{k}"] = found[f"map@{k}"] = sum(1 / rank for rank in hits) / len(lists)
+        found[f"ndcg@{k}"] = sum(1 / math.log2(rank + 1) for rank in hits) / len(lists)
+        shown = [item for *_, items in lists for item in items[:k]]
+        found[f"coverage@{k}"] = len(set(shown)) / (ITEMS - 1)
+        found[f"top_share@{k}"] = max(shown.count(item) for item in set(shown)) / len(lists)
+    return found
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("order", ["pessimistic", "optimistic"])
+@pytest.mark.parametrize(("world_size", "size"), [(1, 100), (1, 3), (3, 2)])
+def test_metrics_are_those_of_the_definitions(
+    datasets: dict[bool, Dataset], ties: bool, order: str, world_size: int, size: int
+) -> None:
+    accumulators = []
+    for rank in range(world_size):
+        items = NextItems.read(datasets[True], "test", rank=rank, world_size=world_size)
+        accumulators.append(NextItemMetrics(CONFIG.model_copy(update={"ties": order}), items.num_items))
+        for batch in items.batches(size):
+            accumulators[-1].update(scores_of(batch, ties), batch)
+    measured, *others = accumulators
+    for other in others:
+        measured.add(other)
+    assert measured.compute() == pytest.approx(by_definition(expected_events("test", True), ties, order))
+
+
+def test_errors_take_the_events_of_a_person_for_one_piece_of_evidence(datasets: dict[bool, Dataset]) -> None:
+    items = NextItems.read(datasets[False], "test")
+    measured = NextItemMetrics(CONFIG, items.num_items)
+    for batch in items.batches():
+        measured.update(scores_of(batch, False), batch)
+    events = expected_events("test", False)
+    hits = [(event[0], float(ranked(event, False, "pessimistic")[0].index(event[1]) < 3)) for event in events]
+    mean = sum(hit for _, hit in hits) / len(hits)
+    persons = [list(group) for _, group in groupby(sorted(hits), key=lambda hit: hit[0])]
+    squares = sum(sum(hit - mean for _, hit in of_person) ** 2 for of_person in persons)
+    estimate = measured.estimates()["hr@3"]
+    assert estimate is not None
+    assert (estimate.value, estimate.error) == pytest.approx((mean, math.sqrt(squares) / len(hits)))
+
+
+def test_slices_are_the_metrics_of_their_events(datasets: dict[bool, Dataset]) -> None:
+    items = NextItems.read(datasets[False], "test")
+    measured = NextItemMetrics(CONFIG, items.num_items)
+    for batch in items.batches():
+        measured.update(scores_of(batch, False), batch)
+    events = expected_events("test", False)
+    parts = {
+        "new people": [event for event in events if event[4]],
+        "0 earlier events": [event for event in events if not event[2]],
+        "1-4 earlier events": [event for event in events if 1 <= len(event[2]) < 5],
+        "5-19 earlier events": [event for event in events if 5 <= len(event[2]) < 20],
+    }
+    assert all(parts.values()), "a case that tests nothing"
+    found = {part.name: part for part in measured.slices()}
+    assert found.keys() == parts.keys()
+    for name, some in parts.items():
+        assert found[name].events == len(some)
+        expected = by_definition(some, False, "pessimistic")
+        for metric, estimate in found[name].metrics.items():
+            assert estimate.value == pytest.approx(expected[metric]), (name, metric)
+
+
+def test_nothing_held_out_has_no_metrics() -> None:
+    measured = NextItemMetrics(CONFIG, ITEMS - 1).compute()
+    assert (measured.pop("rows"), measured.pop("groups")) == (0, 0)
+    assert measured.keys() >= {"hr@1", "coverage@3", "top_share@3"}
+    assert set(measured.values()) == {None}
+
+
+def test_a_model_that_has_diverged_is_named(datasets: dict[bool, Dataset]) -> None:
+    items = NextItems.read(datasets[False], "test")
+    measured = NextItemMetrics(CONFIG, items.num_items)
+    for batch in items.batches():
+        measured.update(torch.full((len(batch), items.num_items), math.nan), batch)
+    with pytest.raises(UserError, match="scores are infinite or NaN: the model has diverged"):
+        measured.compute()
