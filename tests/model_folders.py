@@ -93,7 +93,7 @@ def make_model_folder(
 
 def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
     """A model folder of NeuMF: users u-0, u-1, ... and items i-0, ...; user number n knows the items below n, in steps
-    of 3, by their position in the vocabulary."""
+    of 3, by their position in the vocabulary; the last of them is the oldest event, and the first one the newest."""
     data = folder.parent / f"{folder.name}-data"
     data.mkdir(parents=True)
     features = []
@@ -102,10 +102,12 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
         write_vocabulary(data / vocabulary.file, [f"{name[0]}-{i}" for i in range(size)], range(size, 0, -1))
         features.append(CategoricalFeature(name=name, cardinality=size + 1, transforms=(vocabulary,)))
     schema = Schema(label="label", features=tuple(features), interactions=InteractionColumns(user="user", item="item"))
-    known = [np.arange(1, user, 3, dtype=np.int32) if user else np.empty(0, np.int32) for user in range(users + 1)]
+    known = [
+        np.arange(1, user, 3, dtype=np.int32)[::-1] if user else np.empty(0, np.int32) for user in range(users + 1)
+    ]
     first = np.cumsum([0, *map(len, known)])
     config = NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)
-    known_items = KnownItems(first, np.concatenate(known))
+    known_items = KnownItems(first, np.concatenate(known), first[:-1])
     return _write(folder, data, schema, config, "neumf-test", seed, known_items, source=InteractionSourceConfig())
 
 

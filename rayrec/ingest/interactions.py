@@ -18,7 +18,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.batches import BatchArrays
-from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
+from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import EpochLoader
 from rayrec.ingest.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.ingest.order import BatchOrder, row_groups_of
@@ -298,8 +298,19 @@ class SampledLoader(EpochLoader):
 
 def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     """Yield the positive rows of each row group as pairs: user * items + item, without those of unknown users and
-    items. All rows of the split `known` are.
+    items.
     """
+    for pairs, label in _labelled_pairs(dataset, split):
+        yield pairs[label > 0.5]
+
+
+def known_pairs(dataset: Dataset) -> Iterator[NDArray[np.int64]]:
+    """Yield the pairs, as `positive_pairs`, of all rows of `Dataset.known_split`, those too that are no choices."""
+    for pairs, _ in _labelled_pairs(dataset, dataset.known_split):
+        yield pairs
+
+
+def _labelled_pairs(dataset: Dataset, split: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
     packer = RowPacker.of(dataset)
@@ -307,8 +318,8 @@ def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
         user, item = (
             rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
         )
-        known = ((rows.label > 0.5) | (split == KNOWN_SPLIT)) & (user > 0) & (item > 0)
-        yield user[known] * num_item_rows(dataset.schema) + item[known]
+        known = (user > 0) & (item > 0)
+        yield user[known] * num_item_rows(dataset.schema) + item[known], rows.label[known]
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +349,7 @@ class AllCandidates:
         positives = np.unique(np.concatenate([np.empty(0, np.int64), *positive_pairs(dataset, split)]))
         users = np.unique(positives // items)
         own = users[rank::world_size]
-        seen = [pairs[np.isin(pairs // items, own)] for pairs in positive_pairs(dataset, dataset.known_split)]
+        seen = [pairs[np.isin(pairs // items, own)] for pairs in known_pairs(dataset)]
         return cls(
             dataset.schema,
             own,

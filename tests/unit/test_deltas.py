@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -304,7 +305,7 @@ def test_known_items_are_those_of_the_delta_or_its_base(tmp_path: Path) -> None:
         make_recommender_folder(tmp_path / "whole" / name, seed=seed)
     known = KnownItems.load(ModelFolder.open(tmp_path / "whole/3"))
     (tmp_path / "whole/3" / KNOWN_ITEMS_FILE).unlink()
-    KnownItems(known.first, np.where(known.items == 1, 2, known.items)).save(tmp_path / "whole/3")
+    replace(known, items=np.where(known.items == 1, 2, known.items)).save(tmp_path / "whole/3")
     copy(tmp_path / "whole/1", tmp_path / "m/1")
     inherited = []
     for day in (2, 3):

@@ -17,6 +17,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.id_meanings import EarlierIds
 from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.inference.folder.facts import KnownItems
 from rayrec.ingest.dataset import Dataset, Times
 from rayrec.inspection.drift import drift_of_extension, is_explained_by_new_values
 from rayrec.inspection.gate import _odd_times
@@ -354,11 +355,11 @@ def test_a_source_that_cannot_be_extended_says_so(days: list[Dataset], tmp_path:
         preprocessing(made, {None: [str(tmp_path)]}, tmp_path / "output", parent)
 
 
-def interactions(output: Path, file: Path, parent: Dataset | None = None) -> Dataset:
+def interactions(output: Path, file: Path, parent: Dataset | None = None, **source: Any) -> Dataset:
     made = Recipe.model_validate(
         {
             "name": "pairs",
-            "source": {"kind": "interactions"},
+            "source": {"kind": "interactions", **source},
             "preprocess": {"split": {"kind": "leave_one_out", "min_interactions": 3, "negatives": 4}},
             "model": {"kind": "neumf"},
         }
@@ -412,3 +413,24 @@ def test_interactions_of_new_days(tmp_path: Path) -> None:
     assert datasets[2].manifest.times is not None
     assert 2000 <= datasets[2].manifest.times.first < datasets[2].manifest.times.last < 3000
     assert datasets[2].evaluation_splits == ["test"]
+
+
+def test_events_of_all_days_are_in_order_of_time(tmp_path: Path) -> None:
+    dataset: Dataset | None = None
+    seen: list[dict[str, Any]] = []
+    for number, rows in enumerate(("u:abXcd w:dcbY", "u:hgZ w:aX", "w:ge u:f")):
+        day = [
+            {"user": user, "item": item, "stars": 1 if item.isupper() else 5, "timestamp": 1000 * number + at}
+            for user, items in (word.split(":") for word in rows.split())
+            for at, item in enumerate(items)
+        ]
+        seen += day
+        choices = {"column": "stars", "at_least": 4}
+        dataset = interactions(
+            tmp_path / f"d{number}", write_csv(tmp_path / f"{number}.csv", day), dataset, choices=choices
+        )
+        known, items = KnownItems.read(dataset), ["", *values(dataset, "item")]
+        for user, name in enumerate(values(dataset, "user"), start=1):
+            own = [row["item"] for row in seen if row["user"] == name and row["item"] in items]
+            assert [items[item] for item in known.events_of(user)] == [item for item in own if item.islower()]
+            assert {items[item] for item in known.of(user)} == set(own)

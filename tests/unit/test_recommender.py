@@ -107,7 +107,7 @@ def test_other_models_do_not_recommend(tmp_path: Path) -> None:
         load_recommender(tmp_path / "dlrm")
 
 
-def test_known_items_are_those_of_all_splits(tmp_path: Path) -> None:
+def test_known_items_are_those_of_all_splits_by_time(tmp_path: Path) -> None:
     make_recommender_folder(tmp_path / "neumf", users=4, items=9)
     schema = load_recommender(tmp_path / "neumf").predictor.schema
 
@@ -116,15 +116,21 @@ def test_known_items_are_those_of_all_splits(tmp_path: Path) -> None:
         return pa.table({name: pa.array([p[i] for p in pairs], dtype) for i, (name, dtype) in enumerate(types)})
 
     splits = {
+        "known": rows((3, 8, 1), (3, 9, 1), (3, 5, 0), (1, 2, 1), (1, 9, 0), (1, 1, 0), (3, 1, 1), (4, 5, 1)),
         "train": rows((3, 9, 1), (1, 2, 1), (3, 1, 1), (1, 2, 1), (4, 5, 1)),
         "validation": rows((3, 4, 1), (3, 7, 0), (4, 5, 1), (4, 8, 0)),
         "test": rows((1, 6, 1), (1, 9, 0), (3, 0, 1), (3, 2, 0)),  # 0: an item that no interaction has
     }
     known = KnownItems.read(write_dataset(tmp_path / "data", schema, splits))
-    assert [known.of(user).tolist() for user in range(5)] == [[], [2, 6], [], [1, 4, 9], [5]]
+    # 1, 5 and 9 are known as no choices.
+    assert [known.of(user).tolist() for user in range(5)] == [[], [1, 9, 2, 6], [], [5, 8, 9, 1, 4], [5]]
     known.save(tmp_path / "neumf")
     finish(tmp_path / "neumf")
-    assert [KnownItems.load(ModelFolder.open(tmp_path / "neumf")).of(u).tolist() for u in (1, 3)] == [[2, 6], [1, 4, 9]]
+    stored = KnownItems.load(ModelFolder.open(tmp_path / "neumf"))
+    assert [stored.events_of(user).tolist() for user in range(5)] == [[], [2, 6], [], [8, 9, 1, 4], [5]]
+    left = stored.without(1)
+    assert [left.of(user).tolist() for user in range(5)] == [[], [], [], [5, 8, 9, 1, 4], [5]]
+    assert [left.events_of(user).tolist() for user in range(5)] == [[], [], [], [8, 9, 1, 4], [5]]
     assert Dataset.open(tmp_path / "data").schema == schema
 
 
