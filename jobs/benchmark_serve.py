@@ -89,7 +89,10 @@ def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:
     with ExitStack() as stack:
         progress.stage("start server")
         folder = stack.enter_context(exported(request.model))
-        raw_rows, instances = RawRows(ModelFolder.open(folder).schema), Examples.load(folder).instances
+        raw_rows, examples = RawRows(ModelFolder.open(folder).schema), Examples.load(folder)
+        if examples.verb != "predict":
+            raise UserError(f"{folder}: scores the next items of people, and no rows, which are measured here")
+        instances = examples.instances
         server = ServeRequest(model=(f"{_NAME}={folder}",), port=free_port())
         url = stack.enter_context(serving(server, SilentProgress()))
         for protocol in request.protocol:

@@ -234,14 +234,14 @@ def _ask(url: str, model: Path, to_rank: dict[str, Any] | None, progress: Progre
     """Post one request to a server of the model, `to_rank` or one that suits it; return the request and the answer."""
     from jobs.serve import curl_line, endpoint_of
     from rayrec.features.schema import Schema
-    from rayrec.inference.examples import example_row
+    from rayrec.inference.examples import example_request
 
     verb, content = "rank", to_rank
     if content is None:
-        schema, example = Schema.load(model), example_row(model)
-        verb, content = "predict", {"instances": [example]}
-        if schema.interactions is not None:
-            verb, content = "recommend", {"user": example[schema.interactions.user], "k": 5}
+        schema = Schema.load(model)
+        verb, content = example_request(model)
+        if verb == "predict" and schema.interactions is not None:
+            verb, content = "recommend", {"user": content["instances"][0][schema.interactions.user], "k": 5}
     endpoint, body = endpoint_of(url, model.name, verb), json.dumps(content)
     progress.message(f"\n$ {curl_line(endpoint, body)}")
     post = urllib.request.Request(endpoint, body.encode(), {"Content-Type": "application/json"})

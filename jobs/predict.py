@@ -132,7 +132,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     if request.input is not None:
         raise ConfigError("--top-k recommends to every user of the model and reads no --input; leave one of them out")
     from rayrec.inference.batch.prediction import recommend_to_all
-    from rayrec.inference.rank import load_recommender
+    from rayrec.inference.recommender import load_recommender
 
     with exported(request.model) as folder:
         recommender = load_recommender(folder)

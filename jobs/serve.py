@@ -205,9 +205,10 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """Return a curl command that sends values of the model's vocabularies."""
-    from rayrec.inference.examples import example_row
+    from rayrec.inference.examples import example_request
 
-    return curl_line(endpoint_of(url, name, "predict"), json.dumps({"instances": [example_row(folder)]}), tokens)
+    verb, content = example_request(folder)
+    return curl_line(endpoint_of(url, name, verb), json.dumps(content), tokens)
 
 
 def endpoint_of(url: str, model: str, verb: str) -> str:

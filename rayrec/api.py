@@ -24,7 +24,8 @@ from weakref import finalize
 if TYPE_CHECKING:
     from rayrec.inference.explanation import Explainer
     from rayrec.inference.predictor import Predictor
-    from rayrec.inference.rank import Ranker, Recommender
+    from rayrec.inference.rank import Ranker
+    from rayrec.inference.recommender import Recommender
     from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
@@ -99,7 +100,7 @@ def load_model(folder: AnyPath) -> "Predictor":
 
 def load_recommender(folder: AnyPath) -> "Recommender":
     """Load the recommender of a model of users and items: `recommend(user, k)` returns the k best new items."""
-    from rayrec.inference.rank import load_recommender
+    from rayrec.inference.recommender import load_recommender
 
     return load_recommender(_local(folder))
 

@@ -29,7 +29,7 @@ from rayrec.inference.folder.facts import can_recommend
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.past import describe_stale
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.rank import Recommender
+from rayrec.inference.recommender import Recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE
 from rayrec.models.common.precision import resolve_precision
 from rayrec.sources.registry import ranker_of
@@ -45,6 +45,9 @@ _SMALL_ROWS = 32
 
 _MAX_WAITING = 64
 """Requests that may wait for a shadow; further ones are not compared, so that a slow shadow costs no memory."""
+
+NO_ROWS = "scores the next items of people, and no rows"
+"""Why some models cannot be asked for scores of rows."""
 
 ResultT = TypeVar("ResultT")
 
@@ -86,14 +89,15 @@ class ServedVersion:
         self.known_values = _short_vocabularies(self.predictor)
         """All values of the columns that have few."""
         self.predictor.precision = resolve_precision(settings.precision, "cpu", "serve.precision")
-        encoded = self.predictor.encode(self.predictor.columns_of(self.examples.instances))
-        if (error := self.predictor.amp_error(encoded)).rows:
-            logger.warning(
-                "model '%s', version %s: %s moves the scores of its %d examples by %.2g at most and %.2g on average",
-                name, version, self.predictor.precision.name, error.rows, error.largest, error.total / error.rows,
-            )  # fmt: skip
-        # The first passes allocate and choose kernels; larger batches take other paths.
-        self.predictor.predict([{}] * settings.max_batch_size)
+        if not self.predictor.scores_next_items:
+            encoded = self.predictor.encode(self.predictor.columns_of(self.examples.instances))
+            if (error := self.predictor.amp_error(encoded)).rows:
+                logger.warning(
+                    "model '%s', version %s: %s moves scores of %d examples by %.2g at most and %.2g on average",
+                    name, version, self.predictor.precision.name, error.rows, error.largest, error.total / error.rows,
+                )  # fmt: skip
+            # The first passes allocate and choose kernels; larger batches take other paths.
+            self.predictor.predict([{}] * settings.max_batch_size)
         schema = self.predictor.schema
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
@@ -117,8 +121,15 @@ class ServedVersion:
         self.stale = describe_stale(schema, time.time())
         """What to say of its histories, if they end too early."""
 
+    @property
+    def first_verb(self) -> str:
+        """The verb that it is asked by in the first place."""
+        return "recommend" if self.predictor.scores_next_items else "predict"
+
     async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
+        if self.predictor.scores_next_items:
+            raise RequestError(404, f"model '{self.name}' {NO_ROWS}; use /v1/models/{self.name}:{self.first_verb}")
         # The batcher joins it with other requests and calls `_score_together`.
         scores = await self._score(rows)
         if not np.isfinite(scores).all():

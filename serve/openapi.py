@@ -63,6 +63,8 @@ def document(models: ServedModels, max_rows: int, prefix: str = "") -> dict[str,
             if verb == "predict":
                 for described in (path["post"]["requestBody"], path["post"]["responses"]["200"]):
                     described["content"][arrow.MEDIA_TYPE] = {}
+        if version.predictor.scores_next_items:
+            continue
         tensors = _list(_object(name=_TEXT, datatype=_TEXT, shape=_list({"type": "integer"})))
         paths[f"/v2/models/{encoded}"] = _get(
             f"Inputs and outputs of '{name}'.",
@@ -144,7 +146,8 @@ def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
 def _row(version: ServedVersion) -> JsonSchema:
     """Return a row of the model, with held-out rows as examples, or made-up ones where the model has none."""
     held_out, schema = version.held_out, version.predictor.schema
-    examples = version.examples.instances[:_EXAMPLES] if held_out is None else list(held_out.rows)
+    made_up = version.examples.instances[:_EXAMPLES] if version.examples.verb == "predict" else []
+    examples = made_up if held_out is None else list(held_out.rows)
     properties = {
         field.name: _property(field, schema, examples) | _known(field.name, version)
         for field in version.predictor.raw_rows.columns

@@ -2,9 +2,15 @@
 
     POST /v1/models/NAME:predict   {"instances": [{"I1": 3, "C1": "68fd1e64"}, ...]}   or one such object alone
                                    -> {"model": "NAME", "version": "1", "predictions": [0.0312, ...]}
-    POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      for a model of users and items
+    POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      for a model of users and items;
+                                   of one that reads histories instead of or beside a known user
+                                   {"events": ["318", "50"]}, what the user has, the newest one last
                                    -> {"model": "NAME", "version": "1", "user": "42",
-                                       "items": [{"item": "318", "score": 0.97}, ...]}
+                                       "items": [{"item": "318", "score": 0.97}, ...], "unknown_events": []}
+    POST /v1/models/NAME:similar   {"item": "318", "k": 10}                            for a model with vectors of items
+                                   -> {"model": "NAME", "version": "1", "item": "318",
+                                       "items": [{"item": "50", "cosine": 0.83}, ...]}
+                                   both with "allow": [...] and "deny": [...], items that alone or never are answered
     POST /v1/models/NAME:rank      {"context": {"platform": 3, ...}, "candidates": [42337, 139684, ...], "k": 5}
                                    -> {"model": "NAME", "version": "1",
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
@@ -20,10 +26,11 @@ version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"e
 the check of a body and `/openapi.json` follow from it. A new verb is an entry there.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from starlette.requests import Request
@@ -31,12 +38,13 @@ from starlette.responses import JSONResponse, Response
 
 from rayrec.features.stacked_columns import StackedColumns
 from rayrec.inference.explanation import Explanation
-from rayrec.inference.rank import Ranking, UnknownUserError
+from rayrec.inference.rank import Ranking
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.recommender import UnknownItemError, UnknownUserError
 from serve import arrow
 from serve.admission import Admission
 from serve.http import Route, call_of, headers_of
-from serve.models import RequestRows, ServedModel, ServedModels, ServedVersion
+from serve.models import NO_ROWS, RequestRows, ServedModel, ServedModels, ServedVersion
 from serve.requests import MOST, Body, RequestError, content_errors, of_model, parse_body, parse_json
 
 
@@ -93,16 +101,16 @@ def _about(name: str, version: ServedVersion) -> dict[str, Any]:
     }
 
 
-def _as_text(user: Any) -> Any:
-    return str(user) if isinstance(user, int | float) and not isinstance(user, bool) else user
+def _as_text(name: Any) -> Any:
+    return str(name) if isinstance(name, int | float) and not isinstance(name, bool) else name
 
 
-def _up_to_most(count: int, info: ValidationInfo) -> int:
-    """Refuse more than `parse_body` was given as the most of a request."""
+def _up_to_most(given: int | list[str], info: ValidationInfo) -> int | list[str]:
+    """Refuse a greater number, or a longer list, than `parse_body` was given as the most of a request."""
     assert info.context is not None
-    if count > info.context["most"]:
+    if (given if isinstance(given, int) else len(given)) > info.context["most"]:
         raise ValueError
-    return count
+    return given
 
 
 Row = Annotated[dict[str, Any], of_model("Row")]
@@ -116,15 +124,39 @@ class Instances(Body):
     instances: Annotated[list[Row], Field(min_length=1, json_schema_extra={"maxItems": MOST})]
 
 
-class RecommendRequest(Body):
-    """The user to recommend items to, and how many."""
+Name = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
+"""A user or an item, as the training data names it."""
+Names = Annotated[list[Name], Field(json_schema_extra={"maxItems": MOST}), AfterValidator(_up_to_most)]
 
-    user: Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
-    """a string or a number, as the training data names the user"""
+
+class _WantedItems(Body):
+    """How many items are wanted, and which ones."""
+
     k: Annotated[int, Field(ge=1, json_schema_extra={"maximum": MOST}), AfterValidator(_up_to_most)] = 10
     """a whole number from 1 to $most"""
+    allow: Names | None = None
+    """a list of at most $most strings or numbers: the items that alone may be in the answer"""
+    deny: Names = []
+    """a list of at most $most strings or numbers: items that may not be in the answer"""
+
+
+class RecommendRequest(_WantedItems):
+    """Whom to recommend items to: a user, and what the user has beside what is known."""
+
+    user: Name | None = None
+    """a string or a number, as the training data names the user"""
+    events: Names = []
+    """a list of at most $most strings or numbers: items in order of time, the newest one last, which follow what is
+    known of the user; for a model that reads histories"""
     exclude_known: bool = True
-    """true or false: whether to leave out what the user has in the training data"""
+    """true or false: whether to leave out what the user has in the training data, and the events"""
+
+
+class SimilarRequest(_WantedItems):
+    """The item that others are to be like."""
+
+    item: Name
+    """a string or a number, as the training data names the item"""
 
 
 class RankRequest(Body):
@@ -155,8 +187,19 @@ class RecommendedItem(BaseModel):
 
 
 class RecommendedItems(Answer):
-    user: str
+    user: str | None
     items: list[RecommendedItem]
+    unknown_events: Annotated[list[str], Field(description="Events whose items the model does not know: left out.")]
+
+
+class SimilarItem(BaseModel):
+    item: str
+    cosine: Annotated[float, Field(ge=-1, le=1, description="Cosine of the vectors of the two items.")]
+
+
+class SimilarItems(Answer):
+    item: str
+    items: list[SimilarItem]
 
 
 class RankedCandidate(BaseModel):
@@ -207,13 +250,16 @@ class Verb:
     async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
         """Return the body of the answer. Raises RequestError."""
         if why := self.lacks(version):
-            raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
+            raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:{version.first_verb}")
         most = self.most(admission.settings.max_rows_per_request)
         found = await self.run(Asked(model, version, body, admission, most))
         # Its numbers are float32 values in the digits of their float64.
         return self.answer(model=model.name, version=version.version, **found).model_dump_json().encode()
 
 
+WantedT = TypeVar("WantedT", bound=_WantedItems)
+_NAME_BYTES = 3 * 80
+"""Bytes that the names at one place of a request's lists take, about."""
 MOST_EXPLAINED = 8
 """Rows that a request may have explained: one takes as long as thousands of scores."""
 
@@ -227,19 +273,39 @@ async def _predict(asked: Asked) -> dict[str, Any]:
 
 
 async def _recommend(asked: Asked) -> dict[str, Any]:
-    assert asked.version.recommender is not None
-    parse = partial(parse_body, RecommendRequest, asked.body, asked.most)
-    # Only user and number are parsed, no row.
-    async with asked.admission.parsed(len(asked.body), 0, 0, parse) as wanted:
-        recommend = partial(
-            asked.version.recommender.recommend, wanted.user, wanted.k, exclude_known=wanted.exclude_known
-        )
-        try:
-            best = await asked.version.evaluate(recommend)
-        except UnknownUserError as error:
-            raise RequestError(404, str(error)) from None
+    recommender = asked.version.recommender
+    assert recommender is not None
+    async with _wanted_items(asked, RecommendRequest) as wanted:
+        given = wanted.model_dump(exclude={"user", "k"})
+        best = await asked.version.evaluate(partial(recommender.recommend, wanted.user, wanted.k, **given))
     found = zip(best.items, best.scores.tolist(), strict=True)
-    return {"user": wanted.user, "items": [{"item": item, "score": score} for item, score in found]}
+    items = [{"item": item, "score": score} for item, score in found]
+    return {"user": wanted.user, "items": items, "unknown_events": best.unknown_events}
+
+
+async def _similar(asked: Asked) -> dict[str, Any]:
+    recommender = asked.version.recommender
+    assert recommender is not None
+    async with _wanted_items(asked, SimilarRequest) as wanted:
+        given = wanted.model_dump(exclude={"item", "k"})
+        best = await asked.version.evaluate(partial(recommender.similar, wanted.item, wanted.k, **given))
+    found = zip(best.items, best.scores.tolist(), strict=True)
+    return {"item": wanted.item, "items": [{"item": item, "cosine": cosine} for item, cosine in found]}
+
+
+@asynccontextmanager
+async def _wanted_items(asked: Asked, kind: type[WantedT]) -> AsyncIterator[WantedT]:
+    """Yield the content of a request for items. Raises RequestError, also for what the block raises: 404 for a user or
+    an item that is not known, 422 for other content.
+    """
+    parse = partial(parse_body, kind, asked.body, asked.most)
+    # No row is parsed, but any byte may be an item of a list.
+    async with asked.admission.parsed(len(asked.body), len(asked.body), _NAME_BYTES, parse) as wanted:
+        with content_errors():
+            try:
+                yield wanted
+            except (UnknownUserError, UnknownItemError) as error:
+                raise RequestError(404, str(error)) from None
 
 
 async def _rank(asked: Asked) -> dict[str, Any]:
@@ -264,20 +330,36 @@ async def _explain(asked: Asked) -> dict[str, Any]:
         return {"explanations": await asked.version.explain(rows.columns.batch())}
 
 
+def _no_rows(version: ServedVersion) -> str | None:
+    return NO_ROWS if version.predictor.scores_next_items else None
+
+
 def _no_recommender(version: ServedVersion) -> str | None:
     return None if version.recommender else "needs more features than a user and an item, so it cannot recommend"
 
 
+def _no_similar(version: ServedVersion) -> str | None:
+    compares = version.recommender is not None and version.recommender.compares_items
+    return None if compares else "has no vectors of items, so none is like another"
+
+
 def _no_explainer(version: ServedVersion) -> str | None:
-    return None if version.explainer else "was exported without reference rows, so it cannot explain"
+    return _no_rows(version) or (
+        None if version.explainer else "was exported without reference rows, so it cannot explain"
+    )
 
 
 VERBS: dict[str, Verb] = {
     "predict": Verb(
-        "Scores of rows; an Arrow stream of raw columns gets one of scores.", Instances | Row, Predictions, _predict
+        "Scores of rows; an Arrow stream of raw columns gets one of scores.",
+        Instances | Row,
+        Predictions,
+        _predict,
+        _no_rows,
     ),
     "recommend": Verb("Items for a user.", RecommendRequest, RecommendedItems, _recommend, _no_recommender),
-    "rank": Verb("Candidates in a context, best first.", RankRequest, RankedCandidates, _rank),
+    "similar": Verb("Items like an item.", SimilarRequest, SimilarItems, _similar, _no_similar),
+    "rank": Verb("Candidates in a context, best first.", RankRequest, RankedCandidates, _rank, _no_rows),
     "explain": Verb(
         "What each feature adds to the logit of a row: base and parts add up to it.",
         Instances | Row,

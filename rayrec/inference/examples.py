@@ -5,10 +5,10 @@ whose scores differ on another machine, with another library, or in a damaged co
 the traffic of a server is compared with, and some encoded rows are the references of explanations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.folder.facts import REFERENCE_FILE, REFERENCE_ROWS_FILE, ModelFacts
 from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
+from rayrec.inference.recommender import Recommender
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 from rayrec.metrics.estimates import stability_index
@@ -40,6 +41,7 @@ from rayrec.store.files import write_json
 _ROWS = 16
 # Float32 sums in another order (other kernels, other batches) differ by less than a tenth of this.
 _TOLERANCE = 1e-5
+_RELATIVE = 1e-3
 _NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
 _UNKNOWN = "not in any vocabulary"
 _DECEMBER = datetime(2025, 12, 29, 23, tzinfo=UTC)
@@ -53,10 +55,12 @@ class Examples(Config):
 
     tolerance: float
     """Largest difference that other kernels may make."""
+    verb: Literal["predict", "recommend"] = "predict"
+    """What a server is asked for: scores of rows, or items for people by their events."""
     instances: list[dict[str, Any]]
-    """Raw rows."""
+    """Raw rows, or objects with `events`."""
     scores: list[float]
-    """The probability that the model gave each of them at export."""
+    """The probability that the model gave each row at export, or the best item after these events."""
 
     @classmethod
     def load(cls, folder: Path) -> "Examples":
@@ -72,7 +76,7 @@ class Examples(Config):
 
     def check(self, predictor: Predictor) -> None:
         """Raise UserError if the model does not give the stored scores."""
-        scores = predictor.predict(self.instances)
+        scores = _scores(predictor, self.instances)
         # Not `>`: NaN is wrong too.
         wrong = np.flatnonzero(~(np.abs(scores - np.array(self.scores)) <= self.tolerance))
         if len(wrong):
@@ -87,11 +91,34 @@ class Examples(Config):
 def write_examples(predictor: Predictor) -> None:
     """Score example rows and write both into the model's folder. Raises UserError if a score is infinite or NaN."""
     rows = example_rows(predictor.schema, predictor.raw_rows.columns, predictor.folder)
-    scores = predictor.predict(rows)
+    if predictor.scores_next_items:
+        assert predictor.schema.interactions is not None
+        items = [row[predictor.schema.interactions.item] for row in rows[:-1]]
+        rows = [{"events": items[: 1 + index]} for index in range(len(items))]
+    scores = _scores(predictor, rows)
     if not np.isfinite(scores).all():
         raise UserError("the checkpoint gives infinite or NaN scores: its training diverged; export another one")
+    # The probabilities of many items are small.
     examples = Examples(tolerance=_TOLERANCE, instances=rows, scores=scores.tolist())
+    if predictor.scores_next_items:
+        examples = examples.model_copy(update={"verb": "recommend", "tolerance": _RELATIVE * float(scores.max())})
     write_json(predictor.folder / EXAMPLES_FILE, examples.model_dump())
+
+
+def _scores(predictor: Predictor, instances: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
+    if not predictor.scores_next_items:
+        return predictor.predict(instances)
+    recommender = Recommender(predictor)
+    best = (recommender.recommend(None, 1, events=one["events"], exclude_known=False) for one in instances)
+    return np.concatenate([found.scores for found in best])
+
+
+def example_request(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return a verb to try a model with, and what it is asked."""
+    examples = Examples.load(folder)
+    if examples.verb == "recommend":
+        return examples.verb, {**examples.instances[1], "k": 5}
+    return examples.verb, {"instances": [example_row(folder)]}
 
 
 def example_row(folder: Path) -> dict[str, Any]:

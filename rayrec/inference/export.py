@@ -108,11 +108,11 @@ def export_checkpoint(
         predictor = Predictor(ModelFolder.open_unfinished(folder))
         write_examples(predictor)
         split = _split(dataset, preferred)
-        if split is not None:
+        if split is not None and not predictor.scores_next_items:
             ReferenceTraffic.measure(dataset, split, predictor).save(folder)
             write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
-            if split != "train":
-                _write_held_out_rows(dataset, split, predictor)
+        if split is not None and split != "train":
+            _write_held_out_rows(dataset, split, predictor)
         if refit_of is not None:
             kept = read_held_out_rows(refit_of.folder).get(_split(refit_of, preferred) or "")
             if kept is not None and kept.rows:

@@ -22,7 +22,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import is_delta
 from rayrec.inference.predictor import load_model
-from rayrec.inference.rank import load_recommender
+from rayrec.inference.recommender import load_recommender
 from rayrec.ingest.dataset import Dataset
 
 ROWS = 3_000

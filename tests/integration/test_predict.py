@@ -14,7 +14,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.batch import prediction
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.rank import load_recommender
+from rayrec.inference.recommender import load_recommender
 from tests.builders import make_rows, write_dataset
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 

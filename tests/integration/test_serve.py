@@ -29,7 +29,7 @@ from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.explanation import load_explainer
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.rank import load_recommender
+from rayrec.inference.recommender import load_recommender
 from rayrec.sources.registry import load_ranker
 from serve import arrow
 from tests.display_models import ADS, CONTEXT, make_ranker

@@ -23,7 +23,7 @@ from rayrec.inference.examples import ReferenceTraffic, unknown_counts
 from rayrec.inference.explanation import load_explainer
 from rayrec.inference.folder.versions import ModelManifest
 from rayrec.inference.predictor import load_model
-from rayrec.inference.rank import load_recommender
+from rayrec.inference.recommender import load_recommender
 from rayrec.ingest.held_out_rows import HELD_OUT_ROWS_FILE, HeldOutRows
 from rayrec.store.files import write_json
 from tests.model_folders import make_model_folder, make_recommender_folder

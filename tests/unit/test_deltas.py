@@ -22,7 +22,7 @@ from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TablePrecision, mapped_bytes
 from rayrec.inference.folder.versions import DeltaManifest, folders_of
 from rayrec.inference.predictor import load_model
-from rayrec.inference.rank import load_recommender
+from rayrec.inference.recommender import load_recommender
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.sources.registry import load_ranker
 from tests.model_days import ModelDays, raw_rows

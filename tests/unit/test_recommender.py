@@ -12,7 +12,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.rank import Recommender, UnknownUserError, load_recommender
+from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.arrow import parse_columns, stream_of

@@ -29,8 +29,8 @@ from rayrec.inference.batch.pool import (
     require_output,
 )
 from rayrec.inference.batch.scoring import ScoredBatches, grouped, rows_of_parts, score_split
-from rayrec.inference.rank import Recommender, load_recommender
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.recommender import Recommender, load_recommender
 from rayrec.inference.scorer import StoredModel
 from rayrec.inference.unknown_values import UnknownValues
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset

@@ -87,6 +87,11 @@ class KnownItems:
         """Return the ids of one user's events, the newest one last."""
         return self.items[self.events[user] : self.first[user + 1]]
 
+    def counts(self, items: int) -> NDArray[np.float32]:
+        """Return the number of events of each of the items 1 ... `items`."""
+        is_event = np.arange(len(self.items)) >= np.repeat(self.events, np.diff(self.first))
+        return np.bincount(self.items[is_event], minlength=items + 1)[1:].astype(np.float32)
+
     def without(self, user: int) -> "KnownItems":
         """Return the same without what is known of one user."""
         start, end = self.first[user : user + 2]
