@@ -38,8 +38,16 @@ class ExportRequest(Request):
     """Earlier version, a model folder beside --output: write only what differs from it, or from its own base."""
     register_as: str | None = None
     """Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI)."""
+    vectors: bool = False
+    """Write the vectors of items and known users as Parquet, instead of a model folder; also takes a model folder."""
 
     def check(self) -> None:
+        others = (self.tables, self.delta_of, self.register_as, None if self.checkpoint == "best" else self.checkpoint)
+        if self.vectors and any(others):
+            raise ConfigError(
+                "--vectors: those of the best checkpoint, and no model folder; leave out --checkpoint, --tables, "
+                "--delta-of and --register-as"
+            )
         if self.register_as is not None and self.delta_of is not None:
             raise ConfigError("--register-as: registers whole models only; leave out --delta-of")
 
@@ -51,6 +59,8 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     """
     from rayrec.inference.folder.table_files import is_model_folder
 
+    if request.vectors:
+        return _write_vectors(request, progress)
     if is_model_folder(request.run):
         return _make_whole(request, progress)
     from rayrec.ingest.dataset import Dataset
@@ -200,6 +210,16 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     write_whole(model, request.output)
     details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}
     return Result(command="export", output=request.output, metrics=model.metrics, details=details)
+
+
+def _write_vectors(request: ExportRequest, progress: Progress) -> Result:
+    """Write vectors; `details.vectors` counts items and users, `rows` both."""
+    from rayrec.inference.batch.vectors import write_vectors
+    from rayrec.inference.recommender import load_recommender
+
+    with exported(request.run) as folder:
+        written = write_vectors(load_recommender(folder), request.output, progress)
+    return Result(command="export", output=request.output, rows=sum(written.values()), details={"vectors": written})
 
 
 @contextlib.contextmanager

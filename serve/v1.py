@@ -146,8 +146,7 @@ class RecommendRequest(_WantedItems):
     user: Name | None = None
     """a string or a number, as the training data names the user"""
     events: Names = []
-    """a list of at most $most strings or numbers: items in order of time, the newest one last, which follow what is
-    known of the user; for a model that reads histories"""
+    """a list of at most $most strings or numbers: items after those that are known of the user, the newest one last"""
     exclude_known: bool = True
     """true or false: whether to leave out what the user has in the training data, and the events"""
 

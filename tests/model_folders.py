@@ -91,24 +91,38 @@ def make_model_folder(
     return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed, replicas=replicas)
 
 
-def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
-    """A model folder of NeuMF: users u-0, u-1, ... and items i-0, ...; user number n knows the items below n, in steps
-    of 3, by their position in the vocabulary; the last of them is the oldest event, and the first one the newest."""
+def make_recommender_folder(
+    folder: Path,
+    *,
+    users: int = 30,
+    items: int = 50,
+    seed: int = 0,
+    config: ModelConfig | None = None,
+    withdrawn: Sequence[int] = (),
+) -> RankingModel:
+    """A model folder of NeuMF, or of `config`: users u-0, u-1, ... and items i-0, ...; user number n knows the items
+    below n, in steps of 3, by their position in the vocabulary; the last of them is the oldest event, the first one the
+    newest. The items `withdrawn` have left the catalogue.
+    """
     data = folder.parent / f"{folder.name}-data"
     data.mkdir(parents=True)
     features = []
     for name, size in (("user", users), ("item", items)):
         vocabulary = Vocabulary(file=f"vocabulary/{name}.parquet", size=size)
-        write_vocabulary(data / vocabulary.file, [f"{name[0]}-{i}" for i in range(size)], range(size, 0, -1))
+        gone = withdrawn if name == "item" else ()
+        values = ["" if i in gone else f"{name[0]}-{i}" for i in range(size)]
+        write_vocabulary(data / vocabulary.file, values, range(size, 0, -1))
         features.append(CategoricalFeature(name=name, cardinality=size + 1, transforms=(vocabulary,)))
     schema = Schema(label="label", features=tuple(features), interactions=InteractionColumns(user="user", item="item"))
     known = [
         np.arange(1, user, 3, dtype=np.int32)[::-1] if user else np.empty(0, np.int32) for user in range(users + 1)
     ]
     first = np.cumsum([0, *map(len, known)])
-    config = NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)
+    config = config or NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)
     known_items = KnownItems(first, np.concatenate(known), first[:-1])
-    return _write(folder, data, schema, config, "neumf-test", seed, known_items, source=InteractionSourceConfig())
+    return _write(
+        folder, data, schema, config, f"{config.kind}-test", seed, known_items, source=InteractionSourceConfig()
+    )
 
 
 def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:
@@ -173,8 +187,9 @@ def _write(
             copy(statistics, written / STATISTICS_FOLDER)
         predictor = Predictor(ModelFolder.open_unfinished(written))
         write_examples(predictor)
-        examples = predictor.columns_of(Examples.load(written).instances)
-        write_reference_rows(predictor, predictor.encode(examples))
+        examples = Examples.load(written)
+        if examples.verb == "predict":
+            write_reference_rows(predictor, predictor.encode(predictor.columns_of(examples.instances)))
     return network.eval()
 
 

@@ -97,6 +97,26 @@ class Recommender:
         """Items of the catalogue; their ids are 1 ... num_items, and some of them may have left it."""
         return len(self._items)
 
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Ids of the items that have not left the catalogue, ascending."""
+        return np.flatnonzero(~self._is_removed) + 1
+
+    def item_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors (n, D) of item ids; D is 0 if the model has none."""
+        return self._item_vectors[ids - 1]
+
+    def user_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors (n, D) of ids of known users by their histories, whose products with those of items rank
+        the items as `recommend` does; of whom no event is left, zeros.
+        """
+        no_events = np.empty(0, np.int64)
+        vectors = np.zeros((len(ids), self._item_vectors.shape[1]), np.float32)
+        for place, user in enumerate(ids.tolist()):
+            if len(history := self._history(user, no_events)):
+                (vectors[place],) = self.predictor.person_vectors([history])
+        return vectors
+
     def user_values(self, ids: NDArray[np.int64]) -> pa.Array:
         """Return the raw values (string) of user ids."""
         return self._users.values(ids).cast(pa.string())

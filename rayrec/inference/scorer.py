@@ -40,11 +40,12 @@ from rayrec.inference.folder.table_files import (
     table_file,
 )
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.interactions import num_item_rows
 from rayrec.metrics.estimates import SplitMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
 from rayrec.models.common.next_item import ScoresNextItems
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision
-from rayrec.models.common.ranking import ScoresPairs
+from rayrec.models.common.ranking import HasItemVectors, ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.store.files import new_file
@@ -211,8 +212,13 @@ class Scorer:
         """Return the logits (n,) float32 of n encoded rows: columns of a dataset folder, found by name, or what
         `FeatureEncoder.encode_stacked` gives.
 
-        Raises UserError if a feature has no column.
+        Raises UserError if a feature has no column, or the model scores no rows.
         """
+        if self.scores_next_items:
+            raise UserError(
+                f"{self.folder}: a model of kind '{self.recipe.model.kind}' scores the next items of people, and no "
+                "rows; use `rayrec predict --top-k` or `:recommend`"
+            )
         if isinstance(rows, StackedColumns):
             if 0 < rows.num_rows <= self._chunk_rows:
                 return self._logits(*self._inputs(rows))
@@ -281,11 +287,15 @@ class Scorer:
 
     @cached_property
     def item_vectors(self) -> NDArray[np.float32]:
-        """Return the vectors (N, D) of items 1 ... N, for models that score next items."""
-        network, (table,) = self._next_item_network, self.model.tables
+        """Return the vectors (N, D) of items 1 ... N of a model of interactions; D is 0 if it has none."""
+        assert self.schema.interactions is not None, "the caller has looked for users and items"
+        (lookup,) = (lookup for lookup in self._lookups if lookup.feature == self.schema.interactions.item)
+        ids = np.arange(1, num_item_rows(self.schema))
+        if not isinstance(self._dense_network, HasItemVectors):
+            return np.empty((len(ids), 0), np.float32)
         with torch.inference_mode(), self.precision.autocast():
-            embeddings = self._embeddings(self._lookups[0], np.arange(1, table.rows))
-            return network.item_vectors(embeddings).float().cpu().numpy()
+            vectors = self._dense_network.item_vectors(self._embeddings(lookup, ids)).float()
+            return np.ascontiguousarray(vectors.cpu().numpy())
 
     @property
     def _next_item_network(self) -> ScoresNextItems:

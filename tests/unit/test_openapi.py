@@ -67,6 +67,7 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
         "/v1/models/neumf:predict",
         "/v1/models/neumf:rank",
         "/v1/models/neumf:recommend",
+        "/v1/models/neumf:similar",
         "/v1/models/table:explain",
         "/v1/models/table:predict",
         "/v1/models/table:rank",

@@ -1,5 +1,6 @@
 """Recommendations equal a brute-force ranking of the catalogue; known items are left out."""
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, KnownItems
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
+from rayrec.inference.recommender import Recommender, UnknownItemError, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.models.sasrec.config import SASRecConfig
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from serve.arrow import parse_columns, stream_of
 from serve.request_tensors import make_tensor, rows_of
@@ -150,7 +154,6 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
     ("body", "status", "message"),
     [
         (b"[1]", 422, "the body must be"),
-        (b'{"k": 3}', 422, "user: must be a string or a number"),
         (b'{"user": ["a"]}', 422, "user: must be a string or a number"),
         (b'{"user": true}', 422, "user: must be"),
         (b'{"user": "1", "k": 0}', 422, "k: must be a whole number from 1 to 100"),
@@ -158,6 +161,11 @@ def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> Non
         (b'{"user": "1", "exclude": 1}', 422, "unknown key 'exclude'"),
         (b'{"user": "1", "": 1}', 422, "unknown key ''"),
         (b'{"user": "1", "exclude_known": 1}', 422, "exclude_known: must be true or false"),
+        (b'{"events": "i-1"}', 422, "events: must be a list of at most 100 strings or numbers"),
+        (b'{"events": ["i-1", null]}', 422, "events: must be a list"),
+        (b'{"events": [%s]}' % b",".join([b'"i"'] * 101), 422, "events: must be a list of at most 100"),
+        (b'{"allow": {"a": 1}}', 422, "allow: must be a list of at most 100"),
+        (b'{"deny": [["a"]]}', 422, "deny: must be a list of at most 100"),
     ],
 )
 def test_a_bad_request_is_told(body: bytes, status: int, message: str) -> None:
@@ -166,6 +174,141 @@ def test_a_bad_request_is_told(body: bytes, status: int, message: str) -> None:
     assert caught.value.status == status
 
 
-def test_users_may_be_numbers() -> None:
-    asked = parse_body(RecommendRequest, b'{"user": 42, "k": 3, "exclude_known": false}', 100)
-    assert (asked.user, asked.k, asked.exclude_known) == ("42", 3, False)
+def test_users_and_items_may_be_numbers() -> None:
+    body = b'{"user": 42, "k": 3, "exclude_known": false, "events": [7, "8"], "allow": [9, 1.5], "deny": []}'
+    asked = parse_body(RecommendRequest, body, 100)
+    assert (asked.user, asked.k, asked.exclude_known, asked.events) == ("42", 3, False, ["7", "8"])
+    assert (asked.allow, asked.deny) == (["9", "1.5"], [])
+
+
+# ---- a model that reads histories
+
+
+@pytest.fixture(scope="module")
+def next_items(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    folder = tmp_path_factory.mktemp("recommender") / "sasrec"
+    make_recommender_folder(folder, users=USERS, items=ITEMS, config=SASRecConfig(embedding_dim=8, length=6))
+    return load_recommender(folder)
+
+
+def probabilities(recommender: Recommender, history: list[int]) -> NDArray[np.float64]:
+    """Return (items,) the softmax of the products, in float64, after a history of numbers of items."""
+    vectors = recommender.predictor.item_vectors.astype(np.float64)
+    (person,) = recommender.predictor.person_vectors([np.array(history) + 1])
+    odds = np.exp(vectors @ person)
+    return odds / odds.sum()
+
+
+def names(items: Iterable[int]) -> list[str]:
+    return [f"i-{item}" for item in items]
+
+
+@pytest.mark.parametrize("exclude_known", [True, False])
+@pytest.mark.parametrize(
+    ("user", "events", "history"),
+    [
+        ("u-9", [], [6, 3, 0]),
+        ("u-9", [11, 3, 40, 11], [6, 3, 0, 11, 40]),  # what was there before does not count again
+        ("nobody", [11, 3, 40, 11], [11, 3, 40]),
+        (None, [7], [7]),
+        ("u-29", [1], [*range(27, -1, -3), 1]),  # more than the model reads
+    ],
+)
+def test_anybody_gets_the_likeliest_next_items(
+    next_items: Recommender, user: str | None, events: list[int], history: list[int], exclude_known: bool
+) -> None:
+    expected = probabilities(next_items, history)
+    ranked = sorted(set(range(ITEMS)) - set(history if exclude_known else []), key=lambda item: -expected[item])
+    for k in (1, 7, ITEMS):
+        found = next_items.recommend(user, k, events=names(events), exclude_known=exclude_known)
+        assert found.items == names(ranked[:k]) and not found.unknown_events
+        np.testing.assert_allclose(found.scores, expected[ranked[:k]], rtol=1e-5)
+    if not exclude_known:
+        assert found.scores.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_nobody_gets_what_most_have(next_items: Recommender) -> None:
+    counts = np.array([sum(item in range(0, user, 3) for user in range(USERS)) for item in range(ITEMS)])
+    for user, events in ((None, []), ("nobody", ["no item"]), ("u-0", [])):
+        found = next_items.recommend(user, 12, events=events)
+        assert found.items == names(sorted(range(ITEMS), key=lambda item: -counts[item])[:12])
+        np.testing.assert_allclose(found.scores[:10], sorted(counts, reverse=True)[:10] / counts.sum(), rtol=1e-6)
+        assert found.unknown_events == events
+
+
+def test_unknown_events_are_left_out_and_named(next_items: Recommender) -> None:
+    found = next_items.recommend("u-9", 5, events=["x", "i-11", "y", "x"])
+    assert found.unknown_events == ["x", "y", "x"]
+    assert found.items == next_items.recommend("u-9", 5, events=["i-11"]).items
+
+
+def test_brought_events_are_as_good_as_stored_ones(next_items: Recommender) -> None:
+    for user in range(1, USERS):
+        stored = next_items.recommend(f"u-{user}", 9)
+        brought = next_items.recommend(None, 9, events=names(reversed(range(0, user, 3))))
+        assert stored.items == brought.items
+        assert np.array_equal(stored.scores, brought.scores)
+
+
+@pytest.mark.parametrize("kind", ["neumf", "sasrec"])
+def test_who_is_asked_for_beside_a_person_changes_nothing(
+    recommender: Recommender, next_items: Recommender, kind: str
+) -> None:
+    of_kind = {"neumf": recommender, "sasrec": next_items}[kind]
+    users = of_kind.user_ids
+    together = of_kind.recommend_ids(users, 7)
+    for user, (ids, scores) in zip(users, together, strict=True):
+        alone = of_kind.recommend(f"u-{user - 1}", 7)
+        assert of_kind.item_values(ids).to_pylist() == alone.items
+        np.testing.assert_allclose(scores, alone.scores, rtol=0, atol=0 if kind == "sasrec" else 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["neumf", "sasrec"])
+def test_no_known_denied_or_withdrawn_item_is_ever_there(tmp_path: Path, kind: str) -> None:
+    config = SASRecConfig(embedding_dim=8, length=6) if kind == "sasrec" else None
+    withdrawn = [0, 4, 30, 49]
+    make_recommender_folder(tmp_path / "model", users=USERS, items=ITEMS, config=config, withdrawn=withdrawn)
+    of_kind, random = load_recommender(tmp_path / "model"), np.random.default_rng(0)
+    for _ in range(1_000):
+        user, k = int(random.integers(USERS)), int(random.integers(1, 12))
+        drawn = [names(random.choice(ITEMS + 3, random.integers(0, 30), replace=False)) for _ in range(3)]
+        events, allow, deny = (some if random.random() < 0.5 else [] for some in drawn)
+        events = events if kind == "sasrec" else []
+        found = of_kind.recommend(f"u-{user}", k, events=events, allow=allow or None, deny=deny)
+        known = {*names(range(0, user, 3)), *events}
+        possible = set(names(range(ITEMS))) - known - set(deny) - set(names(withdrawn))
+        possible &= set(allow) if allow else possible
+        assert len(found.items) == len(set(found.items)) == min(k, len(possible))
+        assert set(found.items) <= possible
+        assert (np.diff(found.scores) <= 0).all()
+
+
+def test_items_are_like_those_whose_vectors_point_the_same_way(
+    recommender: Recommender, next_items: Recommender
+) -> None:
+    for of_kind, width in ((recommender, 4), (next_items, 8)):
+        vectors = of_kind.predictor.item_vectors.astype(np.float64)
+        assert vectors.shape == (ITEMS, width)
+        cosines = vectors @ vectors[5] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(vectors[5])
+        ranked = [item for item in np.argsort(-cosines).tolist() if item != 5]
+        found = of_kind.similar("i-5", 6)
+        assert found.items == names(ranked[:6])
+        np.testing.assert_allclose(found.scores, cosines[ranked[:6]], atol=1e-6)
+        some = of_kind.similar("i-5", 6, allow=names(ranked[10:14]), deny=names(ranked[11:12]))
+        assert some.items == names([ranked[10], *ranked[12:14]])
+    with pytest.raises(UnknownItemError, match="no item 'i-50' in the model's training data"):
+        next_items.similar("i-50", 3)
+
+
+def test_what_a_model_cannot_do_is_said(tmp_path: Path, recommender: Recommender) -> None:
+    for ask, message in (
+        (lambda: recommender.recommend("u-1", 3, events=["i-1"]), "events: a model of kind 'neumf' reads no history"),
+        (lambda: recommender.recommend(None, 3), "user: missing; .*, such as 'sasrec', recommend to anybody"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ask()
+    make_recommender_folder(tmp_path / "mlp", config=NeuMFConfig(parts=("mlp",), mlp=(8, 4)))
+    mlp = load_recommender(tmp_path / "mlp")
+    assert not mlp.compares_items and recommender.compares_items
+    with pytest.raises(UserError, match="a model of kind 'neumf' has no vectors of items"):
+        mlp.similar("i-1", 3)

@@ -96,6 +96,14 @@ class ScoresPairs(Protocol):
         """
 
 
+@runtime_checkable
+class HasItemVectors(Protocol):
+    """A dense network in which items whose vectors have a high cosine are alike."""
+
+    def item_vectors(self, embeddings: Tensor) -> Tensor:
+        """Return the vectors of items: (N, width of the item's table) -> (N, D); D is 0 where they have none."""
+
+
 class Weights(Protocol):
     """The undistributed weights of a model."""
 

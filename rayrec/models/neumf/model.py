@@ -104,6 +104,10 @@ class NeuMFDenseNetwork(nn.Module):
             logits_MN[:, start : start + step] += others(hidden) @ weight
         return logits_MN
 
+    def item_vectors(self, embeddings: Tensor) -> Tensor:
+        """Return GMF's columns (N, G) of (N, W), in which an item is the product with users (`HasItemVectors`)."""
+        return embeddings[:, : self._gmf_width]
+
 
 class HiddenLayer(Linear):
     """A layer of MLP."""
