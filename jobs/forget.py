@@ -25,6 +25,7 @@ _LEFT = {
         "weights, which have learned from these rows",
         "rows shown as examples, and held-out rows in their raw form",
         "what a running server has mapped, until it starts again",
+        "the dataset that it was made of, of which another export has the same again",
     ),
 }
 _LEFT_OF_ALL = (
@@ -40,7 +41,9 @@ class ForgetRequest(Request):
     folder: Annotated[Folder, Positional("MODEL_OR_DATASET")]
     """Folder of a dataset, a model or a version of one; or a folder around these, such as that of `rayrec run`."""
     key: str
-    """Key column and value, such as user_id=123: rows of this key leave every table that is looked up by the column."""
+    """Key column and value, such as user_id=123: rows of this key leave every table that is looked up by the column. Of
+    models of users and items, user=123: the user's items.
+    """
 
     def check(self) -> None:
         if not all(self.key.partition("=")):
@@ -98,14 +101,21 @@ def _forget(folder: Path, manifest: "Manifest", schema: "Schema", column: str, v
     """Take a key out of an artifact's tables, and say in its manifest which files are others now."""
     from rayrec.features.forgetting import forget_key, key_text
     from rayrec.features.raw_columns import STATISTICS_FOLDER
+    from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, forget_items
     from rayrec.store.artifact import stored_files
     from rayrec.store.folders import owned
 
-    text = key_text(schema, column, value)
+    # The items of users are a table of their own, which lies in models.
+    of_users = [file for file in manifest.files if file.path == KNOWN_ITEMS_FILE]
+    user = schema.interactions.user if schema.interactions is not None and of_users else None
+    text = key_text(schema, column, value, [user] if user else [])
     with owned(folder):
         for found in forget_key(folder, schema, column, text):
             yield {"folder": str(folder), "lookup": found.lookup, "keys": found.keys, "events": found.events}
-        tables = [file for file in manifest.files if file.path.startswith(f"{STATISTICS_FOLDER}/")]
+        if column == user:
+            items = forget_items(folder, text)
+            yield {"folder": str(folder), "lookup": "known items", "keys": int(items > 0), "events": items}
+        tables = [file for file in manifest.files if file.path.startswith(f"{STATISTICS_FOLDER}/")] + of_users
         now = stored_files(folder, [file.path for file in tables])
         manifest.rewritten_as(now).save(folder)
 

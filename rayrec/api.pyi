@@ -6,7 +6,8 @@ from typing import Any, Literal
 from jobs.command.result import Result as Result
 from rayrec.inference.explanation import Explainer
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.rank import Ranker, Recommender
+from rayrec.inference.rank import Ranker
+from rayrec.inference.recommender import Recommender
 from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
@@ -134,7 +135,7 @@ def forget(folder: AnyPath, key: str, *, progress: bool = True) -> Result:
         folder: Folder of a dataset, a model or a version of one; or a folder around these, such as that of `rayrec
             run`.
         key: Key column and value, such as user_id=123: rows of this key leave every table that is looked up by the
-            column.
+            column. Of models of users and items, user=123: the user's items.
         progress: Show progress on stderr.
     """
 
@@ -318,6 +319,7 @@ def export(
     tables: Literal["fp32", "fp16", "int8"] | None = None,
     delta_of: AnyPath | None = None,
     register_as: str | None = None,
+    vectors: bool = False,
     progress: bool = True,
 ) -> Result:
     """Write the model folder that serve and predict read.
@@ -330,6 +332,8 @@ def export(
         delta_of: Earlier version, a model folder beside --output: write only what differs from it, or from its own
             base.
         register_as: Model name in MLflow's registry, which gets a new version (MLFLOW_TRACKING_URI).
+        vectors: Write the vectors of items and known users as Parquet, instead of a model folder; also takes a model
+            folder.
         progress: Show progress on stderr.
     """
 

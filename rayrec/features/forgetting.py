@@ -1,6 +1,6 @@
 """Takes a key's rows out of the tables that rows are completed from, in place: of side tables, rates and histories."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,11 @@ class Forgotten:
     """Events of these keys, where the table is that of a history."""
 
 
-def key_text(schema: Schema, column: str, value: str) -> str:
-    """Return how tables spell a value of a key column. Raises ConfigError if no look-up is by it, or it cannot be."""
-    by = sorted({key for lookup in schema.lookups for key in lookup.keys})
+def key_text(schema: Schema, column: str, value: str, others: Collection[str] = ()) -> str:
+    """Return how tables spell a value of a key column. Raises ConfigError if neither a look-up is by it nor another
+    table (`others`), or it cannot be.
+    """
+    by = sorted({*others, *(key for lookup in schema.lookups for key in lookup.keys)})
     if column not in by:
         raise ConfigError(f"--key {column}: no table is looked up by it; these are: {', '.join(by) or 'none'}")
     (raw,) = (raw for raw in schema.raw_columns if raw.name == column)

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
+import rayrec
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.facts import KNOWN_ITEMS_FILE, KnownItems
-from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.recommender import Recommender, UnknownItemError, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.neumf.config import NeuMFConfig
@@ -312,3 +314,25 @@ def test_what_a_model_cannot_do_is_said(tmp_path: Path, recommender: Recommender
     assert not mlp.compares_items and recommender.compares_items
     with pytest.raises(UserError, match="a model of kind 'neumf' has no vectors of items"):
         mlp.similar("i-1", 3)
+
+
+def test_a_person_is_forgotten(tmp_path: Path) -> None:
+    config = SASRecConfig(embedding_dim=8, length=6)
+    for name in ("1", "2"):
+        make_recommender_folder(tmp_path / "whole" / name, config=config, seed=int(name))
+    copy(tmp_path / "whole/1", tmp_path / "m/1")
+    write_delta(ModelFolder.open(tmp_path / "whole/2"), ModelFolder.open(tmp_path / "m/1"), tmp_path / "m/2")
+    before = load_recommender(tmp_path / "m/2")
+    result = rayrec.forget(tmp_path / "m", key="user=u-9")
+    found = {(Path(one["folder"]).name, one["lookup"]): one["events"] for one in result.details["removed"]}
+    assert found == {("1", "known items"): 3}, "the delta reads those of its base"
+    assert any("another export" in text for text in result.details["left"])
+    after = load_recommender(tmp_path / "m/2")
+    assert after.recommend("u-9", 50).items == after.recommend(None, 50).items
+    for user in ("u-8", "u-10"):
+        assert np.array_equal(after.recommend(user, 9).scores, before.recommend(user, 9).scores)
+        assert after.recommend(user, 9).items == before.recommend(user, 9).items
+    assert rayrec.verify(tmp_path / "m/1").details["files"]
+    assert [one["events"] for one in rayrec.forget(tmp_path / "m/2", key="user=u-9").details["removed"]] == [0]
+    with pytest.raises(ConfigError, match="--key item: no table is looked up by it; these are: user"):
+        rayrec.forget(tmp_path / "m/1", key="item=i-1")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
@@ -119,3 +120,16 @@ class KnownItems:
         if len(first) != users + 1 or len(events) != users or first[-1] != len(items):
             raise UserError(f"{path}: does not fit the schema's {users} users; export the model again")
         return cls(first, items, events)
+
+
+def forget_items(folder: Path, user: str) -> int:
+    """Take what is known of a user, as the vocabulary has the name, out of the file of a model folder, in place; return
+    how many items that were.
+    """
+    model = ModelFolder.open(folder)
+    assert model.schema.interactions is not None
+    (feature,) = (f for f in model.schema.categorical if f.name == model.schema.interactions.user)
+    known, id_ = KnownItems.load(model), int(model.vocabulary(feature).ids(pa.array([user]))[0])
+    if items := len(known.of(id_)):
+        known.without(id_).save(folder)
+    return items
