@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import requests
@@ -22,14 +23,17 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance, unsuppor
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
+import rayrec
 import serve
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.machine import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.explanation import load_explainer
+from rayrec.inference.folder.facts import KnownItems
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import load_recommender
+from rayrec.models.sasrec.config import SASRecConfig
 from rayrec.sources.registry import load_ranker
 from serve import arrow
 from tests.display_models import ADS, CONTEXT, make_ranker
@@ -44,8 +48,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("dlrm", "dcnv2"):
         make_model_folder(base / name, model=name, multi_hot=1)
     make_recommender_folder(base / "neumf")
+    make_recommender_folder(base / "sasrec", config=SASRecConfig(embedding_dim=8, length=6))
     make_ranker(base / "displays")
-    return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf")}, "ads": base / "displays" / "model"}
+    return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf", "sasrec")}, "ads": base / "displays" / "model"}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,18 @@ def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]
     assert (answer.json()["model"], answer.json()["user"]) == ("neumf", "u-17")
     assert [entry["item"] for entry in answer.json()["items"]] == expected.items
     np.testing.assert_allclose([e["score"] for e in answer.json()["items"]], expected.scores, rtol=0, atol=1e-6)
+
+
+def test_anybody_is_answered_as_a_batch_is(url: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    rayrec.predict(folders["sasrec"], tmp_path / "out", top_k=5)
+    batch = pq.read_table(tmp_path / "out/recommendations").to_pylist()
+    known = KnownItems.load(load_model(folders["sasrec"]).model_folder)
+    for number in (1, 9, 17, 29):
+        expected = [{"item": row["item"], "score": row["score"]} for row in batch if row["user"] == f"u-{number}"]
+        events = [f"i-{item - 1}" for item in known.events_of(number + 1).tolist()]
+        for body in ({"user": f"u-{number}"}, {"events": events}, {"user": "somebody new", "events": events}):
+            answer = requests.post(f"{url}/v1/models/sasrec:recommend", json={**body, "k": 5}, timeout=TIMEOUT)
+            assert (answer.status_code, answer.json()["items"]) == (200, expected)
 
 
 def test_parts_add_up_to_the_logit_of_the_score(url: str, folders: dict[str, Path]) -> None:
