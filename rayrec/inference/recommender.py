@@ -282,7 +282,7 @@ class _Scored:
 def _best(order: NDArray[np.floating], left_out: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
     """Return the ids of the best `k` items by descending `order`, then id; without those `left_out`."""
     candidates = np.where(left_out, -np.inf, order)
-    k = min(k, len(order) - np.count_nonzero(left_out))
+    k = min(k, len(order) - int(np.count_nonzero(left_out)))
     best = np.arange(len(order))
     if k < len(order):
         # All items with the k-th score or a higher one, so that ids decide ties, not the partition.
