@@ -93,7 +93,8 @@ class ServedVersion:
             encoded = self.predictor.encode(self.predictor.columns_of(self.examples.instances))
             if (error := self.predictor.amp_error(encoded)).rows:
                 logger.warning(
-                    "model '%s', version %s: %s moves scores of %d examples by %.2g at most and %.2g on average",
+                    "model '%s', version %s: %s moves the scores of its %d examples by %.2g at most and %.2g on "
+                    "average",
                     name, version, self.predictor.precision.name, error.rows, error.largest, error.total / error.rows,
                 )  # fmt: skip
             # The first passes allocate and choose kernels; larger batches take other paths.
