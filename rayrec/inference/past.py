@@ -11,6 +11,8 @@ from rayrec.features.schema import Schema
 
 _QUIET = 3_600 * SECOND
 """A log may have no events for so long, so that no newer one is no sign of a table that is old."""
+_BYGONE = 365 * 86_400 * SECOND
+"""The log of a table that ended so long ago is one of the past, which nobody takes for fresh."""
 _UNITS = {unit: SECONDS[unit] * SECOND for unit in "dhms"}
 
 
@@ -34,10 +36,14 @@ def describe_stale(schema: Schema, now: float) -> str | None:
     until = min(history.until for history in stale if history.until is not None) / SECOND
     names = [repr(history.name) for history in stale]
     ended = f"histories {', '.join(names[:-1])} and {names[-1]} end" if names[1:] else f"history {names[0]} ends"
+    ended = f"{ended} at {_minute(until)}"
+    age = moment - int(until * SECOND)
+    if age > _BYGONE:
+        return f"{ended}; give rows times of then, or make the model of newer rows"
     unknown = max((history.known or 0) + history.delay for history in stale)
     knew = f"all but the last {_duration(unknown)} at most" if unknown else "all that had happened"
     return (
-        f"{ended} at {_minute(until)}, {_about(moment - int(until * SECOND))} ago, but rows of train knew {knew}; "
+        f"{ended}, {_about(age)} ago, but rows of train knew {knew}; "
         "make the model of newer rows, or say in `known` how old it may be (docs/histories.md)"
     )
 
