@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
@@ -23,11 +22,13 @@ from rayrec.features.raw_columns import History, ListLength, RawColumn, flat_row
 from rayrec.features.raw_values import MOST_EVENTS, Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import Schema
 from rayrec.features.stacked_columns import StackedColumns
-from rayrec.features.transforms import wrong_lists
+from rayrec.features.transforms import lengths_of, wrong_lists
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_TOGETHER = 65_536
 """Most texts of several columns that are copied into one."""
+FindRows = Callable[[Callable[[str], pa.Array], int], NDArray[np.bool_]]
+"""Tells which of some rows are wrong, by what gives their columns by name, and their number."""
 _OR_NULL = ", or null if it is missing"
 _PLAIN = {
     kind: frozenset({*types, type(None)})
@@ -206,23 +207,22 @@ class RawRows:
 
     def _check_events(self, history: History, column: pa.ListArray) -> None:
         """Raise UserError for the first event that has no label, or that the model knows."""
-        events = column.flatten()
-        times = events.field(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        place, why = len(times), ""
-        if history.since is not None and (is_known := times < history.since).any():
-            since = _time_text(pa.scalar(history.since, events.field(0).type))
-            place, why = int(is_known.argmax()), f"is before {since}; leave out events that the model knows"
-        if history.label_column is not None:
-            lacks = labels_of(
-                history, {field.name: events.field(n) for n, field in enumerate(history.fields)}
-            ).is_null()
-            if (first := pc.index(lacks, True).as_py()) in range(place):
-                place, why = first, f"has no '{history.label_column}' that tells its label"
-        if why:
-            ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
-            row = int(ends.searchsorted(place, side="right"))
-            event = place - (int(ends[row - 1]) if row else 0)
+        found = [(int(wrong.argmax()), why) for wrong, why in _wrong_events(history, column) if wrong.any()]
+        if found:
+            place, why = min(found, key=lambda one: one[0])
+            owner = _owner_of_events(column)
+            row = int(owner[place])
+            event = place - int(owner.searchsorted(row))
             raise UserError(f"row {row}, '{history.events_name}', event {event}: {why}")
+
+    def bring_wrong_events(self, column: Callable[[str], pa.Array], rows: int) -> NDArray[np.bool_]:
+        """Return (rows,) which rows bring an event that has no label, or that the model knows, by columns as read."""
+        wrong = np.zeros(rows, bool)
+        for name, history in self._of_events.items():
+            brought = column(name)
+            for is_wrong, _ in _wrong_events(history, brought) if brought.null_count < rows else ():
+                wrong[_owner_of_events(brought)[is_wrong]] = True
+        return wrong
 
     def is_unneeded(self, name: Any) -> bool:
         """Tell whether rows may have a column that is no feature's, as scoring does not need it."""
@@ -308,7 +308,7 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
         row = int(unreadable.argmax())
         value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
         if raw.fields:
-            raise UserError(f"row {row}, '{raw.name}'{_wrong_events(value, raw)}")
+            raise UserError(f"row {row}, '{raw.name}'{_unreadable_event(value, raw)}")
         if isinstance(value, list | tuple) and pa.types.is_list(raw.arrow):
             raw = element_of(raw)
             value = value[int(read_values(list(value), raw)[1].argmax())]
@@ -316,8 +316,26 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
     return column
 
 
-def _wrong_events(value: Any, raw: RawColumn) -> str:
-    """Return which of the events that a row brings is wrong, and what is needed."""
+def _wrong_events(history: History, column: pa.ListArray) -> Iterator[tuple[NDArray[np.bool_], str]]:
+    """Yield (m,) which of the events that n rows bring are wrong, with each reason for which one may be."""
+    events = column.flatten()
+    if history.since is not None:
+        since = _time_text(pa.scalar(history.since, events.field(0).type))
+        times = events.field(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        yield times < history.since, f"is before {since}; leave out events that the model knows"
+    if history.label_column is not None:
+        labels = labels_of(history, {field.name: events.field(n) for n, field in enumerate(history.fields)})
+        lacks = labels.is_null().to_numpy(zero_copy_only=False)
+        yield lacks, f"has no '{history.label_column}' that tells its label"
+
+
+def _owner_of_events(column: pa.ListArray) -> NDArray[np.int64]:
+    """Return (m,) the row of each event that n rows bring."""
+    return np.repeat(np.arange(len(column)), lengths_of(column))
+
+
+def _unreadable_event(value: Any, raw: RawColumn) -> str:
+    """Return which of the events that a row brings cannot be read, and what is needed."""
     if not isinstance(value, list | tuple | np.ndarray) or len(value) > MOST_EVENTS:
         found = f"{len(value):,} events" if isinstance(value, list | tuple | np.ndarray) else describe_value(value)
         return f": {found}; needs {needs(raw)}{_OR_NULL}"

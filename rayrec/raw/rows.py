@@ -64,6 +64,7 @@ class Reason(StrEnum):
     LIST = "not (user,item) and its negatives"
     SCORE = "values so large that the score is not a number"
     PAST = "older than what the model knows of the past"
+    BROUGHT = "brings an event without a label, or one that the model knows"
     NO_LABEL = "no label"
     HEADER = "header repeated"
 

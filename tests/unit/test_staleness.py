@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from jobs.command.result import Result
 from jobs.evaluate import EvaluateRequest
 from jobs.evaluate import run as evaluate
 from jobs.export import ExportRequest
 from jobs.export import run as export
+from jobs.predict import PredictRequest
+from jobs.predict import run as predict
 from jobs.report import ReportRequest
 from jobs.report import run as report
 from jobs.train import TrainRequest
@@ -115,10 +119,42 @@ def test_metrics_at_no_staleness_are_those_of_the_dataset(run: Path, dataset: Da
     assert len({metrics["log_loss"] for metrics in (stale, older, _evaluate(run, dataset))}) == 3
 
 
-def test_an_export_warns_of_histories_that_ended_long_ago(run: Path, tmp_path: Path) -> None:
-    result = export(ExportRequest(run=run, output=tmp_path / "model"), SilentProgress())
-    (warning,) = result.details["warnings"]
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Result:
+    return export(ExportRequest(run=run, output=run.parent / "model"), SilentProgress())
+
+
+def test_an_export_warns_of_histories_that_ended_long_ago(exported: Result) -> None:
+    (warning,) = exported.details["warnings"]
     assert warning.startswith("histories 'user', 'liked', 'daily' and 'rate_item' end at 2023-11-1")
+    assert warning.endswith(" UTC; give rows times of then, or make the model of newer rows")
+
+
+def test_rows_that_bring_wrong_events_are_set_aside(exported: Result, log: pd.DataFrame, tmp_path: Path) -> None:
+    moment = int(log.ts.max())
+    brought: list[list[dict[str, Any]] | None] = [
+        None,
+        [],
+        [{"ts": moment, "click": 1}],
+        [{"ts": moment, "click": 1}, {"ts": moment}],
+        [{"ts": int(log.ts.min()), "click": 1}],
+    ]
+    row = {"user": "3", "item": "4", "price": 1.0, "ts": moment + 60}
+    rows = [{**row, "user_events": events} for events in brought]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = PredictRequest(
+        model=Path(exported.output),
+        input=str(tmp_path / "rows.jsonl"),
+        raw=True,
+        output=tmp_path / "scores",
+        on="process",
+        max_rejected_fraction=0.5,
+    )
+    predict(request, SilentProgress())
+    assert pq.read_table(tmp_path / "scores" / "scores")["line"].to_pylist() == [1, 2, 3]
+    rejected = pq.read_table(tmp_path / "scores" / "rejected").select(["line", "reason"]).to_pylist()
+    reason = "brings an event without a label, or one that the model knows"
+    assert rejected == [{"line": line, "reason": reason} for line in (4, 5)]
 
 
 def test_reports_divide_rows_by_what_is_known_of_their_keys(
@@ -140,7 +176,7 @@ def test_reports_divide_rows_by_what_is_known_of_their_keys(
     assert "By what is known of keys" in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_people_are_told_which_histories_there_are(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_people_are_told_which_histories_there_are(exported: Result, dataset: Dataset, tmp_path: Path) -> None:
     facts = {fact["history"]: fact for fact in history_facts(dataset.schema)}
     assert facts["user"] | {"up to": ""} == {
         "history": "user",
@@ -152,8 +188,7 @@ def test_people_are_told_which_histories_there_are(run: Path, dataset: Dataset, 
         "up to": "",
     }
     assert facts["daily"]["known"] == "every 1h" and facts["liked"]["by"] == "user, item"
-    export(ExportRequest(run=run, output=tmp_path / "model"), SilentProgress())
-    card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
+    card = (Path(exported.output) / "MODEL_CARD.md").read_text()
     assert "| daily     | item       | daily_count " in card
     report(ReportRequest(source=dataset.folder, output=tmp_path / "report"), SilentProgress())
     assert json.loads((tmp_path / "report" / "report.json").read_text())["histories"] == [*facts.values()]

@@ -29,7 +29,7 @@ from rayrec.inference.batch.pool import (
     require_output,
 )
 from rayrec.inference.batch.scoring import ScoredBatches, grouped, rows_of_parts, score_split
-from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.raw_rows import FindRows, RawRows
 from rayrec.inference.recommender import Recommender, load_recommender
 from rayrec.inference.scorer import StoredModel
 from rayrec.inference.unknown_values import UnknownValues
@@ -254,7 +254,13 @@ class _ScoreChunks:
         """`rows`: how many are to be scored or set aside, by all calls together; None for all."""
         self._predictor, self._left = pool.predictor(model), rows
         self._output, self._reader = output, reader
-        self._features = frozenset(self._predictor.raw_rows.columns.names)
+        raw_rows = self._predictor.raw_rows
+        self._features = frozenset(raw_rows.columns.names)
+        self._refused: dict[Reason, FindRows] = {
+            Reason.PAST: raw_rows.too_old,
+            Reason.BROUGHT: raw_rows.bring_wrong_events,
+        }
+        """What finds rows that can be read, but not completed, by the reason for which they are set aside."""
 
     def __call__(self, chunks: Sequence[tuple[int, Chunk]]) -> list[_ChunkReport]:
         return [self._score(number, chunk) for number, chunk in chunks if self._left != 0]
@@ -277,11 +283,11 @@ class _ScoreChunks:
                 if self._left is not None:
                     self._left -= len(block.lines) + len(block.rejected)
                 lost, rows, numbers = block.rejected, block.rows, block.lines
-                is_old = self._are_too_old(rows)
-                if is_old.any():
-                    old = _set_aside(rows.filter(pa.array(is_old)), chunk.file.name, numbers[is_old], Reason.PAST)
-                    lost = pa.concat_tables([lost, old])
-                    rows, numbers = rows.filter(pa.array(~is_old)), numbers[~is_old]
+                for reason, find in self._refused.items():
+                    if (wrong := self._wrong(rows, find)).any():
+                        refused = _set_aside(rows.filter(pa.array(wrong)), chunk.file.name, numbers[wrong], reason)
+                        lost = pa.concat_tables([lost, refused])
+                        rows, numbers = rows.filter(pa.array(~wrong)), numbers[~wrong]
                 if rows.num_rows:
                     batch, found, error = self._scored(rows, numbers, chunk.file.name)
                     _add(unknown, found)
@@ -307,13 +313,13 @@ class _ScoreChunks:
         written = {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}
         return _ChunkReport(lines, written, dict(rejected), first, unknown, AmpError.of_all(errors))
 
-    def _are_too_old(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
-        raw, names = self._predictor.raw_rows, rows.schema.names
+    def _wrong(self, rows: pa.RecordBatch, find: FindRows) -> NDArray[np.bool_]:
+        types, names = self._predictor.raw_rows.columns, rows.schema.names
 
         def column(name: str) -> pa.Array:
-            return rows[name] if name in names else pa.nulls(len(rows), raw.columns.field(name).type)
+            return rows[name] if name in names else pa.nulls(len(rows), types.field(name).type)
 
-        return raw.too_old(column, len(rows))
+        return find(column, len(rows))
 
     def _scored(
         self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str
