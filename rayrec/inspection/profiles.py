@@ -94,6 +94,16 @@ def table_figures(found: InspectedTable, subject: str) -> dict[str, Any]:
         "along": [] if label is None else label_rates_along(label),
         "drift": drift,
         "new_values": found.new_values,
+        "histories": [
+            {
+                "name": history.name,
+                "by": history.by,
+                "take": [take if isinstance(take, str) else take["op"] for take in history.take],
+                "auc": history.auc,
+                "without": history.without,
+            }
+            for history in found.histories
+        ],
         "interactions": _activity(found.decisions),
         "duplicates": _duplicates(found),
         "rejected": {"rows": found.left_out.bad, "reasons": dict(found.left_out.reasons)},

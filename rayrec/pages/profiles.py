@@ -30,6 +30,10 @@ _NO_TIMES = (
     "keep the order of the input, which is often that of time, and by parts of the time that are features."
 )
 _HISTORIES = "What is known of the events before a row, and up to when events are known."
+_FOUND_HISTORIES = (
+    "What happened before a row, which the recipe takes as columns. The AUC is that of a logistic regression on all "
+    "columns on the rows that the recipe holds out, with each history beside those above it."
+)
 _ENCODED = (
     "Rows of train, encoded. Numbers were filled before they were written, so what was missing among them cannot be "
     "told. Label rates: from the lowest to the highest of a feature's cells, if known to a fifth. In the other splits "
@@ -67,6 +71,7 @@ def inspection_page(figures: Figures) -> Page:
         _raw_columns(columns),
         _activity(figures["interactions"]),
         Section("Columns and the label", _with_label(figures["with_label"]), _WITH_LABEL),
+        _found_histories(figures["histories"]),
         Section("Along the file", _along_the_file(figures), _DRIFT_ALONG),
         _raw_distributions(columns, label),
         Section("Rows left out", [HtmlTable(reasons)] if reasons else [], left_out),
@@ -155,6 +160,20 @@ def _raw_columns(columns: Sequence[Mapping[str, Any]]) -> Section:
     ]
     text = "Distinct values are estimated for all rows where the sample is a part of them."
     return Section("Columns", [HtmlTable(rows)], text)
+
+
+def _found_histories(histories: Sequence[Mapping[str, Any]]) -> Section:
+    rows = [
+        {
+            "history": history["name"],
+            "by": ", ".join(history["by"]),
+            "takes": ", ".join(history["take"]),
+            "AUC with it": history["auc"],
+            "AUC without it": history["without"],
+        }
+        for history in histories
+    ]
+    return Section("Histories", [HtmlTable(rows)] if rows else [], _FOUND_HISTORIES)
 
 
 def _activity(found: Mapping[str, Any] | None) -> Section:

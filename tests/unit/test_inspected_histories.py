@@ -9,7 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from rayrec.inspection.profiles import table_figures
 from rayrec.inspection.table.inspected_table import InspectedTable, inspect_table
+from rayrec.pages.page import html_of
+from rayrec.pages.profiles import inspection_page
 from rayrec.preprocessing.column_plan import plan_columns
 from rayrec.recipes import load_recipe
 
@@ -69,6 +72,9 @@ def test_the_past_of_new_people_is_proposed(inspect: Inspect) -> None:
     assert "labels count at once: say `delay: 1d`" in found.recipe
     assert f"from {first.without:.3f} to {first.auc:.3f}" in found.recipe
     assert found.new_values is not None and "but the past of 'user_id' tells of them" in found.new_values
+    figures = table_figures(found, "log.csv")
+    assert figures["histories"][0]["take"][:2] == ["count", "rate"] and figures["histories"][0]["auc"] == first.auc
+    assert "AUC without it" in html_of(inspection_page(figures))
 
 
 def test_the_count_alone_is_proposed_where_people_tire(inspect: Inspect) -> None:
