@@ -4,7 +4,7 @@ Columns are matched by the rules of `features`, in order; the first rule that na
 """
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
@@ -373,6 +373,18 @@ _Take = Annotated[TakeCount | TakeAge | TakeRate | TakeMean | TakeSum | TakeLast
 Take = Annotated[_Take, BeforeValidator(_named, json_schema_input_type=Literal["age", "count", "rate"] | _Take)]
 
 
+_Given = TypeVar("_Given")
+
+
+def _each_has_a_name(given: dict[str, _Given]) -> dict[str, _Given]:
+    if any(not name.strip() for name in given):
+        raise ValueError("one has no name, which its columns begin with; give it one")
+    return given
+
+
+_ByName = Annotated[dict[str, _Given], AfterValidator(_each_has_a_name)]
+
+
 class HistoryConfig(FileFormat):
     """Columns of what is known of a row's past: of the events with the same key that happened before it.
 
@@ -429,13 +441,13 @@ class TableSourceConfig(SourceConfig, FileFormat):
     """Columns, or patterns, that become no features; a rule with a `name` may still read them."""
     features: tuple[Rule, ...]
     """Rules for columns; the first rule that matches a column applies."""
-    tables: dict[str, SideTableConfig] = {}
+    tables: _ByName[SideTableConfig] = {}
     """Side tables by name."""
     rates: tuple[RateConfig, ...] = ()
     """Label rates by key, as features."""
     rate_folds: Annotated[int, Field(ge=2)] = 5
     """Number of folds of `train` for `rates` without `time`; a row gets the other folds' rate."""
-    histories: dict[str, HistoryConfig] = {}
+    histories: _ByName[HistoryConfig] = {}
     """Columns of what happened before a row, by name: counts, rates, ages and lists of earlier events of its key."""
 
     @model_validator(mode="after")

@@ -135,9 +135,14 @@ def _by_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, 
         # That a section is no scalar, where both may stand, says less than what is wrong with it.
         is_better = isinstance(problem["input"], dict) and before and before[0]["type"] != "value_error"
         found[place] = [problem] if is_better else [*before, problem]
-    sections = {place for place, problems in found.items() if isinstance(problems[0]["input"], dict)}
-    inner = {place for place in sections for other in found if other.startswith(f"{place}.")}
-    return [(place, problems) for place, problems in found.items() if place not in inner]
+    # Of a section, and of a list that is too short as pydantic does not count the wrong entries.
+    around = {
+        place
+        for place, (first, *_) in found.items()
+        if isinstance(first["input"], dict) or first["type"] == "too_short"
+    }
+    told = {place for place in around for other in found if other.startswith(f"{place}.")}
+    return [(place, problems) for place, problems in found.items() if place not in told]
 
 
 def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, list[type[BaseModel]]]:

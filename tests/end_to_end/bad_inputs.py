@@ -452,7 +452,7 @@ def document() -> str:
         *_messages("Rows", [*ROWS, *bad_tables.BAD_ROWS], shown),
         "",
         "[preprocessing.md](preprocessing.md#bad-rows) lists the reasons for bad rows.",
-        *_messages("HTTP requests", [*REQUESTS, *bad_tables.REQUESTS], shown),
+        *_messages("HTTP requests", [*REQUESTS, *bad_tables.REQUESTS, *bad_tables.PAST], shown),
     ]
     return "\n".join(lines) + "\n"
 

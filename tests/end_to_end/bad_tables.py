@@ -43,12 +43,20 @@ def _files(title: str, files: str, message: str, code: int = 1) -> BadInput:
     return BadInput(title, f"preprocess mine.yaml --output out --input {files}", code, message)
 
 
+def _past(title: str, history: str, message: str, *changes: str) -> BadInput:
+    return _recipe(title, ("source.time={column: time}", *changes, f"source.histories.past={history}"), message)
+
+
 def _inspect(title: str, arguments: str, message: str, code: int = 2) -> BadInput:
     return BadInput(title, f"inspect {arguments}", code, message)
 
 
 def _predict(title: str, row: object, message: str) -> BadRequest:
     return BadRequest(title, instances(row), 422, message, "table")
+
+
+def _of_past(title: str, row: object, message: str) -> BadRequest:
+    return BadRequest(title, instances(row), 422, message, "past")
 
 
 def _rank(title: str, body: object, message: str) -> BadRequest:
@@ -273,6 +281,60 @@ RECIPES = [
         "rate by the label",
         "source.rates=[{keys: click}]",
         "source.rates.0.keys: column 'click' is the label; name another column",
+    ),
+    _past(
+        "history without a time",
+        "{by: user, take: [count]}",
+        "mine.yaml: source: histories.past: the past of a row needs its time; add `time`",
+        "source.time=null",
+    ),
+    _recipe(
+        "history without a name",
+        "source.histories={'': {by: user, take: [count]}}",
+        "--set source.histories: one has no name, which its columns begin with; give it one",
+    ),
+    _past(
+        "history by an unknown column",
+        "{by: usr, take: [count]}",
+        "source.histories.past.by: the files have no column 'usr'; did you mean 'user'?",
+    ),
+    _past(
+        "misspelt take of a history",
+        "{by: user, take: [cuont]}",
+        "--set source.histories.past.take.0.op: no such op 'cuont'; did you mean 'count'?",
+    ),
+    _past(
+        "mean of the label's column",
+        "{by: user, take: [{op: mean, column: click}]}",
+        "source.histories.past.take.0.column: column 'click' is the label; leave it out of a rate, which is of the "
+        "label",
+    ),
+    _past(
+        "last values of lists",
+        "{by: user, take: [{op: last, column: tags}]}",
+        "source.histories.past.take.0.column: column 'tags' is a list itself; take the last values of a column of "
+        "categories",
+    ),
+    _past(
+        "label rate of events without labels",
+        "{by: user, path: other.csv, take: [rate]}",
+        "--set source.histories.past: take.0.column: missing; events at `path` have no label, so name a column",
+    ),
+    _past(
+        "time of the log's own events",
+        "{by: user, time: time, take: [count]}",
+        "--set source.histories.past: time: is that of events at `path`; those of the log have source.time",
+    ),
+    _past(
+        "empty window",
+        "{by: user, take: [count], window: 0d}",
+        "--set source.histories.past: window: is empty; give a longer one, or leave it out to count all earlier events",
+    ),
+    _past(
+        "history of which all is ignored",
+        "{by: user, take: [count]}",
+        "source.histories.past: source.ignore has all of its columns; remove the history, or ignore fewer of them",
+        "source.ignore=[rating, fold, past_count]",
     ),
     _recipe(
         "split by an unknown column",
@@ -621,6 +683,35 @@ INSPECT = [
         1,
     ),
 ]
+_MOMENT = 1_700_600_000
+PAST = [
+    _of_past(
+        "event that the model knows",
+        {"ts": _MOMENT, "user_events": [{"ts": 1_700_000_000, "rating": 5}]},
+        "row 0, 'user_events', event 0: is before 2023-11-21T09:10:20Z; leave out events that the model knows",
+    ),
+    _of_past(
+        "event without a label",
+        {"ts": _MOMENT, "user_events": [{"ts": _MOMENT, "rating": 5}, {"ts": _MOMENT}]},
+        "row 0, 'user_events', event 1: has no 'rating' that tells its label",
+    ),
+    _of_past(
+        "event that is no object",
+        {"ts": _MOMENT, "user_events": [3]},
+        "row 0, 'user_events', event 0: the number 3; needs an object with ts, rating, item_id",
+    ),
+    _of_past(
+        "unknown field of an event",
+        {"ts": _MOMENT, "user_events": [{"ts": _MOMENT, "stars": 5}]},
+        "row 0, 'user_events', event 0: unknown field 'stars'; fields: ts, rating, item_id",
+    ),
+    _of_past(
+        "row before what the model knows",
+        {"user_id": "3", "ts": 1_700_000_000},
+        "row 0, 'ts': 2023-11-14T22:13:20Z is too old; the model knows what was before 2023-11-21T09:10:20Z or later",
+    ),
+]
+"""Of the model of `tests.integration.test_serve_past`."""
 REQUESTS = [
     _predict("unknown column", {"txt": "red"}, "row 0: unknown feature 'txt'; did you mean 'text'?"),
     _predict(

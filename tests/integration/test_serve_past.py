@@ -22,6 +22,7 @@ from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import Schema
 from rayrec.inference.export import write_statistics
 from serve.arrow import MEDIA_TYPE, stream_of
+from tests.end_to_end.bad_tables import PAST
 from tests.model_folders import finish
 
 FIRST, DAY = 1_700_000_000, 86_400
@@ -162,10 +163,9 @@ def test_a_context_brings_a_session_once_for_all_candidates(url: str, log: pd.Da
     assert abs(without["predictions"][0] - expected["0"]) > 1e-6, "the session plays a part"
     explained = requests.post(f"{url}/v1/models/past:explain", json=rows[0], timeout=60).json()["explanations"][0]
     assert explained["parts"].keys() >= {"user_count", "user_rate", "liked_count", "item_count"}
-    wrong = {**rows[0], "user_events": [{"ts": FIRST, "rating": 5}]}
-    for given, message in ((wrong, "'user_events', event 0: is before"), ({**rows[0], "ts": FIRST}, "is too old")):
-        answer = requests.post(f"{url}/v1/models/past:predict", json=given, timeout=60)
-        assert answer.status_code == 422 and message in answer.json()["error"]
+    for case in PAST:
+        refused = requests.post(f"{url}/v1/models/{case.model}:{case.verb}", case.body, timeout=60)
+        assert (refused.status_code, refused.json()) == (case.status, {"error": case.message}), case.title
 
 
 @pytest.mark.parametrize("place", range(3))
