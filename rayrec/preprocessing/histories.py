@@ -5,6 +5,7 @@ moment are in the order of their values, so that the files do not depend on the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
 from rayrec.features.events import listed, summed, taken_of, that_count
 from rayrec.features.hashes import hash_texts
 from rayrec.features.histories import (
@@ -29,7 +31,7 @@ from rayrec.features.histories import (
     write_means,
 )
 from rayrec.features.lookup_table import HASH, LookupTable, write_file
-from rayrec.features.lookups import KEY, KEY_FIELDS, joined_keys
+from rayrec.features.lookups import KEY, KEY_FIELDS, SEPARATOR, joined_keys
 from rayrec.features.raw_columns import History, RawColumn
 from rayrec.features.text_forms import TextForm, in_form
 from rayrec.preprocessing.earlier_events import EarlierEvents, hashes_of_partition
@@ -171,12 +173,26 @@ class _Sent:
         if self._earlier is not None:
             beside = self._earlier.beside(groups, hashes, self.table, self.schema)
         for group, earlier in beside:
-            events = pa.concat_batches(group.to_batches() or [pa.RecordBatch.from_pylist([], self.schema)])
-            minutes = [_by_minute(events, number) for number in range(len(self._numbers) if self.has_means else 0)]
-            by_key = _by_key(events, self._numbers, self._values, self.table, earlier)
-            if earlier is not None and self._earlier is not None:
-                by_key = self._earlier.followed_by(earlier, by_key)
+            with self._told_if_too_many(group):
+                events = pa.concat_batches(group.to_batches() or [pa.RecordBatch.from_pylist([], self.schema)])
+                minutes = [_by_minute(events, number) for number in range(len(self._numbers) if self.has_means else 0)]
+                by_key = _by_key(events, self._numbers, self._values, self.table, earlier)
+                if earlier is not None and self._earlier is not None:
+                    by_key = self._earlier.followed_by(earlier, by_key)
             yield by_key, pa.concat_tables(minutes) if minutes else _MINUTES.empty_table()
+
+    @contextmanager
+    def _told_if_too_many(self, group: pa.Table) -> Iterator[None]:
+        """Raise UserError where Arrow's 32 bits do not count the events of a group's last key, or their texts."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            key = str(group[KEY][-1])[:100].replace(SEPARATOR, ", ")
+            raise UserError(
+                f"history '{self._history.name}': {group.num_rows:,} events of {' and '.join(self._history.keys)} "
+                f"{key!a} are too many for one list; leave them out by `where`, or list the key in "
+                "source.null_values if it names nobody"
+            ) from error
 
     def means(self, minutes: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """Return the running numbers of all keys by minute, the first row being of before all events; `minutes` are in
