@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.lookup_table import LookupTable
-from rayrec.features.lookups import Lookups
+from rayrec.features.lookups import Lookups, is_constant
 from rayrec.features.raw_columns import Lookup, RawColumn
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema, VectorFeature
@@ -58,6 +58,11 @@ class _Group:
     given: tuple[tuple[str, ...], ...]
     """Names of the inputs, each input with that of all of the features: raw columns, or features of a cross."""
     is_cross: bool
+
+    @property
+    def is_list(self) -> bool:
+        """Tell whether it is of a feature of several ids a row."""
+        return isinstance(self.features[0], MultiHotFeature)
 
 
 class FeatureEncoder:
@@ -165,7 +170,10 @@ class FeatureEncoder:
         for group in self._together if is_request else self._one_by_one:
             source = StackedColumns(self.encoded_schema, raw.num_rows, encoded) if group.is_cross else raw
             given = [source.stack(names) for names in group.given]
-            encoded[group.names] = self._encode(group, given)
+            # Candidates of one context have its lists.
+            is_one = is_request and raw.num_rows > 1 and group.is_list and all(map(is_constant, given))
+            found = self._encode(group, [column[:1] for column in given] if is_one else given)
+            encoded[group.names] = found.take(pa.array(np.zeros(raw.num_rows, np.int64))) if is_one else found
         return StackedColumns(self.encoded_schema, raw.num_rows, encoded)
 
     def _encode(self, group: _Group, given: Sequence[Stack]) -> Stack:

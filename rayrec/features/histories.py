@@ -239,12 +239,17 @@ def _last(taken: Taken, pasts: Sequence[_Past], n: int) -> pa.Array:
         first = np.maximum(past.begin, past.end - taken.length)
         sizes = past.end - first
         lengths[past.asked] = sizes
-        parts.append(past.values(taken.of).take(pa.array(element_places(first, past.end))))
+        # Of a request; a slice takes a fifth of the time.
+        parts.append(
+            past.values(taken.of).slice(int(first[0]), int(sizes[0]))
+            if len(first) == 1
+            else past.values(taken.of).take(pa.array(element_places(first, past.end)))
+        )
         owners.append(np.repeat(past.asked, sizes))
     values = pa.concat_arrays(parts) if parts else pa.nulls(0)
     if len(parts) > 1:
         values = values.take(pa.array(np.concatenate(owners).argsort(kind="stable")))
-    return pa.ListArray.from_arrays(pa.array(offsets_of(lengths), pa.int32()), values)
+    return pa.ListArray.from_arrays(pa.array(offsets_of(lengths).astype(np.int32)), values)
 
 
 # ---- events that rows bring

@@ -156,20 +156,21 @@ class Lookups:
 
         # In the schema's order: a later look-up may be by a column that an earlier one gives.
         for lookup, names, table in self._lookups:
-            lacking = [name for name in names if name in self._weighed or (of := given(name)) is None or of.null_count]
+            by_rows = {name: given(name) for name in names}
+            lacking = [name for name, of in by_rows.items() if name in self._weighed or of is None or of.null_count]
             if not lacking:
                 continue
             asked = {name: get(name) for name in lookup.asked}
             # Candidates of one context ask for one past.
             there = {name: column for name, column in asked.items() if column is not None}
-            is_one = folds is None and rows > 1 and all(map(_is_constant, there.values()))
+            is_one = folds is None and rows > 1 and all(map(is_constant, there.values()))
             if is_one:
                 asked |= {name: column[:1] for name, column in there.items()}
             found = self._looked_up(lookup, table, lacking, asked, 1 if is_one else rows, folds)
             for name in lacking:
                 values = found[name].take(pa.array(np.zeros(rows, np.int64))) if is_one else found[name]
                 # What a row gives itself stays.
-                own = given(name)
+                own = by_rows[name]
                 if name in self._weighed:
                     values = self._weights(name, values, given)
                 elif own is not None and own.null_count < rows:
@@ -214,7 +215,7 @@ class Lookups:
         return found
 
 
-def _is_constant(column: pa.Array) -> bool:
+def is_constant(column: pa.Array) -> bool:
     """Tell whether all rows have the same value."""
     return bool(column[1:].equals(column[:-1]))
 

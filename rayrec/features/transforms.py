@@ -235,7 +235,12 @@ def encode_vector(feature: VectorFeature, column: pa.Array) -> pa.Array:
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int32]:
     """Return (n,) the lengths of n lists; 0 of a null."""
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return _filled(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+
+
+def _filled(values: pa.Array, other: Any) -> pa.Array:
+    """Return the values with another one for nulls; to look for them takes a twentieth of the time."""
+    return values.fill_null(other) if values.null_count else values
 
 
 def weights_of(lists: pa.Array, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -379,7 +384,7 @@ def encode_multi_hot(
         raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
 
     # Leave missing values out, then those beyond the first, or before the last, `hotness` of a row.
-    present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
+    present = _filled(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
     kept = np.flatnonzero(present.to_numpy(zero_copy_only=False))
     row = row[kept]
     if feature.keep == "last":
