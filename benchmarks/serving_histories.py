@@ -2,9 +2,10 @@
 
     python -m benchmarks.serving_histories --output benchmarks/results/serving_histories.json
 
-One log of people, items and times becomes two models, of the same recipe with and without `source.histories`. One
-server answers for both; requests bring key, item and time alone. The models take turns, round after round, so that what
-else the machine does is on both sides: the ratio is of two neighbouring measurements.
+One log of people, items and times becomes three models: `without` histories; with `histories`, to which requests bring
+key, item and time alone; and `given`, whose features are those of histories, too, but columns of the log, so that
+requests bring their values, as where something else has looked them up. One server answers for all. The models take
+turns, round after round, so that what else the machine does is on all sides: a ratio is of neighbouring measurements.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from jobs.benchmark_serve import measured
 from jobs.serve import ServeRequest, serving
 from rayrec.common.machine import Machine, free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.features.lookups import Lookups
+from rayrec.features.schema import Schema
+from rayrec.inference.raw_rows import RawRows
 from rayrec.store.files import write_json
 
 HISTORIES = {
@@ -40,6 +44,24 @@ SOURCE: dict[str, Any] = {
         {"kind": "timestamp", "columns": "ts", "format": "s", "derive": ["hour", "weekday"]},
     ],
 }
+GIVEN: list[dict[str, Any]] = [
+    {"columns": ["user_count", "item_count"], "transforms": [{"op": "log", "offset": 1}, "standardize"]},
+    {"columns": ["user_rate", "item_rate"], "transforms": [{"op": "fill", "value": "mean"}, "standardize"]},
+    {"columns": ["user_age", "item_age"], "transforms": [{"op": "fill", "value": "median"}, "quantile"]},
+]
+"""How the numbers of histories become features by themselves, as rules for columns of the log."""
+SOURCES: dict[str, dict[str, Any]] = {
+    "without": SOURCE,
+    "histories": {**SOURCE, "histories": HISTORIES},
+    "given": {
+        **SOURCE,
+        "features": [
+            *SOURCE["features"],
+            *({"kind": "numeric", **rule} for rule in GIVEN),
+            {"kind": "list", "columns": "user_last_item_id", "max_length": 20, "share": "item_id"},
+        ],
+    },
+}
 CANDIDATES = 200
 
 
@@ -53,18 +75,23 @@ def main() -> None:
     machine = Machine()
     with tempfile.TemporaryDirectory() as temporary:
         log = write_log(Path(temporary) / "log.parquet", arguments.events)
-        folders = tuple(exported(log, Path(temporary) / name, name) for name in ("without", "histories"))
+        folders: list[Path] = []
+        for name in SOURCES:
+            if name == "given":
+                with_past = Past(folders[-1].parent / "data")
+                log = with_past.log(log)
+            folders.append(exported(log, Path(temporary) / name, name))
         row = {"user_id": "7", "ts": int(pq.read_table(log, columns=["ts"])["ts"][-1].as_py()) + 60}
-        candidates = [str(item) for item in range(CANDIDATES)]
+        rows = [{**row, "item_id": str(item)} for item in range(CANDIDATES)]
+        asked = {name: with_past.rows(rows) if name == "given" else rows for name in SOURCES}
         bodies = {
-            "predict": {"instances": [{**row, "item_id": "3"}]},
-            "rank": {"context": row, "candidates": candidates, "k": 10},
+            (verb, name): json.dumps(body).encode()
+            for name, of_model in asked.items()
+            for verb, body in (("predict", {"instances": of_model[:1]}), ("rank", ranked(of_model)))
         }
-        with serving(ServeRequest(model=folders, port=free_port()), SilentProgress()) as url:
+        with serving(ServeRequest(model=tuple(folders), port=free_port()), SilentProgress()) as url:
             posts = {
-                (verb, folder.name): json_post(f"{url}/v1/models/{folder.name}:{verb}", json.dumps(body).encode())
-                for verb, body in bodies.items()
-                for folder in folders
+                (verb, name): json_post(f"{url}/v1/models/{name}:{verb}", body) for (verb, name), body in bodies.items()
             }
             rounds = [
                 {"round": number, "verb": verb, "model": model, **measured(post, 1, arguments.seconds)}
@@ -91,12 +118,41 @@ def write_log(path: Path, events: int) -> Path:
     return path
 
 
+class Past:
+    """Completes rows from the histories of a dataset."""
+
+    def __init__(self, dataset: Path) -> None:
+        schema = Schema.load(dataset)
+        self._raw_rows, self._lookups, self._columns = RawRows(schema), Lookups(schema, dataset), schema.looked_up
+
+    def log(self, log: Path) -> Path:
+        """Write a log again, with what is taken of the past of its rows."""
+        table = pq.read_table(log)
+        found = self._lookups.complete(self._raw_rows.from_batch(table.drop("click").combine_chunks().to_batches()[0]))
+        for name in self._columns:
+            table = table.append_column(name, found[name])
+        pq.write_table(table, log.with_name("completed.parquet"))
+        return log.with_name("completed.parquet")
+
+    def rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows with what is taken of their past."""
+        found = self._lookups.complete(self._raw_rows.from_rows(rows)).select(list(self._columns)).to_pylist()
+        return [row | past for row, past in zip(rows, found, strict=True)]
+
+
+def ranked(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a request for candidates: rows of one context."""
+    of_item = [{name: value for name, value in row.items() if name.startswith("item_")} for row in rows]
+    context = {name: value for name, value in rows[0].items() if name not in of_item[0]}
+    names = [row["item_id"] if len(row) == 1 else row for row in of_item]
+    return {"context": context, "candidates": names, "k": 10}
+
+
 def exported(log: Path, folder: Path, name: str) -> Path:
-    """Return the model folder of a model of the log, with histories or without."""
-    source = {**SOURCE, "histories": HISTORIES} if name == "histories" else SOURCE
+    """Return the model folder of one of the models of the log."""
     recipe = {
         "name": name,
-        "source": source,
+        "source": SOURCES[name],
         "preprocess": {"split": {"kind": "time", "test": 0.1}},
         "model": {"kind": "wide_deep", "embedding_dim": 16, "mlp": [64, 32]},
         "train": {"epochs": 1},
@@ -111,20 +167,17 @@ def exported(log: Path, folder: Path, name: str) -> Path:
 
 
 def ratios(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of milliseconds and of the ratio with histories to without, by verb."""
-    found = {}
+    """Return by verb the medians of milliseconds, and of the ratio with histories to each other model."""
+    found: dict[str, Any] = {}
     for verb in dict.fromkeys(one["verb"] for one in rounds):
-        without, histories = (
-            [one["p50_ms"] for one in rounds if (one["verb"], one["model"]) == (verb, model)]
-            for model in ("without", "histories")
-        )
-        of_rounds = [slow / fast for slow, fast in zip(histories, without, strict=True)]
-        found[verb] = {
-            "without_ms": statistics.median(without),
-            "histories_ms": statistics.median(histories),
-            "ratio": round(statistics.median(of_rounds), 3),
-            "of_rounds": [round(ratio, 3) for ratio in of_rounds],
+        of = {
+            name: [one["p50_ms"] for one in rounds if (one["verb"], one["model"]) == (verb, name)] for name in SOURCES
         }
+        found[verb] = {f"{name}_ms": statistics.median(times) for name, times in of.items()}
+        for name in ("without", "given"):
+            each = [slow / fast for slow, fast in zip(of["histories"], of[name], strict=True)]
+            found[verb][f"to_{name}"] = round(statistics.median(each), 3)
+            found[verb][f"to_{name}_of_rounds"] = [round(ratio, 3) for ratio in each]
     return found
 
 
