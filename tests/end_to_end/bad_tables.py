@@ -641,7 +641,7 @@ INSPECT = [
     _inspect(
         "unknown model",
         "clicks.csv --label click --model dlmr",
-        "model: no such kind; use dcnv2, dlrm, neumf, wide_deep (got 'dlmr')",
+        "model: no such kind; use dcnv2, dlrm, neumf, sasrec, wide_deep (got 'dlmr')",
     ),
     _inspect(
         "recipe exists",
