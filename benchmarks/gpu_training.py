@@ -29,8 +29,9 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.internals.torchrec import set_output_dtype
 from rayrec.models.common.precision import PrecisionName, resolve_precision
 from rayrec.recipes import Recipe
+from rayrec.training.loop.micro_batches import BatchTotals
 from rayrec.training.loop.splits import SplitReader
-from rayrec.training.loop.step import BatchTotals, TrainStep
+from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from tests.builders import CRITEO, make_dataset, make_rows, write_dataset

@@ -22,7 +22,8 @@ from benchmarks.criteo_terabyte import CARDINALITIES
 from jobs.command.result import text_table
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.common.precision import PrecisionName, resolve_precision
-from rayrec.training.loop.step import BatchTotals, TrainStep
+from rayrec.training.loop.micro_batches import BatchTotals
+from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from tests.naive_models import random_batch

@@ -19,11 +19,14 @@ node, `grid_shard` its columns over nodes and the rows of each over the node's w
 
 
 class LossConfig(Config):
-    """The loss; equations in `rayrec.training.loop.step`."""
+    """The loss; equations in `rayrec.training.loop.micro_batches`."""
 
     listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Fraction of the loss that is softmax cross-entropy of each positive within its group; the rest is binary
     cross-entropy of rows. Above 0, batches hold whole groups; at 1, scores are no probabilities."""
+    candidates: PositiveInt | None = None
+    """For models of next items: number of items, drawn by popularity in each step, that the next ones are told from.
+    `null`: all items, of a catalogue of more than 50,000 then 2,048."""
 
 
 class ShardingConfig(Config):

@@ -267,7 +267,7 @@ class Scorer:
         return torch.sigmoid(torch.from_numpy(self.pair_logits(first, second))).numpy()
 
     def person_vectors(self, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Return the vectors (n, D) of n people by their histories: ids of items, oldest first, at least one each.
+        """Return the vectors (n, D) of n people by their histories: ids of items, oldest first.
 
         The newest that the model reads count. For models that score next items: the logit of an item as the next one of
         a person is the product of their vectors, and its probability the softmax over `item_vectors`.
@@ -278,7 +278,7 @@ class Scorer:
             for start in range(0, len(histories), at_once):
                 some = [history[-network.length :] for history in histories[start : start + at_once]]
                 lengths = torch.tensor([len(history) for history in some])
-                ids = np.zeros((len(some), int(lengths.max())), np.int64)
+                ids = np.zeros((len(some), max(1, int(lengths.max()))), np.int64)
                 for row, history in zip(ids, some, strict=True):
                     row[: len(history)] = history
                 events = self._embeddings(self._lookups[0], ids.reshape(-1)).view(*ids.shape, -1)

@@ -11,8 +11,9 @@ from torch._inductor import config as inductor
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
+from rayrec.training.loop.micro_batches import BatchTotals
 from rayrec.training.loop.splits import SplitReader
-from rayrec.training.loop.step import BatchTotals, TrainStep
+from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from tests.builders import make_dataset, make_pairs_dataset

@@ -12,7 +12,8 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.common.precision import resolve_precision
-from rayrec.training.loop.step import BatchTotals, TrainStep
+from rayrec.training.loop.micro_batches import BatchTotals
+from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import checkpoint_name

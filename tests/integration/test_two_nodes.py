@@ -13,8 +13,9 @@ from torchrec.distributed import dist_data
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
+from rayrec.training.loop.micro_batches import BatchTotals
 from rayrec.training.loop.splits import SplitReader
-from rayrec.training.loop.step import BatchTotals, TrainStep
+from rayrec.training.loop.step import TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from tests.builders import make_dataset

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayrec.training.loop.step import BatchTotals, batch_loss, softmax_cross_entropy
+from rayrec.training.loop.micro_batches import BatchTotals, batch_loss, softmax_cross_entropy
 
 GROUP = torch.tensor([4, 4, 4, 9, 2, 2, 7, 7, 7])
 LABEL = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])

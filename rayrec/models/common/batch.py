@@ -48,6 +48,23 @@ class Batch:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
+@dataclass(kw_only=True)
+class NextItemBatch(Batch):
+    """Windows of people's events, and items that the next ones are told from; each rank of a step has the same numbers.
+
+    The rows of the batch are items to look up, one each: the events of window after window, padded at the end to those
+    of the longest, then the candidates. The weight of an event is that of its successor, which is to be told: 0 for the
+    last event of a window, for padding and for candidates. There are no numbers, and labels say nothing.
+    """
+
+    event_ids: Tensor
+    """(windows, events) items, oldest first."""
+    candidate_ids: Tensor
+    """(C,) items."""
+    log_counts: Tensor | None = None
+    """(C,) float32 logarithms of how often each of the candidates is expected among them; None where it is once."""
+
+
 def group_numbers(group: Tensor) -> Tensor:
     """Number the groups from 0: (B,) ids, of rows that follow each other by group -> (B,) int64."""
     changes = group[1:] != group[:-1]

@@ -239,12 +239,14 @@ class TableIds:
 
     def __init__(self, schema: Schema, tables: Sequence[EmbeddingTable]) -> None:
         pooled = {key for table in tables for key in table.keys}
+        read = {name for table in tables for name in table.features}
         lengths = {name: length for table in tables for name, length in table.sequences}
         self._features = [
             (feature.name, lengths.get(feature.name, 0), feature.name in pooled or feature.name not in lengths)
             for feature in schema.categorical
+            if feature.name in read
         ]
-        """Each feature, its positions, and whether its ids are pooled, perhaps as well."""
+        """Each feature that a table reads, its positions, and whether its ids are pooled, perhaps as well."""
         self._has_sequences = bool(lengths)
         self.keys = [
             key

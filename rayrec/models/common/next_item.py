@@ -35,12 +35,13 @@ class ScoresNextItems(nn.Module):
         return embeddings
 
     def person_vectors(self, events: Tensor, lengths: Tensor) -> Tensor:
-        """Return the vectors of people by their histories: embeddings (B, L, d), oldest first, L at most `length`,
-        padded at the end, and their numbers (B,) int64, at least 1 -> (B, D) float32.
+        """Return the vectors of people by their histories: embeddings (B, L, d), oldest first, L from 1 to `length`,
+        padded at the end, and their numbers (B,) int64 -> (B, D) float32. Without an event it is 0, so
+        that all items are alike.
         """
-        last = (lengths - 1).view(-1, 1, 1)
-        vectors = self.position_vectors(events)
-        return vectors.take_along_dim(last, dim=1).squeeze(1).float()
+        last = (lengths - 1).clamp(min=0).view(-1, 1, 1)
+        vectors = self.position_vectors(events).take_along_dim(last, dim=1).squeeze(1).float()
+        return vectors * (lengths > 0).unsqueeze(1)
 
     def forward(
         self,

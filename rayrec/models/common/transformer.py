@@ -20,8 +20,8 @@ class Block(nn.Module):
         super().__init__()
         self._heads = heads
         self.attention_norm, self.hidden_norm = LayerNorm(width, device=device), LayerNorm(width, device=device)
-        self.inputs = Linear(width, 3 * width, device=device)
-        """Queries, keys and values side by side."""
+        self.inputs = Linear(width, 3 * width, bias=False, device=device)
+        """Queries, keys and values side by side. A bias of keys would change nothing, and Adam let it drift."""
         self.output = Linear(width, width, device=device)
         self.hidden = hidden_layers(width, [4 * width], device)
         self.hidden_output = Linear(4 * width, width, device=device)

@@ -14,8 +14,9 @@ from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.batches import InMemorySplit, ResidentSplit, read_split
 from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions import AllCandidates, Positives, SampledLoader, SampledSplit
+from rayrec.ingest.interactions import AllCandidates, Positives, SampledLoader, SampledSplit, num_item_rows
 from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.next_item_batches import Candidates, NextItemLoader, Windows
 from rayrec.ingest.next_items import NextItems
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
@@ -41,6 +42,10 @@ class SplitReader:
     """How often each row of `train` comes, if there are `negatives`."""
     whole_groups: bool = False
     """True if batches of `train` must hold whole groups."""
+    windows: int | None = None
+    """Events of a window, beside the next one, where the model learns next items; `train` is windows then."""
+    candidates: int | None = None
+    """`LossConfig.candidates`."""
     train_rows: int | None = None
     """Rows of `train` to train on, the first ones; None for all. All of them are known pairs to the others."""
     _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
@@ -60,6 +65,12 @@ class SplitReader:
             sampled = self._sampled_train
             order = BatchOrder(row_groups=[RowGroup.of_samples(len(sampled))], **options)
             return SampledLoader(sampled, self.dataset.schema, order)
+        # Windows of events, too.
+        if split == "train" and self.windows is not None:
+            windows, candidates = self._windows_of_train
+            rows = self.dataset.head("train", self.train_rows).split("train").rows
+            order = BatchOrder(row_groups=[RowGroup.of_samples(rows)], **options)
+            return NextItemLoader(windows, candidates, self.dataset.schema, order)
         # All else: rows are read, from memory in every epoch but the first if the recipe keeps them there.
         dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
@@ -110,6 +121,13 @@ class SplitReader:
         is_all = trained_on is dataset and dataset.known_split == "train"
         known = positives if is_all else self._pairs(dataset, dataset.known_split)
         return SampledSplit.of(positives, known, dataset.schema, self.negatives, self.recency)
+
+    @cached_property
+    def _windows_of_train(self) -> tuple[Windows, Candidates]:
+        assert self.windows is not None
+        positives = self._pairs(self.dataset.head("train", self.train_rows), "train")
+        windows = Windows.of(positives, self.windows)
+        return windows, Candidates.of(windows.items, num_item_rows(self.dataset.schema), self.candidates)
 
     def _pairs(self, dataset: Dataset, split: str) -> Positives:
         return Positives.read(

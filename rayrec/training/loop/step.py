@@ -8,24 +8,24 @@ micro-batches but updates each table once, exactly as without it.
 While the dense network computes, the ids of the next batch set out to the ranks that hold their tables.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from rayrec.config.optimizers import LearningRates, OptimizerConfig
 from rayrec.config.train import TrainConfig
 from rayrec.internals import foreach
-from rayrec.models.common.batch import Batch, group_numbers
+from rayrec.models.common.batch import Batch, NextItemBatch
 from rayrec.models.common.initialization import derived_seed
 from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.models.common.precision import Precision
+from rayrec.training.loop.micro_batches import BatchTotals, MicroBatches, RowPieces, WindowPieces
 from rayrec.training.optimizers import build_optimizer
 from rayrec.training.parallel.parallel_model import ParallelModel, SentIds
 
@@ -39,19 +39,7 @@ class StepOutcome:
     overflow: Tensor
     """() float32: 1 where gradients overflowed, and nothing was changed; else 0."""
     logits: Tensor
-    """(B,) float32: those of this rank's rows before the update, without gradients."""
-
-
-@dataclass(frozen=True)
-class BatchTotals:
-    """Sums over all rows of a global batch, on all ranks."""
-
-    weight: float | Tensor
-    """Sum of the weights; a tensor () on the rows' device where only the rows tell, as reading it would be a wait."""
-    positives: Tensor | None
-    """() Sum of the products of weight and label; None if the loss has no lists."""
-    share: float = 1.0
-    """Rows of the batch by those of a full one, to which its step is in proportion. The loss is a mean all the same."""
+    """(B,) float32: those of this rank's rows before the update, without gradients; of next items there are none."""
 
 
 class TrainStep:
@@ -150,19 +138,12 @@ class TrainStep:
 
         Return the loss and the logits, as `StepOutcome` has them.
         """
-        # Cut the batch: for gradient accumulation, or for threads. Lists of rows that are compared stay whole.
-        listwise = self._config.loss.listwise
-        count = max(self._config.gradient_accumulation, self.model.micro_batches(batch.size))
-        sizes = _micro_batch_sizes(batch, count, cuts_groups=not listwise)
-        columns = [column.split(sizes) for column in (batch.dense, batch.label, batch.weight)]
-        groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
+        pieces = self._cut(batch, totals)
 
-        def forward(number: int, network: nn.Module, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(number: int, network: nn.Module, *pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             """Return the loss and the logits of a micro-batch, and the number to go backward from."""
-            dense, label, weight = (column[number] for column in columns)
             with self._precision.autocast(), drawing_dropout_from(self._seeded_dropout(number)):
-                logits = network(dense, pooled).float()
-            loss = batch_loss(logits, label, weight, groups[number], totals, listwise)
+                loss, logits = pieces(number, network, *pooled)
             # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them. The mean of a small
             # batch is mostly noise: a step by it as long as a full one would undo what the others have shown.
             scaled = loss * (self._world_size * totals.share)
@@ -172,23 +153,22 @@ class TrainStep:
 
         # On a CPU, threads take micro-batches beside each other: the first `beside` ones.
         total, logits = torch.zeros((), device=self.model.device), []
-        beside = 0
-        if self.model.has_threads and len(sizes) > 1:
+        beside, count = 0, len(pieces.sizes)
+        if self.model.has_threads and count > 1:
             # DDP sums gradients over the ranks in the backward pass of the last one, which therefore comes by itself.
-            beside = len(sizes) - (self.model.dense is not self.model.dense_network)
-            for loss, of_rows in self._passes_of_threads(forward, boundary, sizes, beside):
+            beside = count - (self.model.dense is not self.model.dense_network)
+            for loss, of_rows in self._passes_of_threads(forward, boundary, pieces, beside):
                 total += loss
                 logits.append(of_rows)
-            if beside == len(sizes) and self._sent is not None:
+            if beside == count and self._sent is not None:
                 self._sent.send()
 
         # The others come one after the other: on a GPU all, on CPUs of several ranks the last one.
-        # The backward pass of a split copies the gradient, even where there is one.
-        pooled = boundary.split(sizes) if len(sizes) > 1 else [boundary]
-        for number in range(beside, len(sizes)):
-            last = number == len(sizes) - 1
+        rows, shared = _split(boundary, pieces)
+        for number in range(beside, count):
+            last = number == count - 1
             with nullcontext() if last else self.model.without_dense_sync():
-                loss, of_rows, scaled = forward(number, self.model.dense, pooled[number])
+                loss, of_rows, scaled = forward(number, self.model.dense, rows[number], *shared)
                 if number == beside and self._sent is not None:
                     # By now their numbers are known, and until the backward pass no other collective is due.
                     self._sent.send()
@@ -198,28 +178,42 @@ class TrainStep:
             logits.append(of_rows)
         return total, torch.cat(logits)
 
+    def _cut(self, batch: Batch, totals: BatchTotals) -> MicroBatches:
+        """Cut a batch: for gradient accumulation, or for threads."""
+        accumulated = self._config.gradient_accumulation
+        if isinstance(batch, NextItemBatch):
+            compared = len(batch.candidate_ids)
+            count = max(accumulated, self.model.micro_batches(batch.size - compared, compared))
+            return WindowPieces(batch, count, totals)
+        count = max(accumulated, self.model.micro_batches(batch.size))
+        return RowPieces(batch, count, totals, self._config.loss.listwise)
+
     def _passes_of_threads(
         self,
-        forward: Callable[[int, nn.Module, Tensor], tuple[Tensor, ...]],
+        forward: Callable[..., tuple[Tensor, Tensor, Tensor]],
         boundary: Tensor,
-        sizes: list[int],
+        pieces: MicroBatches,
         count: int,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield loss and logits of the first `count` micro-batches, which threads take beside each other.
 
         Gradients are summed in the order of the micro-batches, whichever was there first.
         """
-        # Each thread has a gradient of its own for the network, and writes that of its rows into one for all.
+        # Each thread has a gradient of its own for the network and for shared rows, and writes that of its rows into
+        # one for all.
         parameters = [p for of_part in self.model.dense_parameters.values() for p in of_part]
-        rows, of_rows = boundary.detach().split(sizes), []
+        rows, shared = _split(boundary.detach(), pieces)
+        of_rows: Sequence[Tensor] = []
+        of_shared: Sequence[Tensor] = []
         if boundary.requires_grad:
             boundary.grad = torch.empty_like(boundary)
-            of_rows = list(boundary.grad.split(sizes))
+            of_rows, of_shared = _split(boundary.grad, pieces)
+            shared = [some.requires_grad_() for some in shared]
 
         def passes_of(number: int) -> tuple[Tensor, Tensor, list[Tensor]]:
             pooled = rows[number].requires_grad_(boundary.requires_grad)
-            loss, logits, scaled = forward(number, self.model.dense_network, pooled)
-            inputs = [*parameters, pooled] if of_rows else parameters
+            loss, logits, scaled = forward(number, self.model.dense_network, pooled, *shared)
+            inputs = [*parameters, *shared, pooled] if of_rows else parameters
             found = list(torch.autograd.grad(scaled, inputs, materialize_grads=True)) if inputs else []
             if of_rows:
                 of_rows[number].copy_(found.pop())
@@ -229,8 +223,10 @@ class TrainStep:
         for loss, logits, found in self.model.threads.map(passes_of, range(count)):
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
             yield loss, logits
-        for parameter, gradient in zip(parameters, sums, strict=True):
+        for parameter, gradient in zip(parameters, sums, strict=False):
             parameter.grad = gradient
+        for target, gradient in zip(of_shared, sums[len(parameters) :], strict=True):
+            target.copy_(gradient)
         for remaining in of_rows[count:]:
             remaining.zero_()
 
@@ -278,17 +274,12 @@ class TrainStep:
         return gradient if self.loss_scale is None else gradient.masked_fill_(overflow > 0, 0.0)
 
 
-def _micro_batch_sizes(batch: Batch, count: int, *, cuts_groups: bool) -> list[int]:
-    """Return the number of rows in each of `count` micro-batches, as even as possible."""
-    size = -(-batch.size // count)
-    ends = [*range(size, batch.size, size), batch.size]
-    if not cuts_groups and len(ends) > 1:
-        assert batch.group is not None
-        numbers = group_numbers(batch.group)
-        # To the end of the group that a micro-batch would cut.
-        last_rows = torch.tensor([end - 1 for end in ends], device=numbers.device)
-        ends = torch.searchsorted(numbers, numbers[last_rows], right=True).unique().tolist()
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+def _split(pooled: Tensor, pieces: MicroBatches) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return views of the rows of each piece, and of those that all share, if there are any."""
+    sizes = [*pieces.sizes, pieces.shared] if pieces.shared else pieces.sizes
+    # The backward pass of a split copies the gradient, even where there is one.
+    views = pooled.split(sizes) if len(sizes) > 1 else [pooled]
+    return views[: len(pieces.sizes)], views[len(pieces.sizes) :]
 
 
 def _skips_on_device(config: TrainConfig) -> bool:
@@ -310,47 +301,6 @@ def _skips_on_device(config: TrainConfig) -> bool:
         )
         for part in config.by_part.values()
     )
-
-
-def batch_loss(
-    logits: Tensor, label: Tensor, weight: Tensor, group: Tensor | None, totals: BatchTotals, listwise: float
-) -> Tensor:
-    """Return () float32: these rows' share of the loss; the shares of a global batch, which cut no group, sum to it.
-
-    All tensors are (B,), logits float32. With logits s, labels y and weights w over the B rows of a global batch, a
-    share a of `listwise`, and for a row i the rows G(i) of its group that have weight:
-
-        row_i  = -y_i ln sigmoid(s_i) - (1 - y_i) ln(1 - sigmoid(s_i))
-        list_i = ln(sum over j in G(i) of exp s_j) - s_i
-        loss   = (1 - a) * sum(w_i row_i) / sum(w_i)  +  a * sum(w_i y_i list_i) / sum(w_i y_i)
-
-    `list_i` is ListNet's loss with one true item (Cao et al. 2007, "Learning to Rank: From Pairwise Approach to
-    Listwise Approach", equation 4 with top-one probabilities), and the log likelihood of a multinomial logit, where one
-    of the rows that are shown together is chosen. It is the same for all scores of a group raised by any number, so
-    with a = 1 sigmoid(s) is no probability; the rows' term keeps it one.
-    """
-    of_rows = F.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / totals.weight
-    if not listwise:
-        return of_rows
-    assert group is not None and totals.positives is not None
-    # A batch without a positive has no list to learn from.
-    positives = totals.positives.masked_fill(totals.positives == 0, 1.0)
-    of_lists = softmax_cross_entropy(logits, label, weight, group) / positives
-    return (1 - listwise) * of_rows + listwise * of_lists
-
-
-def softmax_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    """Return () the sum of w_i y_i list_i over (B,) rows; those of a group are adjacent, weight 0 means absent."""
-    counted = weight > 0
-    scores = logits.masked_fill(~counted, -torch.inf)
-    list_of = group_numbers(group)
-    with torch.no_grad():
-        highest = torch.full_like(scores, -torch.inf).scatter_reduce(0, list_of, scores, "amax")
-        highest = highest.masked_fill(highest.isinf(), 0.0)  # lists without a row that counts, and places of no list
-    sums = torch.zeros_like(scores).index_add(0, list_of, (scores - highest[list_of]).exp())
-    # Not 0 where nothing counts: the logarithm's gradient would be infinite, and times 0 no number.
-    logs = highest + sums.clamp_min(torch.finfo(sums.dtype).tiny).log()
-    return (weight * label * (logs[list_of] - logits)).sum()
 
 
 class LossScale:

@@ -12,13 +12,15 @@ from rayrec.common.disk_errors import naming, temporary_folders
 from rayrec.ingest.dataset import Dataset
 from rayrec.metrics.binary import progressive_metrics
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.next_item import ScoresNextItems
 from rayrec.models.common.precision import resolve_precision
 from rayrec.recipes import Recipe
 from rayrec.store.files import write_json
 from rayrec.store.growing_files import growing_files
+from rayrec.training.loop.micro_batches import BatchTotals
 from rayrec.training.loop.records import RunRecorder, start_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
-from rayrec.training.loop.step import BatchTotals, StepOutcome, TrainStep
+from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 from rayrec.training.run.folder import HISTORY_FILE, METRICS_FILE, RunFolder, RunProgress
@@ -104,6 +106,8 @@ class _Training:
         self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext, preemption: PreemptionWatch
     ) -> None:
         train = recipe.train.with_batch_of(dataset.split("train").rows, context.world_size)
+        if recipe.model.scores_next_items:
+            train = train.model_copy(update={"progressive": False})  # no rows are scored
         recipe = recipe.model_copy(update={"train": train})
         self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
         self._run, self._context, self._preemption = run, context, preemption
@@ -117,6 +121,7 @@ class _Training:
         steps_per_epoch = self._config.steps_per_epoch(dataset.split("train").rows)
         self._step = TrainStep(self._model, self._config, precision, steps_per_epoch)
         # The rows of each split in batches, of which every rank reads its own share.
+        network = self._model.dense_network
         self._splits = SplitReader(
             dataset,
             self._config.ingest,
@@ -124,6 +129,8 @@ class _Training:
             negatives=self._config.negatives,
             recency=self._config.recency,
             whole_groups=self._config.loss.listwise > 0,
+            windows=network.length if isinstance(network, ScoresNextItems) else None,
+            candidates=self._config.loss.candidates,
             train_rows=self._config.rows,
         )
         self._evaluation_split = dataset.split_to_judge(self._config.evaluation_split)

@@ -30,6 +30,7 @@ from rayrec.internals.torchrec import (
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
+from rayrec.models.common.next_item import ScoresNextItems
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers import TableOptimizer, set_fused_optimizers
@@ -126,7 +127,12 @@ class ParallelModel:
         # Compile and replicate the dense network. DDP averages its gradients over the ranks; one rank does without, and
         # so does a network that has nothing to train, which DDP refuses.
         called: nn.Module = self.dense_network
-        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
+        # Batches of windows have no one size that it could be compiled for.
+        can_compile = not isinstance(called, ScoresNextItems)
+        if train.compile is True and not can_compile:
+            raise ConfigError("train.compile: a model of next items has batches of many sizes; set it to auto or false")
+        wants = train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works())
+        if wants and can_compile:
             rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
             called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
         if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
@@ -143,8 +149,8 @@ class ParallelModel:
         self.threads = WorkerThreads(context.threads(train.threads))
         self.has_threads = self.device.type == "cpu" and train.compile is not True
         """Whether `threads` run the dense network on micro-batches beside each other."""
-        columns = sum(output.width for output in whole.pooled)
-        self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
+        self._columns = sum(output.width for output in whole.pooled)
+        self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * self._columns
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
         self.penalties = _penalized_columns(whole.pooled, train)
@@ -203,11 +209,14 @@ class ParallelModel:
         cut = zip(batch.dense.split(size), pooled.split(size), strict=True)
         return torch.cat(list(self.threads.map(logits_of, cut)))
 
-    def micro_batches(self, rows: int) -> int:
-        """Return the number of micro-batches into which `WorkerThreads` cut a batch of so many rows."""
+    def micro_batches(self, rows: int, compared: int = 0) -> int:
+        """Return the number of micro-batches into which `WorkerThreads` cut a batch of so many rows; `compared`: the
+        candidates that each is multiplied with.
+        """
         if not self.has_threads:
             return 1
-        return max(1, min(_MOST_MICRO_BATCHES, rows // _LEAST_ROWS, int(rows * self._work_of_row / _LEAST_WORK)))
+        work = rows * (self._work_of_row + compared * self._columns)
+        return max(1, min(_MOST_MICRO_BATCHES, rows // _LEAST_ROWS, int(work / _LEAST_WORK)))
 
     @contextmanager
     def _exact_kernels(self) -> Iterator[None]:
