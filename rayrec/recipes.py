@@ -111,6 +111,17 @@ class Recipe(Config):
             return content
         return {**content, "train": _with_defaults(given, MODELS.configs[kind].train_defaults)}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _measured_as_next_items(cls, content: Any) -> Any:
+        # What a model of next items is measured by, below what is given.
+        model = content.get("model") if isinstance(content, dict) else None
+        kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
+        if kind in MODELS.packages and MODELS.configs[kind].scores_next_items:
+            content = _with_default(content, ("evaluate", "ranking", "candidates"), "next")
+            content = _with_default(content, ("train", "checkpoint", "keep_best"), "ndcg@10")
+        return content
+
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
         kind = _preprocess_kind(type(self.source))
@@ -126,6 +137,7 @@ class Recipe(Config):
                 f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
                 f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
             )
+        _require_loss_of(self.model, self.train)
         if isinstance(self.model, ReadsSequences):
             _require_lists(self.model, getattr(self.source, "histories", {}))
         # Training chooses by metrics that it measures.
@@ -135,13 +147,30 @@ class Recipe(Config):
             "early_stop.metric": stop.metric if stop else None,
             "checkpoint.keep_best": self.train.checkpoint.keep_best,
         }
+        if self.model.scores_next_items and getattr(self.evaluate.ranking, "candidates", None) != "next":
+            raise ValueError(
+                f"evaluate.ranking.candidates: must be 'next', as '{self.model.kind}' scores next items and no rows"
+            )
         for field, name in chosen.items():
-            if name is not None and is_ranking_metric(name) and name not in measured:
+            is_unmeasured = name not in measured and (self.model.scores_next_items or is_ranking_metric(name or ""))
+            if name is not None and is_unmeasured:
                 known = ", ".join(measured) or "no metric"
                 raise ValueError(
                     f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}, so add it there"
                 )
         return self
+
+
+def _require_loss_of(model: ModelConfig, train: TrainConfig) -> None:
+    """Raise ValueError where a setting of the loss, or of what it compares, is for models of another kind."""
+    if not model.scores_next_items:
+        if train.loss.candidates is not None:
+            raise ValueError(f"train.loss.candidates: '{model.kind}' scores rows, not next items; leave it out")
+        return
+    others = {"negatives": train.negatives, "recency": train.recency, "loss.listwise": train.loss.listwise or None}
+    for field, value in others.items():
+        if value is not None:
+            raise ValueError(f"train.{field}: '{model.kind}' scores next items, not rows; leave it out")
 
 
 def _require_lists(model: ReadsSequences, histories: Mapping[str, HistoryConfig]) -> None:
@@ -156,6 +185,14 @@ def _require_lists(model: ReadsSequences, histories: Mapping[str, HistoryConfig]
             raise ValueError(f"{where}: takes no list of the history; add {{op: last, column: ...}} to its `take`")
         if len(lengths) > 1:
             raise ValueError(f"{where}: needs lists of one length; give all of the history's `take` the same `length`")
+
+
+def _with_default(content: Any, path: Sequence[str], value: Any) -> Any:
+    """Return nested mappings with a value at `path` where none is given; what is no mapping stays as it is."""
+    if not isinstance(content, dict):
+        return content
+    key, *rest = path
+    return {**content, key: _with_default(content.get(key, {}), rest, value) if rest else content.get(key, value)}
 
 
 _OPTIMIZERS = ("embedding_optimizer", "dense_optimizer")

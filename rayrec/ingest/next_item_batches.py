@@ -149,9 +149,6 @@ class NextItemLoader(EpochLoader):
         return list(zip(self._bounds, self._bounds[1:], strict=False))
 
     def _batch(self, number: int) -> NextItemBatch:
-        # It takes a second to import, and who only reads pairs does without.
-        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
         order, windows, device = self._order, self._windows, self._device
         turn = self._turns[number]
         start, end = self._bounds[turn : turn + 2]
@@ -167,23 +164,38 @@ class NextItemLoader(EpochLoader):
         weights = (places < last).float()
         weights[filled:] = 0.0
         candidates, log_counts = self._candidates.of_step(self._key, number, device)
-        # Every item to look up is a bag of its own.
-        ids = torch.cat([event_ids.view(-1), candidates.to(event_ids.dtype)])
-        sparse = KeyedJaggedTensor(
-            [interaction_columns(self._schema).item],
-            ids,
-            lengths=torch.ones_like(ids),
-            offsets=torch.arange(len(ids) + 1, dtype=ids.dtype, device=device),
-            stride=len(ids),
-            length_per_key=[len(ids)],
-            offset_per_key=[0, len(ids)],
-        )
-        return NextItemBatch(
-            dense=torch.empty((len(ids), 0), device=device),
-            sparse=sparse,
-            label=torch.ones(len(ids), device=device),
-            weight=torch.cat([weights.view(-1), weights.new_zeros(len(candidates))]),
-            event_ids=event_ids,
-            candidate_ids=candidates,
-            log_counts=log_counts,
-        )
+        none = weights.new_zeros(len(candidates))
+        return _batch(self._schema, event_ids, torch.cat([weights.view(-1), none]), candidates, log_counts)
+
+
+def item_batch(schema: Schema, items: Tensor) -> NextItemBatch:
+    """Return a batch that looks up items (n,), without any event."""
+    return _batch(schema, items.new_empty((0, 0)), torch.zeros(len(items), device=items.device), items, None)
+
+
+def _batch(
+    schema: Schema, event_ids: Tensor, weight: Tensor, candidate_ids: Tensor, log_counts: Tensor | None
+) -> NextItemBatch:
+    # It takes a second to import, and who only reads pairs does without.
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    # Every item to look up is a bag of its own.
+    ids = torch.cat([event_ids.view(-1), candidate_ids.to(event_ids.dtype)])
+    sparse = KeyedJaggedTensor(
+        [interaction_columns(schema).item],
+        ids,
+        lengths=torch.ones_like(ids),
+        offsets=torch.arange(len(ids) + 1, dtype=ids.dtype, device=ids.device),
+        stride=len(ids),
+        length_per_key=[len(ids)],
+        offset_per_key=[0, len(ids)],
+    )
+    return NextItemBatch(
+        dense=weight.new_empty((len(ids), 0)),
+        sparse=sparse,
+        label=torch.ones_like(weight),
+        weight=weight,
+        event_ids=event_ids,
+        candidate_ids=candidate_ids,
+        log_counts=log_counts,
+    )

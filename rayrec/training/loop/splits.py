@@ -24,7 +24,7 @@ from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
-from rayrec.training.loop.next_items import score_pairs
+from rayrec.training.loop.next_items import score_next_items
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 
@@ -179,7 +179,7 @@ def _evaluate_next(
     metrics = NextItemMetrics(ranking, items.num_items)
     size = max(1, config.global_batch_size // splits.context.world_size)
     model.dense_network.eval()
-    for scores, events in score_pairs(model, items, size):
+    for scores, events in score_next_items(model, items, size):
         metrics.update(scores, events)
     model.dense_network.train()
     return compute_over_ranks(metrics)

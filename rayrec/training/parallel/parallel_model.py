@@ -198,8 +198,7 @@ class ParallelModel:
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Return the exact logits (B,) float32 without gradients; a collective, as ranks hold shards of the tables."""
-        with self._wire.exact(), self._exact_kernels():
-            pooled = self.pooled(batch)
+        pooled = self.exact_pooled(batch)
         size = -(-batch.size // self.micro_batches(batch.size))
 
         @torch.no_grad()  # which each thread has for itself
@@ -208,6 +207,12 @@ class ParallelModel:
 
         cut = zip(batch.dense.split(size), pooled.split(size), strict=True)
         return torch.cat(list(self.threads.map(logits_of, cut)))
+
+    @torch.no_grad()
+    def exact_pooled(self, batch: Batch) -> Tensor:
+        """Return what `pooled` does in float32, without gradients; a collective."""
+        with self._wire.exact(), self._exact_kernels():
+            return self.pooled(batch)
 
     def micro_batches(self, rows: int, compared: int = 0) -> int:
         """Return the number of micro-batches into which `WorkerThreads` cut a batch of so many rows; `compared`: the
