@@ -24,7 +24,8 @@ class GenerateRequest(Request):
     days: PositiveInt | None = None
     """Number of daily files; by default one file without days."""
     drift: float | None = Field(None, ge=0, le=10)
-    """Change from day to day, from 0 (none) to 10, with --days; by default 1."""
+    """Change from day to day, from 0 (none) to 10; by default 1 with --days. Without days, `interactions` writes people
+    who come and change in one file."""
     compress: bool = False
     """Write gzip files."""
     recipe: PathText | None = None
@@ -67,7 +68,8 @@ class GenerateRequest(Request):
             )
         elif source.generated is None:
             raise ConfigError(f"source '{self.source}' has no generator; give raw files of your own")
-        if self.drift is not None and self.days is None:
+        drifts = source.generated is not None and source.generated.drifts_in_a_file
+        if self.drift is not None and self.days is None and not drifts:
             raise ConfigError("drift: without days nothing changes; add --days N")
 
 
@@ -83,7 +85,7 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
         rows=request.rows,
         seed=request.seed,
         days=request.days,
-        drift=1.0 if request.drift is None else request.drift,
+        drift=request.drift if request.drift is not None else float(request.days is not None),
         compress=request.compress,
         recipe=None if request.recipe is None else load_recipe(request.recipe, request.set),
         cardinality=request.cardinalities,

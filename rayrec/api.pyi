@@ -87,7 +87,8 @@ def generate(
         output: New folder, with truth.json if the best reachable metric is known.
         seed: Seed of the rows.
         days: Number of daily files; by default one file without days.
-        drift: Change from day to day, from 0 (none) to 10, with --days; by default 1.
+        drift: Change from day to day, from 0 (none) to 10; by default 1 with --days. Without days, `interactions`
+            writes people who come and change in one file.
         compress: Write gzip files.
         recipe: Recipe that names the columns of `table`.
         set: Override a key of the recipe; repeatable.

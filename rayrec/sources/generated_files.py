@@ -38,7 +38,10 @@ class GeneratorOptions:
     days: int | None = None
     """Write a file for each of this many days; None unless `GeneratedData.has_days`."""
     drift: float = 0.0
-    """How much values and preferences change from one of the days to the next, 0 to 10; 0 for not at all."""
+    """How much values and preferences change from one of the days to the next, 0 to 10; 0 for not at all.
+
+    Without days, it needs `GeneratedData.drifts_in_a_file`.
+    """
     compress: bool = False
     """Write gzip files."""
     recipe: Recipe | None = None

@@ -40,6 +40,8 @@ class GeneratedData:
     """The split that a model is measured on."""
     has_days: bool = False
     """Whether the generator can write a file for each day."""
+    drifts_in_a_file: bool = False
+    """Whether it can write one file in which people and preferences change."""
 
 
 class Source(ABC):

@@ -22,6 +22,7 @@ CASES = {
     # Rows of a small and a large file, further options of each.
     "criteo": (CHUNK_ROWS, 8 * CHUNK_ROWS, "", ""),
     "criteo by day": (3 * CHUNK_ROWS, 24 * CHUNK_ROWS, "days=3, drift=1.0", "days=6, drift=1.0"),
+    "interactions of people": (4 * CHUNK_ROWS, 20 * CHUNK_ROWS, "drift=1.0", "drift=1.0"),
     "interactions by day": (3 * CHUNK_ROWS, 24 * CHUNK_ROWS, "days=3, drift=1.0", "days=6, drift=1.0"),
     "table": (CHUNK_ROWS, 32 * CHUNK_ROWS, TABLE, TABLE),
     "outbrain": (10_000, 60_000, "", ""),

@@ -21,6 +21,7 @@ from rayrec.sources.criteo.config import CATEGORICAL, NUMERIC
 from rayrec.sources.criteo.generator import PAIRS, criteo_rows
 from rayrec.sources.generated_files import TRUTH_FILE, TruthAccumulator
 from rayrec.sources.interactions.generator import BLOCK_USERS, DAYS_OF_A_USER, NUM_ITEMS, Ratings
+from rayrec.sources.interactions.people import CHANCES_FILE, LAST_LIKED, Block, People
 from rayrec.sources.registry import source_of
 from rayrec.sources.synthetic import BASE_RATE, CHUNK_ROWS, Drawn
 
@@ -43,7 +44,7 @@ def make(tmp_path: Path) -> Make:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         recipe = {"recipe": tmp_path / "mine.yaml"} if source_of(kind).generates_from_recipe else {}
         rayrec.generate(kind, rows, folder, progress=False, **recipe, **options)
-        files = sorted(path for path in folder.iterdir() if path.suffix != ".json")
+        files = sorted(path for path in folder.iterdir() if path.suffix not in {".json", ".parquet"})
         assert all((path.suffix == ".gz") == options.get("compress", False) for path in files)
         unpack = gzip.decompress if options.get("compress") else bytes
         return {path.name.removesuffix(".gz"): unpack(path.read_bytes()).splitlines(keepends=True) for path in files}
@@ -58,6 +59,7 @@ def make(tmp_path: Path) -> Make:
         ("criteo", 2_000, {"days": 4, "drift": 1.0}, "b99e8578fc85fe14"),
         ("interactions", 10_000, {"seed": 5}, "4291dfb3c5148261"),
         ("interactions", 2_000, {"days": 4, "drift": 1.0}, "6febe219e26385c2"),
+        ("interactions", 5_000, {"drift": 1.0}, "725d303066338112"),
     ],
 )
 def test_rows_are_those_of_earlier_releases(
@@ -250,3 +252,59 @@ def test_users_and_items_come_and_users_go(tmp_path: Path) -> None:
         assert day["movieId"].max() <= items
     assert set(days[0]["userId"]).isdisjoint(days[DAYS_OF_A_USER]["userId"])
     assert not pd.concat(days).duplicated(["userId", "movieId"]).any()
+
+
+@pytest.fixture(scope="module")
+def people() -> tuple[pd.DataFrame, Block]:
+    """Ratings of some hundred people in order of time, and what is known of them."""
+    blocks = list(islice(People(seed=1, drift=1.0).blocks(), 12))
+    rows = pd.concat([block.rows.to_pandas() for block in blocks], ignore_index=True)
+    whole = Block(blocks[0].rows, *(np.concatenate(columns) for columns in list(zip(*blocks, strict=True))[1:]))
+    return rows.assign(likes=whole.likes, matches=whole.matches), whole
+
+
+def test_people_come_and_items_are_added_through_the_year(people: tuple[pd.DataFrame, Block]) -> None:
+    rows, _ = people
+    assert not rows.duplicated(["userId", "movieId"]).any() and not rows.duplicated(["userId", "timestamp"]).any()
+    assert rows.groupby("userId")["timestamp"].is_monotonic_increasing.all()
+    latest = rows["timestamp"] >= rows["timestamp"].quantile(0.9)
+    assert 0.3 < 1 - rows["userId"][latest].isin(rows["userId"][~latest]).mean() < 0.7
+    assert (rows["movieId"][latest] > 2_400).any() and rows["movieId"][rows["timestamp"].rank() < 5_000].max() < 2_300
+
+
+def test_what_is_liked_depends_on_the_liked_items_that_match(people: tuple[pd.DataFrame, Block]) -> None:
+    rows, whole = people
+    assert (rows["likes"] == (rows["rating"].astype(float) >= 4)).all()
+    by_matches = rows.groupby(rows["matches"].clip(upper=3))["likes"].mean()
+    assert by_matches[0] < 0.2 and by_matches[1] > 0.55 and by_matches[3] > 0.85
+    # One match among many others says as much as one alone.
+    once, many = rows["matches"] == 1, rows.groupby("userId")["likes"].cumsum() > LAST_LIKED
+    assert rows["likes"][once & many].mean() == pytest.approx(rows["likes"][once & ~many].mean(), abs=0.08)
+    assert roc_auc_score(whole.likes, whole.chance) > 0.85
+
+
+def test_the_next_item_depends_on_the_last(people: tuple[pd.DataFrame, Block]) -> None:
+    """Which item followed it elsewhere says far more of the next one than popularity does."""
+    rows, _ = people
+    last = rows.assign(next=rows.groupby("userId")["movieId"].shift(-1)).dropna().astype({"next": int})
+    is_test = last["timestamp"] >= last["timestamp"].quantile(0.9)
+    size = rows["movieId"].max() + 1
+    popularity = np.bincount(last["next"][~is_test], minlength=size) / len(last)
+    followed = np.zeros((size, size))
+    np.add.at(followed, (last["movieId"][~is_test], last["next"][~is_test]), 1)
+
+    def hit_rate(scores: np.ndarray) -> float:
+        targets = last["next"][is_test].to_numpy()
+        return ((scores >= scores[np.arange(len(targets)), targets][:, None]).sum(axis=1) <= 10).mean()
+
+    by_last = hit_rate(followed[last["movieId"][is_test]] + popularity)
+    assert by_last > 0.1 > 3 * hit_rate(np.broadcast_to(popularity, (is_test.sum(), size)))
+
+
+def test_people_state_the_truth_of_each_row(tmp_path: Path) -> None:
+    rayrec.generate("interactions", 3_000, tmp_path / "data", seed=4, drift=1.0, progress=False)
+    rows = pd.read_csv(tmp_path / "data" / "ratings.csv")
+    chances = pd.read_parquet(tmp_path / "data" / CHANCES_FILE)
+    assert rows[["userId", "movieId"]].equals(chances[["userId", "movieId"]])
+    best = json.loads((tmp_path / "data" / TRUTH_FILE).read_text())["best_auc"]
+    assert best == pytest.approx(roc_auc_score(rows["rating"] >= 4, chances["probability"]), abs=1e-4)

@@ -17,13 +17,14 @@ from rayrec.sources.interactions.config import InteractionPreprocessConfig, Inte
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.interaction_job import InteractionJob
 from rayrec.sources.interactions.interaction_reader import InteractionReader, has_lists
+from rayrec.sources.interactions.people import generate_people
 from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 
 class InteractionSource(Source):
     """Files with a user, an item and perhaps a time in each row."""
 
-    generated = GeneratedData(FILE, "leave_one_out", "test", has_days=True)
+    generated = GeneratedData(FILE, "leave_one_out", "test", has_days=True, drifts_in_a_file=True)
     can_extend = True
 
     def job(self, recipe: Recipe, inputs: InputPaths, parent: Dataset | None = None) -> InteractionJob:
@@ -38,6 +39,8 @@ class InteractionSource(Source):
         return InteractionReader.of_tables(config, files, is_scored=True)
 
     def generate(self, output: Path, options: GeneratorOptions, progress: Progress) -> dict[str, Any]:
+        if options.drift and options.days is None:
+            return generate_people(output, options, progress)
         return generate(output, options, progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
