@@ -85,7 +85,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         return _ask_server(request, request.server, progress)
     assert request.data is not None, "the request was checked"
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.split_checks import baselines, class_warnings, drawn_negatives
+    from rayrec.inspection.split_checks import baselines, class_warnings, drawn_negatives, ranking_notes
     from rayrec.training.run.preflight import require_evaluable
 
     dataset = Dataset.open(request.data)
@@ -119,7 +119,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
     found = {request.split: metrics}
     part_details = {**part_of_split(dataset, request.split, rows), **drawn_negatives(schema)}
-    notes += part_details.pop("notes", [])
+    notes += [*part_details.pop("notes", []), *ranking_notes(recipe, part, found)]
     if request.staleness is not None:
         part_details["staleness"] = request.staleness
         notes.append(f"histories end {request.staleness} before each row, as those of a server that is so old")

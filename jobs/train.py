@@ -77,7 +77,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, ranking_notes
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
@@ -117,6 +117,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     evaluations = [record for record in read_history(run_folder.history) if record["event"] == "evaluate"]
     rows = dataset.split("train").rows
     simpler = baselines(recipe, dataset, metrics)
+    part = part_of_split(dataset, "train", min(rows, recipe.train.rows or rows))
     return Result(
         command="train",
         output=request.output,
@@ -129,8 +130,9 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             "training_seconds": reached.seconds,
             **({"evaluation_rows_per_second": evaluations[-1].get("rows_per_second")} if evaluations else {}),
             **_time_to_target(recipe.train.early_stop, evaluations),
-            **part_of_split(dataset, "train", min(rows, recipe.train.rows or rows)),
+            **part,
             "warnings": metric_warnings(metrics, simpler),
+            "notes": [*part.get("notes", []), *ranking_notes(recipe, dataset, metrics)],
             **drawn_negatives(dataset.schema),
         },
     )

@@ -174,7 +174,7 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
 def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
     """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, split_notes
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, ranking_notes, split_notes
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)
@@ -182,12 +182,13 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     metrics = json.loads((places.run / METRICS_FILE).read_text())
     number = 0 if places.before is None else int(places.folder.name)
     details: dict[str, Any] = {"day": number, "version": version, "phases": seconds}
-    simpler = baselines(RunFolder.open(places.run).recipe, dataset, metrics)
+    recipe = RunFolder.open(places.run).recipe
+    simpler = baselines(recipe, dataset, metrics)
     details |= {"warnings": metric_warnings(metrics, simpler), **drawn_negatives(dataset.schema)}
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
         details["warnings"] += details["gate"].get("warnings", ())
-    details["notes"] = split_notes(dataset.manifest)
+    details["notes"] = [*split_notes(dataset.manifest), *ranking_notes(recipe, dataset, metrics)]
     if dataset.manifest.known_values:
         details["known_values"] = dataset.manifest.model_dump(mode="json")["known_values"]
     if places.refit.run.exists():

@@ -182,7 +182,7 @@ class TrainPhase(Phase):
 
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import Dataset
-        from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
+        from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, ranking_notes
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
@@ -196,14 +196,19 @@ class TrainPhase(Phase):
         if not is_whole:
             return None
         metrics = json.loads((self.folder / METRICS_FILE).read_text())
-        simpler = baselines(run.recipe, Dataset.open(self._places.dataset), metrics)
+        dataset = Dataset.open(self._places.dataset)
+        simpler = baselines(run.recipe, dataset, metrics)
         return Result(
             command="train",
             output=self.folder,
             metrics=metrics,
             baselines=simpler,
             execution=run.execution,
-            details={"warnings": metric_warnings(metrics, simpler), **drawn_negatives(run.schema)},
+            details={
+                "warnings": metric_warnings(metrics, simpler),
+                "notes": ranking_notes(run.recipe, dataset, metrics),
+                **drawn_negatives(run.schema),
+            },
         )
 
     def run(self, progress: Progress) -> Result:

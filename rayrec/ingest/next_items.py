@@ -47,10 +47,6 @@ class NextItems:
     """The largest number of held-out events of any rank; all ranks yield batches for that many."""
     most_people: int
     """The largest number of people of any rank."""
-    unknown_items: int
-    """Rows of the split, of all ranks, that are left out because their item is unknown."""
-    unknown_people: int
-    """Those that are left out because nobody knows whose they are."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "NextItems":
@@ -59,12 +55,8 @@ class NextItems:
         People are dealt to ranks in turn. Raises UserError if there is no such split, or a part is damaged.
         """
         found, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        unknown_items = unknown_people = 0
         for of, item, label in _rows(dataset, split):
-            chosen = label > 0.5
-            unknown_items += int((chosen & (item == 0)).sum())
-            unknown_people += int((chosen & (item > 0) & (of == 0)).sum())
-            own, number = np.unique(of[chosen & (item > 0) & (of != 0)], return_counts=True)
+            own, number = np.unique(of[(label > 0.5) & (item > 0) & (of != 0)], return_counts=True)
             found.append(own)
             counts.append(number)
         persons, place = np.unique(np.concatenate(found), return_inverse=True)
@@ -99,8 +91,6 @@ class NextItems:
             not_chosen={of: np.array(items_of, items.dtype) for of, items_of in others.items()},
             most_events=int(of_ranks.max(initial=0)),
             most_people=-(-len(persons) // world_size),
-            unknown_items=unknown_items,
-            unknown_people=unknown_people,
         )
 
     @property
@@ -134,15 +124,6 @@ class NextItems:
             not_chosen=[self.not_chosen.get(one, nothing) for one in persons.tolist()],
             is_new=self.is_new[person],
         )
-
-    def notes(self) -> list[str]:
-        """Say which rows of the split are left out."""
-        notes = []
-        if self.unknown_items:
-            notes.append(f"{self.unknown_items:,} held-out events are left out, as train does not have their items")
-        if self.unknown_people:
-            notes.append(f"{self.unknown_people:,} held-out events are left out, as nobody knows whose they are")
-        return notes
 
 
 def _rows(dataset: Dataset, split: str) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:

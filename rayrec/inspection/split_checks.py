@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config.evaluate import RankingConfig
 from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import HistoryConfig
 from rayrec.features.schema import Schema
@@ -70,6 +71,30 @@ def metric_warnings(
 def drawn_negatives(schema: Schema) -> dict[str, bool]:
     """Return the entry of a result's details that `shown_metrics` needs; nothing where labels were observed."""
     return {"drawn_negatives": True} if schema.has_drawn_negatives else {}
+
+
+def ranking_notes(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """Say of splits of interactions which items their lists leave out, or which events have no list."""
+    ranking, notes = recipe.evaluate.ranking, []
+    if ranking is None or not dataset.schema.has_drawn_negatives:
+        return []
+    for name in metrics:
+        if name not in dataset.evaluation_splits:
+            continue
+        split, measured = dataset.split(name), metrics[name]
+        rows, positives, ranked = (measured.get(count) or 0.0 for count in ("rows", "positives", "groups"))
+        if ranking.candidates == "given" and positives:
+            negatives = (rows - positives) / positives
+            notes.append(
+                f"split '{name}': {', '.join(ranking.names)} are ranks among {negatives:.0f} sampled negatives, which "
+                "say little of ranks among all items (evaluate.ranking.candidates: next)"
+            )
+        elif ranking.candidates == "next" and ranked < split.positives:
+            notes.append(
+                f"split '{name}': {split.positives - ranked:,.0f} of {split.positives:,.0f} events are not ranked, as "
+                "train does not have their item"
+            )
+    return notes
 
 
 def split_warnings(manifest: DatasetManifest) -> list[str]:
@@ -158,6 +183,9 @@ def _rate_changes(manifest: DatasetManifest, least: float) -> list[str]:
 _log = logging.getLogger(__name__)
 
 Baselines = dict[str, dict[str, dict[str, float]]]
+_COUNTS = ("groups", "rows")
+_MOST_PAIRS = 2**30
+"""Scores of items for held-out events that are ranked for a baseline."""
 _MOST_ROWS = 20_000_000
 """Rows of `train` and of a split that are read for a baseline; counting these takes a few seconds."""
 
@@ -200,7 +228,7 @@ def _base_rate(dataset: Dataset, split: str, metrics: Mapping[str, float | None]
 def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float]:
     ranking, schema, splits = recipe.evaluate.ranking, dataset.schema, dataset.manifest.splits
     columns, group, label = schema.interactions, schema.group, schema.label
-    if ranking is None or ranking.candidates != "given" or columns is None or group is None or "train" not in splits:
+    if ranking is None or ranking.candidates == "all" or columns is None or group is None or "train" not in splits:
         return {}
     if not 0 < splits["train"].rows <= _MOST_ROWS or splits[split].rows > _MOST_ROWS:
         return {}
@@ -214,6 +242,8 @@ def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float
         added: NDArray[np.float64] = np.bincount(items, batch[label].to_numpy(), len(counts)).astype(np.float64)
         added[: len(counts)] += counts
         counts = added
+    if ranking.candidates == "next":
+        return _popular_next(ranking, dataset, split, counts)
     measured = RankingMetrics(ranking)
     for batch in dataset.rows(split, [columns.item, group, label], _MOST_ROWS):
         items = batch[columns.item].to_numpy()
@@ -225,4 +255,25 @@ def _popularity(recipe: Recipe, dataset: Dataset, split: str) -> dict[str, float
             torch.ones(len(items)),
             torch.from_numpy(items.astype(np.int64)),
         )
-    return {name: value for name, value in measured.compute().items() if value is not None and name != "groups"}
+    return {name: value for name, value in measured.compute().items() if value is not None and name not in _COUNTS}
+
+
+def _popular_next(
+    ranking: RankingConfig, dataset: Dataset, split: str, counts: NDArray[np.float64]
+) -> dict[str, float]:
+    """Return what popularity reaches where all items are ranked, if that takes seconds."""
+    import torch
+
+    from rayrec.ingest.interactions import num_item_rows
+    from rayrec.ingest.next_items import NextItems
+    from rayrec.metrics.next_items import NextItemMetrics
+
+    num_items = num_item_rows(dataset.schema) - 1
+    if num_items * dataset.split(split).positives > _MOST_PAIRS:
+        return {}
+    scores = np.zeros(num_items, np.float32)
+    scores[: len(counts) - 1] = counts[1:]
+    measured = NextItemMetrics(ranking, num_items)
+    for events in NextItems.read(dataset, split).batches():
+        measured.update(torch.from_numpy(scores).expand(len(events), -1), events)
+    return {name: value for name, value in measured.compute().items() if value is not None and name not in _COUNTS}

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from itertools import groupby
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.config import RankingConfig
+from rayrec.config import EvaluateConfig, RankingConfig
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.next_items import NextItems
+from rayrec.inspection.split_checks import baselines, ranking_notes
 from rayrec.metrics.next_items import NextItemMetrics
-from tests.builders import users_and_items, write_dataset
+from tests.builders import make_recipe, users_and_items, write_dataset
 
 USERS, ITEMS = 12, 14
 """Ids below these; 0 is unknown."""
@@ -114,18 +116,6 @@ def test_each_event_knows_what_its_person_had_before(
         assert len({len(list(items.batches(size))) for items in ranks}) == 1, (
             "look-ups in sharded tables are collectives"
         )
-    for items in ranks:
-        assert items.unknown_items == sum(y and not i for y, _, i, _ in SPLITS[split])
-        assert items.unknown_people == (split == "test")
-
-
-def test_what_is_left_out_is_said(datasets: dict[bool, Dataset]) -> None:
-    notes = NextItems.read(datasets[False], "test").notes()
-    unknown = sum(y and not i for y, _, i, _ in SPLITS["test"])
-    assert notes == [
-        f"{unknown} held-out events are left out, as train does not have their items",
-        "1 held-out events are left out, as nobody knows whose they are",
-    ]
 
 
 # ---- metrics
@@ -222,6 +212,26 @@ def test_slices_are_the_metrics_of_their_events(datasets: dict[bool, Dataset]) -
         expected = by_definition(some, False, "pessimistic")
         for metric, estimate in found[name].metrics.items():
             assert estimate.value == pytest.approx(expected[metric]), (name, metric)
+
+
+def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[bool, Dataset]) -> None:
+    recipe = make_recipe(evaluate=EvaluateConfig(ranking=CONFIG.model_copy(update={"candidates": "next"})))
+    events = expected_events("test", False)
+    counts = Counter(item for label, _, item, _ in SPLITS["train"] if label and item)
+    hits = 0
+    for _, target, history, _, _ in events:
+        others = [item for item in range(1, ITEMS) if item not in {*history, target}]
+        hits += sum(counts[item] >= counts[target] for item in others) < 3
+    metrics = {"test": {"hr@3": 0.5, "groups": float(len(events)), "rows": float(len(events))}}
+    assert baselines(recipe, datasets[False], metrics) == {"test": {"popularity": {"hr@3": hits / len(events)}}}
+    chosen = sum(label for label, *_ in SPLITS["test"])
+    assert ranking_notes(recipe, datasets[False], metrics) == [
+        f"split 'test': {chosen - len(events)} of {chosen} events are not ranked, as train does not have their item"
+    ]
+    sampled = make_recipe(evaluate=EvaluateConfig(ranking=CONFIG))
+    counted = {"test": {"rows": 400.0, "positives": 4.0, "groups": 4.0}}
+    (note,) = ranking_notes(sampled, datasets[False], counted)
+    assert "are ranks among 99 sampled negatives" in note
 
 
 def test_nothing_held_out_has_no_metrics() -> None:
