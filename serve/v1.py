@@ -10,7 +10,8 @@
     POST /v1/models/NAME:similar   {"item": "318", "k": 10}                            for a model with vectors of items
                                    -> {"model": "NAME", "version": "1", "item": "318",
                                        "items": [{"item": "50", "cosine": 0.83}, ...]}
-                                   both with "allow": [...] and "deny": [...], items that alone or never are answered
+                                   both with "allow": [...] and "deny": [...], items that alone or never are answered,
+                                   and "filter": {"genre": ["drama"]}, values of columns of the items
     POST /v1/models/NAME:rank      {"context": {"platform": 3, ...}, "candidates": [42337, 139684, ...], "k": 5}
                                    -> {"model": "NAME", "version": "1",
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
@@ -138,6 +139,8 @@ class _WantedItems(Body):
     """a list of at most $most strings or numbers: the items that alone may be in the answer"""
     deny: Names = []
     """a list of at most $most strings or numbers: items that may not be in the answer"""
+    filter: dict[str, Names] = {}
+    """an object of lists of strings or numbers: values that items have, by column of the table of items"""
 
 
 class RecommendRequest(_WantedItems):

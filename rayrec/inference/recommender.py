@@ -1,7 +1,7 @@
 """Items for a person, and items like an item: the best of the whole catalogue by descending score."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.item_table import ITEMS_FILE, ItemTable
+from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import CategoricalFeature
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.facts import KnownItems, can_recommend
@@ -46,6 +48,8 @@ class Selection:
     """These alone; None for all."""
     deny: Sequence[str] = ()
     """None of these."""
+    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Those alone that have, in each of some columns of the table of items, one of some values."""
 
 
 def load_recommender(folder: str | Path) -> "Recommender":
@@ -76,6 +80,8 @@ class Recommender:
         self._is_removed = np.zeros(len(self._items), bool)
         self._is_removed[self._items.removed() - 1] = True
         self._known = KnownItems.load(predictor.model_folder)
+        table = predictor.model_folder.path(str(Path(STATISTICS_FOLDER, ITEMS_FILE)))
+        self._table = ItemTable.load(table, len(self._items))
         self.reads_histories = predictor.scores_next_items
         """Whether it recommends to anybody by a history of items, and not by rows of users and items."""
         self._item_vectors = predictor.item_vectors
@@ -134,11 +140,14 @@ class Recommender:
         exclude_known: bool = True,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] = (),
+        filter: Mapping[str, Sequence[str]] | None = None,
     ) -> Recommendations:
         """Return the `k` items of highest score, fewer if no more may be recommended; equal scores by popularity.
 
         `exclude_known` leaves out the items that the user has in any split of the data, and those of `events`. `allow`
-        and `deny` name the items that alone, or that never, are recommended.
+        and `deny` name the items that alone, or that never, are recommended; `filter` leaves those that have, in each
+        of some columns of the table of items (`source.items`), one of some values. Raises UserError for a column that
+        is not there.
 
         A model that reads histories takes anybody: `events` are items in order of time, the newest one last, which
         follow what is known of the user, if anything. An item that was there before does not count again, as in
@@ -161,7 +170,7 @@ class Recommender:
             raise UnknownUserError(f"no user '{user[:100]}' in the model's training data; {_ASK_OTHERS}")
         else:
             (scored,) = self._pairs(np.array([known]))
-        left_out = self._left_out(Selection(allow, deny))
+        left_out = self._left_out(Selection(allow, deny, filter or {}))
         if exclude_known:
             left_out[self._known.of(known) - 1] = True
             left_out[history - 1] = True
@@ -169,10 +178,16 @@ class Recommender:
         return Recommendations(self.item_values(ids).to_pylist(), scored.scores[ids - 1], unknown)
 
     def similar(
-        self, item: str, k: int, *, allow: Sequence[str] | None = None, deny: Sequence[str] = ()
+        self,
+        item: str,
+        k: int,
+        *,
+        allow: Sequence[str] | None = None,
+        deny: Sequence[str] = (),
+        filter: Mapping[str, Sequence[str]] | None = None,
     ) -> Recommendations:
         """Return the `k` other items whose vectors have the highest cosine with that of `item`; equal ones by
-        popularity.
+        popularity. `allow`, `deny` and `filter` are as in `recommend`.
 
         Raises UnknownItemError, and UserError if the model has no vectors of items.
         """
@@ -184,7 +199,7 @@ class Recommender:
         products = np.einsum("nd,d->n", self._item_vectors, self._item_vectors[item_id - 1])
         lengths = self._lengths * self._lengths[item_id - 1]
         cosines = np.clip(products / np.maximum(lengths, np.finfo(np.float32).tiny), -1, 1)
-        left_out = self._left_out(Selection(allow, deny))
+        left_out = self._left_out(Selection(allow, deny, filter or {}))
         left_out[item_id - 1] = True
         ids = _best(cosines, left_out, k)
         return Recommendations(self.item_values(ids).to_pylist(), cosines[ids - 1], [])
@@ -266,6 +281,10 @@ class Recommender:
         if selection.deny:
             denied = self._item_ids(selection.deny)
             left_out[denied[denied > 0] - 1] = True
+        for name, values in selection.filter.items():
+            if self._table is None:
+                raise UserError("filter: the model has no table of items; set source.items and preprocess again")
+            left_out |= ~self._table.has(name, values)
         return left_out
 
 

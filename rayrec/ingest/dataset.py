@@ -36,7 +36,9 @@ has label 0."""
 
 _ROWS_AT_ONCE = 16_384
 _SPREAD_GROUPS = 32
-_WITHOUT_EFFECT = frozenset(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))
+_WITHOUT_EFFECT = frozenset(
+    {("source", "items"), *(("preprocess", key) for key in ("layout", "max_rejected_fraction", "spark"))}
+)
 """Keys of a recipe that say how a dataset is made, and nothing of its rows."""
 _OF_FILES_BESIDE = frozenset({("source", "tables"), ("source", "histories")})
 """Sections of a recipe that name files beside the log."""

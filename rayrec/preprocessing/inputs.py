@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig, TimeSplitConfig
+from rayrec.config.table import FileFormat
 from rayrec.ingest.dataset import COUNTS_FOLDER, REJECTED_FOLDER, VOCABULARY_FOLDER
 from rayrec.raw.input_files import InputFile, list_inputs
+from rayrec.raw.table_reader import TableFiles, open_table
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 _DAY_FILE = re.compile(r"^day_(\d+)(\..+)?$")
@@ -103,3 +105,11 @@ def _check_days(config: RowsPreprocessConfig, entries: Sequence[tuple[InputFile,
             )
         if len(seen) == 1:
             raise UserError("preprocess.split: the held-out day is the only input, so no rows are left for train")
+
+
+def open_beside(where: str, path: str, config: FileFormat) -> TableFiles:
+    """Return the files of a table beside the log. Raises UserError naming the key in the recipe, `where`."""
+    try:
+        return open_table(list_inputs([path]), config)
+    except UserError as error:
+        raise type(error)(f"{where}: {error}") from None

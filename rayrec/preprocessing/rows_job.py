@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import (
     HashSplitConfig,
     PreprocessConfig,
     RowsPreprocessConfig,
 )
-from rayrec.config.table import FileFormat, HistoryConfig, TableSourceConfig
+from rayrec.config.table import HistoryConfig, TableSourceConfig
 from rayrec.features.events import with_forms
 from rayrec.features.lookups import RATES_FOLDER, lookup_folder
 from rayrec.features.raw_columns import SECOND, STATISTICS_FOLDER, History, Lookup, Rate, SideTable
@@ -39,7 +39,7 @@ from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, tex
 from rayrec.preprocessing.fitting import fit_features
 from rayrec.preprocessing.found_keys import count_found_keys
 from rayrec.preprocessing.histories import Events, events_of_files, events_reader, write_history
-from rayrec.preprocessing.inputs import resolve_inputs
+from rayrec.preprocessing.inputs import open_beside, resolve_inputs
 from rayrec.preprocessing.lookups import (
     CompletedRows,
     Folds,
@@ -62,9 +62,8 @@ from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments
 from rayrec.preprocessing.vocabularies import GrowthRules, HeldOut, KnownValues
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.random.arrays import BlockwisePermutation, HashPermutation
-from rayrec.raw.input_files import list_inputs
 from rayrec.raw.rows import Reason, describe_others
-from rayrec.raw.table_reader import TableFiles, open_table
+from rayrec.raw.table_reader import open_table
 from rayrec.store.files import copy as copy_files
 from rayrec.store.paths import file_name
 
@@ -422,11 +421,3 @@ def _write_held_out_rows(folder: Path, schema: Schema, segments: Mapping[str, Se
                 break
         found[split] = held_out_rows(split, pa.Table.from_batches(batches), columns, schema.label)
     write_held_out_rows(folder, found)
-
-
-def open_beside(where: str, path: str, config: FileFormat) -> TableFiles:
-    """Return the files of a table beside the log. Raises UserError naming the key in the recipe, `where`."""
-    try:
-        return open_table(list_inputs([path]), config)
-    except UserError as error:
-        raise type(error)(f"{where}: {error}") from None

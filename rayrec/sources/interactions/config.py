@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rayrec.config.base import Config
-from rayrec.config.preprocess import PreprocessConfig, SourceConfig, TimeSplitConfig, VocabularyPreprocessConfig
+from rayrec.config.preprocess import Names, PreprocessConfig, SourceConfig, TimeSplitConfig, VocabularyPreprocessConfig
 from rayrec.config.table import FileFormat, LabelCondition, TimeColumn
 
 USER, ITEM, TIMESTAMP = "user", "item", "timestamp"
@@ -89,6 +89,17 @@ _LAYOUTS: dict[str, dict[str, str]] = {
 }
 
 
+class ItemTableConfig(FileFormat):
+    """A table of the items, by whose columns recommendations are filtered."""
+
+    path: str
+    """File, folder, glob or URI."""
+    key: str
+    """Column with the item, each once."""
+    columns: Names
+    """Columns to filter by; each has one value for an item."""
+
+
 class InteractionSourceConfig(SourceConfig, FileFormat):
     """Interactions of users with items: MovieLens' ratings, similar tables, the NCF paper's files.
 
@@ -108,6 +119,8 @@ class InteractionSourceConfig(SourceConfig, FileFormat):
     """Condition for positives, such as `{column: rating, at_least: 4}`. Items of other rows are never learnt, drawn
     as negatives or recommended to their user.
     """
+    items: ItemTableConfig | None = None
+    """Table of the items for `filter` of `:recommend` and `:similar`; no model reads it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -56,9 +56,12 @@ from rayrec.sources.interactions.histories import (
     write_histories,
 )
 from rayrec.sources.interactions.interaction_reader import LABEL, ROW_SCHEMA, InteractionReader, has_lists, id_column
+from rayrec.sources.interactions.items import open_items, write_items
 from rayrec.sources.interactions.ranking_lists import GROUP, NegativeSampler, with_group, write_rows
 
 _SPLITS = ("train", "validation", "test")
+_ITEMS = "items"
+"""The name of the table of items among those that are parsed."""
 _RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
 _PAPER_FILE = re.compile(r"\.((?P<train>train)\.(rating|pairs\.tsv)|(?P<held_out>validation|test)\.negative)(\.gz)?$")
 _FIXES: dict[str, str] = {Reason.TIME: "source.timestamp: {column: NAME, format: FORMAT} says how times are written"}
@@ -87,6 +90,7 @@ class InteractionJob:
         if isinstance(config.split, InteractionTimeSplitConfig):
             _require_times(config.split, self._reader, self._train[0])
         require_new(self.files, parent)
+        self._items, self._items_from = source.items, None if source.items is None else open_items(source.items)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
@@ -94,12 +98,13 @@ class InteractionJob:
         stages = Stages(workspace.scratch, progress)
         tables = {"": (self._reader, self._train)}
         tables |= {split: (InteractionReader(), files) for split, files in self._lists.items()}
+        tables |= {} if self._items_from is None else {_ITEMS: self._items_from}
         extracted, rejected = stages.run(
             "parse",
             tuple[dict[str, list[ExtractedChunk]], dict[str, int]],
             lambda files: extract_tables(workspace.within(files), tables, files, most, fixes=_FIXES),
         )
-        given = {split: pieces_of(chunks) for split, chunks in extracted.items() if split}
+        given = {split: pieces_of(extracted[split]) for split in self._lists}
         own = make_segments(pieces_of(extracted[""]))
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
 
@@ -145,6 +150,10 @@ class InteractionJob:
         )
         users, items = (_values_of(workspace, vocabularies[name]) for name in (USER, ITEM))
         schema = _schema(vocabularies)
+        if self._items is not None:
+            listed, catalogue = pieces_of(extracted[_ITEMS]), vocabularies[ITEM]
+            found = write_items(self._items, listed, catalogue, workspace.folder)
+            progress.message(f"source.items: has {found:,} of {catalogue.size:,} items")
 
         # With ids come the order of rows, and the items that negatives are drawn from.
         encoder = RowEncoder(schema, workspace.folder, (ROW_SCHEMA.field(LABEL),))
