@@ -33,7 +33,7 @@ from rayrec.preprocessing.sql import query
 from rayrec.preprocessing.vocabularies import HeldOut, Listing, fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.raw.input_files import InputFile, list_inputs
-from rayrec.raw.rows import Reason
+from rayrec.raw.rows import Reason, RowReader
 from rayrec.sources.interactions.config import (
     ITEM,
     USER,
@@ -96,7 +96,7 @@ class InteractionJob:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress, most = self._config, workspace.progress, self._config.max_rejected_fraction
         stages = Stages(workspace.scratch, progress)
-        tables = {"": (self._reader, self._train)}
+        tables: dict[str, tuple[RowReader, Sequence[InputFile]]] = {"": (self._reader, self._train)}
         tables |= {split: (InteractionReader(), files) for split, files in self._lists.items()}
         tables |= {} if self._items_from is None else {_ITEMS: self._items_from}
         extracted, rejected = stages.run(
@@ -151,8 +151,8 @@ class InteractionJob:
         users, items = (_values_of(workspace, vocabularies[name]) for name in (USER, ITEM))
         schema = _schema(vocabularies)
         if self._items is not None:
-            listed, catalogue = pieces_of(extracted[_ITEMS]), vocabularies[ITEM]
-            found = write_items(self._items, listed, catalogue, workspace.folder)
+            catalogue = vocabularies[ITEM]
+            found = write_items(self._items, pieces_of(extracted[_ITEMS]), catalogue, workspace.folder)
             progress.message(f"source.items: has {found:,} of {catalogue.size:,} items")
 
         # With ids come the order of rows, and the items that negatives are drawn from.
