@@ -394,16 +394,14 @@ class PooledLookup:
             self._write_sequence(read, offsets - offsets[0], out)
             return len(values)
         bags = torch.from_numpy(offsets - offsets[0])
-        with torch.inference_mode():
-            if pa.types.is_struct(elements.type):
-                weights = torch.tensor(elements.field("weight").to_numpy())
-                pooled = _pooled(torch.from_numpy(read), bags, "sum", weights)
-                if self.pooling == "mean":
-                    totals = _pooled(weights.unsqueeze(1), bags, "sum")
-                    pooled /= torch.where(totals > 0, totals, 1.0)
-            else:
-                pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
-        out[:] = pooled.numpy()
+        weights = torch.tensor(elements.field("weight").to_numpy()) if pa.types.is_struct(elements.type) else None
+        pooled = _sums(torch.from_numpy(read), bags, weights)
+        if self.pooling == "mean":
+            # What torch computes, which takes 50 us longer to do so itself.
+            counts = np.diff(offsets).astype(np.float32)[:, None]
+            totals = counts if weights is None else _sums(weights.unsqueeze(1), bags)
+            pooled /= np.where(totals > 0, totals, np.float32(1.0))
+        out[:] = pooled
         return len(values)
 
     def _write_sequence(
@@ -459,10 +457,12 @@ def _joined(lookups: Sequence[PooledLookup]) -> list[PooledLookup | _JoinedLooku
     return found
 
 
-def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:
-    """Return (B, columns) sums or means of (n, columns) rows bags[i] to bags[i + 1] - 1; `weights` are for sums."""
+def _sums(rows: Tensor, bags: Tensor, weights: Tensor | None = None) -> NDArray[np.float32]:
+    """Return (B, columns) sums of (n, columns) rows bags[i] to bags[i + 1] - 1, perhaps by weights (n,)."""
     places = torch.arange(len(rows))
-    return F.embedding_bag(places, rows, bags, mode=mode, per_sample_weights=weights, include_last_offset=True)
+    with torch.inference_mode():
+        sums = F.embedding_bag(places, rows, bags, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    return sums.numpy()
 
 
 def _load_dense_network(stored: StoredModel) -> nn.Module:
