@@ -45,8 +45,6 @@ class NextItems:
     """By person the items of rows that are no choices."""
     most_events: int
     """The largest number of held-out events of any rank; all ranks yield batches for that many."""
-    most_people: int
-    """The largest number of people of any rank."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "NextItems":
@@ -90,7 +88,6 @@ class NextItems:
             is_new=np.bincount(person[stage_of == 0], minlength=len(own)) == 0,
             not_chosen={of: np.array(items_of, items.dtype) for of, items_of in others.items()},
             most_events=int(of_ranks.max(initial=0)),
-            most_people=-(-len(persons) // world_size),
         )
 
     @property
@@ -106,12 +103,6 @@ class NextItems:
         size = size or self.events_at_once
         for first in range(0, self.most_events, size):
             yield self._events(self.held_out[first : first + size])
-
-    def batches_of_people(self, people: int) -> Iterator[HeldOutEvents]:
-        """Yield the events of so many people of this rank at a time; as many batches on all ranks."""
-        for first in range(0, self.most_people, people):
-            ends = self.starts[[min(place, len(self.persons)) for place in (first, first + people)]]
-            yield self._events(self.held_out[slice(*np.searchsorted(self.held_out, ends))])
 
     def _events(self, places: NDArray[np.int64]) -> HeldOutEvents:
         """Return the events at places in `items`."""

@@ -275,5 +275,5 @@ def _popular_next(
     scores[: len(counts) - 1] = counts[1:]
     measured = NextItemMetrics(ranking, num_items)
     for events in NextItems.read(dataset, split).batches():
-        measured.update(torch.from_numpy(scores).expand(len(events), -1), events)
+        measured.update(measured.rank(torch.from_numpy(scores).expand(len(events), -1), events))
     return {name: value for name, value in measured.compute().items() if value is not None and name not in _COUNTS}

@@ -34,6 +34,21 @@ class EventSlice:
     metrics: dict[str, Estimate]
 
 
+@dataclass(frozen=True)
+class RankedEvents:
+    """What is counted of n events."""
+
+    events: HeldOutEvents
+    rank: NDArray[np.int64]
+    """(n,) the rank of each event's item, from 1."""
+    best: NDArray[np.int64]
+    """(n, largest k) the places of the best items, best first; -1 where a person has fewer candidates."""
+    scores: int
+    """Scores that were ranked."""
+    not_finite: int
+    """Those that were infinite or NaN."""
+
+
 class NextItemMetrics:
     """Accumulator of events; `add` merges those of several processes.
 
@@ -50,13 +65,12 @@ class NextItemMetrics:
         self._listed: NDArray[np.int64] = np.zeros((len(config.k), num_items), np.int64)
         """In how many lists each item is among the best k."""
 
-    def update(self, scores: Tensor, events: HeldOutEvents) -> None:
-        """Add n events with the scores (n, items) of items 1, 2, ... on any device, which are ranked in float32."""
-        if not len(events):
-            return
+    def rank(self, scores: Tensor, events: HeldOutEvents) -> "RankedEvents":
+        """Return n events ranked by the scores (n, items) of items 1, 2, ... on any device, in float32. Threads may
+        call it beside each other.
+        """
         scores = scores.detach().float().clone()
-        self._scores += scores.numel()
-        self._not_finite += int((~torch.isfinite(scores)).sum())
+        not_finite = int((~torch.isfinite(scores)).sum())
         rows, items = (torch.from_numpy(places).to(scores.device) for places in events.had_before())
         scores[rows, items - 1] = -torch.inf
         target = scores.gather(1, torch.from_numpy(events.targets).to(scores.device).unsqueeze(1) - 1)
@@ -64,14 +78,21 @@ class NextItemMetrics:
             rank = (scores >= target).sum(1)
         else:
             rank = (scores > target).sum(1) + 1
-        self._ranks.append(rank.cpu().numpy())
-        self._persons.append(events.persons)
-        self._lengths.append(events.lengths)
-        self._is_new.append(events.is_new)
         best, is_candidate = _best(scores, min(max(self._config.k), scores.shape[1]))
-        for number, k in enumerate(self._config.k):
-            shown = best[:, :k][is_candidate[:, :k]].cpu().numpy()
-            self._listed[number] += np.bincount(shown, minlength=scores.shape[1])
+        best = torch.where(is_candidate, best, -1)
+        return RankedEvents(events, rank.cpu().numpy(), best.cpu().numpy(), scores.numel(), not_finite)
+
+    def update(self, ranked: "RankedEvents") -> None:
+        """Add events."""
+        self._scores += ranked.scores
+        self._not_finite += ranked.not_finite
+        self._ranks.append(ranked.rank)
+        self._persons.append(ranked.events.persons)
+        self._lengths.append(ranked.events.lengths)
+        self._is_new.append(ranked.events.is_new)
+        for listed, k in zip(self._listed, self._config.k, strict=True):
+            shown = ranked.best[:, :k]
+            np.add.at(listed, shown[shown >= 0], 1)
 
     def add(self, other: "NextItemMetrics") -> None:
         """Add the events of another one."""

@@ -170,7 +170,7 @@ def test_metrics_are_those_of_the_definitions(
         items = NextItems.read(datasets[True], "test", rank=rank, world_size=world_size)
         accumulators.append(NextItemMetrics(CONFIG.model_copy(update={"ties": order}), items.num_items))
         for batch in items.batches(size):
-            accumulators[-1].update(scores_of(batch, ties), batch)
+            accumulators[-1].update(accumulators[-1].rank(scores_of(batch, ties), batch))
     measured, *others = accumulators
     for other in others:
         measured.add(other)
@@ -181,7 +181,7 @@ def test_errors_take_the_events_of_a_person_for_one_piece_of_evidence(datasets: 
     items = NextItems.read(datasets[False], "test")
     measured = NextItemMetrics(CONFIG, items.num_items)
     for batch in items.batches():
-        measured.update(scores_of(batch, False), batch)
+        measured.update(measured.rank(scores_of(batch, False), batch))
     events = expected_events("test", False)
     hits = [(event[0], float(ranked(event, False, "pessimistic")[0].index(event[1]) < 3)) for event in events]
     mean = sum(hit for _, hit in hits) / len(hits)
@@ -196,7 +196,7 @@ def test_slices_are_the_metrics_of_their_events(datasets: dict[bool, Dataset]) -
     items = NextItems.read(datasets[False], "test")
     measured = NextItemMetrics(CONFIG, items.num_items)
     for batch in items.batches():
-        measured.update(scores_of(batch, False), batch)
+        measured.update(measured.rank(scores_of(batch, False), batch))
     events = expected_events("test", False)
     parts = {
         "new people": [event for event in events if event[4]],
@@ -245,6 +245,6 @@ def test_a_model_that_has_diverged_is_named(datasets: dict[bool, Dataset]) -> No
     items = NextItems.read(datasets[False], "test")
     measured = NextItemMetrics(CONFIG, items.num_items)
     for batch in items.batches():
-        measured.update(torch.full((len(batch), items.num_items), math.nan), batch)
+        measured.update(measured.rank(torch.full((len(batch), items.num_items), math.nan), batch))
     with pytest.raises(UserError, match="scores are infinite or NaN: the model has diverged"):
         measured.compute()

@@ -330,21 +330,15 @@ class _RankNextItems:
         items = NextItems.read(self._dataset, self._split, rank=number, world_size=shares)
         metrics = NextItemMetrics(self._ranking, items.num_items)
         for events in items.batches():
-            metrics.update(score_next_items(self._scorer, events, items.num_items), events)
+            metrics.update(metrics.rank(score_next_items(self._scorer, events, items.num_items), events))
         return metrics
 
 
 def score_next_items(scorer: Scorer, events: HeldOutEvents, num_items: int) -> torch.Tensor:
-    """Return the logits (n, items) float32 of all items as the next ones of n events; those of people without a history
-    are 0 where the model knows people by nothing else.
-    """
+    """Return the logits (n, items) float32 of all items as the next ones of n events."""
     if scorer.scores_next_items:
-        items = torch.from_numpy(scorer.item_vectors)
-        vectors = torch.zeros(len(events), items.shape[1])
-        has_history = events.lengths > 0
-        histories = [history.astype(np.int64) for history in events.histories if len(history)]
-        vectors[torch.from_numpy(has_history)] = torch.from_numpy(scorer.person_vectors(histories))
-        return vectors @ items.T
+        persons = scorer.person_vectors([history.astype(np.int64) for history in events.histories])
+        return torch.from_numpy(persons) @ torch.from_numpy(scorer.item_vectors).T
     schema, columns = scorer.schema, interaction_columns(scorer.schema)
     users, of_event = np.unique(events.users, return_inverse=True)
     catalogue = np.arange(1, num_items + 1)

@@ -55,7 +55,7 @@ class HeldOutEvents:
         An event's own item is a candidate even if the person had it before.
         """
         had = [np.concatenate(pair) for pair in zip(self.histories, self.not_chosen, strict=True)]
-        rows = np.repeat(np.arange(len(had)), [len(items) for items in had])
+        rows = np.repeat(np.arange(len(had)), np.array([len(items) for items in had], np.int64))
         items = np.concatenate([np.empty(0, np.int64), *had])
         others = items != self.targets[rows]
         return rows[others], items[others]

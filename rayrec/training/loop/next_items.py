@@ -1,73 +1,100 @@
 """Evaluation of a distributed model on held-out events: every item as the next one of a person."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayrec.ingest.interactions import pair_batch
+from rayrec.ingest.interactions import interaction_columns, pair_batch
 from rayrec.ingest.next_item_batches import item_batch
 from rayrec.ingest.next_items import NextItems
+from rayrec.metrics.next_items import NextItemMetrics, RankedEvents
 from rayrec.models.common.held_out_events import HeldOutEvents
 from rayrec.models.common.next_item import ScoresNextItems
+from rayrec.models.common.ranking import ScoresPairs
 from rayrec.training.parallel.parallel_model import ParallelModel
 
 _LOOKED_UP = 2**16
 """Items that are looked up at once."""
 
 
-def score_next_items(model: ParallelModel, items: NextItems, size: int) -> Iterator[tuple[Tensor, HeldOutEvents]]:
-    """Score every item for each event of this rank's people; yield the logits (n, items) of some events.
-
-    `size`: pairs of a user and an item that are scored at once, by models of these. A collective.
+def rank_next_items(model: ParallelModel, items: NextItems, metrics: NextItemMetrics) -> None:
+    """Add the events of this rank's people to `metrics`. A collective: every rank looks up the catalogue once, and its
+    own people, of whom it has as many batches as the others. The rest is local.
     """
     network = model.dense_network
     if isinstance(network, ScoresNextItems):
-        return _score_histories(model, network, items)
-    return _score_pairs(model, items, size)
+        scores_of, batches = _by_histories(model, network, items)
+    else:
+        assert isinstance(network, ScoresPairs), "`require_evaluable` refuses others"
+        scores_of, batches = _by_pairs(model, network, items)
+
+    @torch.no_grad()  # which each thread has for itself
+    def ranked(batch: tuple[HeldOutEvents, Tensor | None]) -> RankedEvents:
+        return metrics.rank(scores_of(*batch), batch[0])
+
+    for found in model.threads.map(ranked, batches):
+        metrics.update(found)
 
 
-def _score_histories(
+_Batches = Iterable[tuple[HeldOutEvents, Tensor | None]]
+"""Events, and what their people were looked up for, if anything."""
+
+
+def _by_histories(
     model: ParallelModel, network: ScoresNextItems, items: NextItems
-) -> Iterator[tuple[Tensor, HeldOutEvents]]:
-    """Score by vectors of histories and of items. The catalogue is looked up once, by every rank; the rest is local."""
+) -> tuple[Callable[[HeldOutEvents, Tensor | None], Tensor], _Batches]:
+    """Return what scores every item by vectors of histories and of items, and the events."""
     every = torch.arange(items.num_items + 1, device=model.device)
     table = torch.cat([model.exact_pooled(item_batch(model.schema, some)) for some in every.split(_LOOKED_UP)])
     with torch.no_grad():
         catalogue = network.item_vectors(table[1:]).float()
 
-    @torch.no_grad()  # which each thread has for itself
-    def scores_of(events: HeldOutEvents) -> tuple[Tensor, HeldOutEvents]:
+    def scores_of(events: HeldOutEvents, _: Tensor | None) -> Tensor:
         newest = [history[-network.length :] for history in events.histories]
         lengths = np.array([len(history) for history in newest], np.int64)
         ids = np.zeros((len(newest), max(1, lengths.max(initial=0))), np.int64)
         for row, history in zip(ids, newest, strict=True):
             row[: len(history)] = history
         histories, numbers = (torch.from_numpy(values).to(model.device) for values in (ids, lengths))
-        return network.person_vectors(table[histories], numbers) @ catalogue.T, events
+        return network.person_vectors(table[histories], numbers) @ catalogue.T
 
-    yield from model.threads.map(scores_of, items.batches())
+    return scores_of, ((events, None) for events in items.batches())
 
 
-def _score_pairs(model: ParallelModel, items: NextItems, size: int) -> Iterator[tuple[Tensor, HeldOutEvents]]:
-    """Score every item for each person of this rank by a model of a user and an item, `size` pairs at a time.
-
-    Yield the logits (n, items) of all events of some people. People who are not in the vocabulary are user 0. Look-ups
-    in sharded tables are collectives, so every rank scores as many pairs.
+def _by_pairs(
+    model: ParallelModel, network: ScoresPairs, items: NextItems
+) -> tuple[Callable[[HeldOutEvents, Tensor | None], Tensor], _Batches]:
+    """Return what scores every item by a model of a user and an item, and the events with the embeddings of their
+    users; people who are not in the vocabulary are user 0.
     """
-    schema, device = model.schema, model.device
-    people = max(1, size // items.num_items)
-    catalogue = torch.arange(1, items.num_items + 1, device=device)
-    for events in items.batches_of_people(people):
-        users, of_event = torch.from_numpy(events.users).to(device).unique_consecutive(return_inverse=True)
-        users = torch.cat([users, users.new_zeros(people - len(users))])
-        pairs = torch.stack([users.repeat_interleave(len(catalogue)), catalogue.repeat(people)])
-        logits = []
-        for user, item in zip(*(column.split(size) for column in pairs), strict=True):
-            none = torch.zeros(len(user), device=device)
-            logits.append(model.logits(pair_batch(schema, user, item, none, none)))
-        scores = torch.cat(logits).view(people, len(catalogue))
-        for first in range(0, len(events), items.events_at_once):
-            some = slice(first, first + items.events_at_once)
-            yield scores[of_event[some]], events[some]
+    schema = model.schema
+    sides = [feature.name for feature in schema.categorical]
+    user, item = (sides.index(name) for name in (interaction_columns(schema).user, interaction_columns(schema).item))
+    widths = [feature.embedding_dim or 0 for feature in schema.categorical]
+
+    def look_up(side: int, ids: Tensor) -> Tensor:
+        """Return the embeddings (n, width) of ids of one side, which are looked up beside id 0 of the other."""
+        none = torch.zeros_like(ids)
+        users, of_items = (ids, none) if side == user else (none, ids)
+        return model.exact_pooled(pair_batch(schema, users, of_items, none, none)).split(widths, dim=1)[side]
+
+    every = torch.arange(1, items.num_items + 1, device=model.device)
+    catalogue = torch.cat([look_up(item, some) for some in every.split(_LOOKED_UP)])
+
+    def batches() -> _Batches:
+        for events in items.batches():
+            users = torch.from_numpy(np.unique(events.users)).to(model.device)
+            # Every rank looks up as many.
+            padded = torch.cat([users, users.new_zeros(items.events_at_once - len(users))])
+            yield events, look_up(user, padded)[: len(users)]
+
+    def scores_of(events: HeldOutEvents, people: Tensor | None) -> Tensor:
+        assert people is not None
+        pair = (people, catalogue) if user < item else (catalogue, people)
+        logits = network.pair_logits(*pair)
+        _, of_event = np.unique(events.users, return_inverse=True)
+        return (logits if user < item else logits.T)[torch.from_numpy(of_event).to(logits.device)]
+
+    return scores_of, batches()

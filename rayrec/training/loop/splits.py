@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from rayrec.config import EvaluateConfig, RankingConfig
+from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.batches import InMemorySplit, ResidentSplit, read_split
@@ -24,7 +24,7 @@ from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
-from rayrec.training.loop.next_items import score_next_items
+from rayrec.training.loop.next_items import rank_next_items
 from rayrec.training.parallel.parallel_model import ParallelModel
 from rayrec.training.parallel.ranks import RankContext
 
@@ -149,7 +149,12 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
     of the ranks.
     """
     if config.ranking is not None and config.ranking.candidates == "next":
-        return _evaluate_next(model, splits, split, config, config.ranking)
+        items = splits.next_items(split)
+        next_items = NextItemMetrics(config.ranking, items.num_items)
+        model.dense_network.eval()
+        rank_next_items(model, items, next_items)
+        model.dense_network.train()
+        return compute_over_ranks(next_items)
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
@@ -170,19 +175,6 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
     # Each rank has counted its own rows; rank 0 merges the counts.
     metrics = compute_over_ranks(binary)
     return metrics if ranking is None else metrics | compute_over_ranks(ranking)
-
-
-def _evaluate_next(
-    model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig, ranking: RankingConfig
-) -> MetricValues:
-    items = splits.next_items(split)
-    metrics = NextItemMetrics(ranking, items.num_items)
-    size = max(1, config.global_batch_size // splits.context.world_size)
-    model.dense_network.eval()
-    for scores, events in score_next_items(model, items, size):
-        metrics.update(scores, events)
-    model.dense_network.train()
-    return compute_over_ranks(metrics)
 
 
 def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor, lists: InteractionColumns | None) -> None:

@@ -95,6 +95,11 @@ def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
             "evaluate.ranking.candidates: 'given' ranks drawn negatives, and the held-out rows of the dataset have "
             "none; use 'next'"
         )
+    if ranking.candidates == "next" and not recipe.model.needs_interactions:
+        raise ConfigError(
+            f"evaluate.ranking.candidates: 'next' needs a model of users and items alone, and model.kind is "
+            f"'{recipe.model.kind}'; use 'all'"
+        )
     if ranking.candidates != "given" and (schema.interactions is None or len(schema.features) != 2):
         raise ConfigError(
             f"evaluate.ranking.candidates: '{ranking.candidates}' needs a dataset whose only features are a user and "
