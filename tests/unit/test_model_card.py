@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.inference.export import model_card
-from rayrec.recipes import RecipeContent
+from rayrec.inference.model_card import model_card
+from rayrec.recipes import RecipeContent, load_recipe
 from tests.builders import make_dataset
 
 METRICS: dict[str, dict[str, float | None]] = {
@@ -40,6 +40,15 @@ def test_it_speaks_of_the_label(tmp_path: Path, label: Any, outcome: str) -> Non
     text = card(tmp_path, label)
     assert outcome in text
     assert "click" not in text
+
+
+def test_a_model_of_next_items_speaks_of_them(tmp_path: Path) -> None:
+    recipe, dataset = load_recipe("sasrec-debug"), make_dataset(tmp_path / "data", {"train": 200})
+    text = model_card(recipe, dataset.schema, [], dataset, {}, "step-00000010")
+    assert (
+        "A `sasrec` model. From the items that somebody has, in order of time, it predicts which one is next." in text
+    )
+    assert "`rayrec predict --top-k`" in text and "add up to one" in text and "row of raw features" not in text
 
 
 def test_settings_are_tables_and_measures_have_three_digits(tmp_path: Path) -> None:
