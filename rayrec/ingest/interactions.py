@@ -105,16 +105,17 @@ class Positives:
         return cls(users, items)
 
 
-def rows_of_users(users: Tensor, field: str) -> Tensor:
+def rows_of_users(users: Tensor, field: str, otherwise: str = "") -> Tensor:
     """Return the numbers of rows (int64) of the users, in their order, of rows of `users` (rows,) in order of time.
 
-    Raises ConfigError, which names what needs the order, if the rows of a user are not together.
+    Raises ConfigError, which names the field that needs the order and what to do otherwise, if the rows of a user are
+    not together.
     """
     _, lengths = users.unique_consecutive(return_counts=True)
     if len(lengths) != len(users.unique()):
         raise ConfigError(
             f"{field}: the rows of a user are not together in split 'train', so they are not in order of time; "
-            "preprocess with a source of interactions, or unset it"
+            f"preprocess with a source of interactions{otherwise}"
         )
     return lengths
 
@@ -149,7 +150,7 @@ class RecencyDraws:
 
         Raises ConfigError if the rows of a user are not together.
         """
-        lengths = rows_of_users(users, "train.recency")
+        lengths = rows_of_users(users, "train.recency", ", or unset it")
         # A positive's age is the number of later ones of its user.
         last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
         later = last - torch.arange(len(users), device=users.device)

@@ -48,7 +48,7 @@ class Windows:
         """
         known = (positives.users > 0) & (positives.items > 0)
         users, items = positives.users[known], positives.items[known]
-        of_user = rows_of_users(users, "model.kind 'sasrec'")
+        of_user = rows_of_users(users, "model.length")
         ends = of_user.cumsum(0)
         # Events that are told, and the windows that they take.
         told = of_user - 1
