@@ -264,9 +264,12 @@ def _sweep(request: ReportRequest) -> _Report:
 
 
 def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
-    """Return the figures of the held-out rows, scored by a model."""
-    from rayrec.inspection.runs import held_out_figures, score_held_out
+    """Return the figures of the held-out rows, scored by a model, or of held-out events."""
+    from rayrec.inspection.runs import held_out_figures, next_item_figures, score_held_out
 
+    ranking = model.recipe.evaluate.ranking
+    if ranking is not None and ranking.candidates == "next":
+        return next_item_figures(model, dataset, split, ranking, progress)
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 
 

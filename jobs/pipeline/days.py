@@ -285,9 +285,9 @@ def _judge(request: PipelineRequest, day: Day, progress: Progress) -> "Judgement
     with stored_model(places.run) as candidate, stored_model(places.before.run) as serving:
         found = judge(recipe.publish, candidate, serving, dataset, parent, recipe.train.evaluation_split)
     write_json(day.folder / GATE_FILE, found.as_json())
-    if found.comparison is None:
+    if found.comparison is None and not recipe.model.scores_next_items:
         progress.message("no rows were held out, so the new model was not compared with the serving one")
-    else:
+    elif found.comparison is not None:
         new, old = found.comparison.loss, found.comparison.serving_loss
         progress.message(f"{found.split}: log loss {new:.5f}, version {day.serving} {old:.5f}")
     if found.before is not None and found.before.auc is not None:

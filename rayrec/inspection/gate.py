@@ -73,6 +73,10 @@ def judge(
     """
     judged, split_before = (of.split_to_judge(split) for of in (dataset, parent))
     faults = [*_label_faults(config, dataset, parent, judged, split_before)]
+    warnings = [*_odd_times(dataset, parent)]
+    if candidate.recipe.model.scores_next_items:
+        warnings.append("models of next items score no rows, so this one was not compared with the serving one")
+        judged = split_before = None
     # Each model knows the values of a day by ids of its own.
     comparison = before = None
     if judged is not None:
@@ -85,7 +89,6 @@ def judge(
         faults += before.faults_on_known_rows(config)
     # Are today's rows unlike those that the serving model has learned from?
     drift = drift_of_extension(dataset, parent)
-    warnings = [*_odd_times(dataset, parent)]
     warnings += [f"'{feature.name}' has one value in all rows" for feature in drift if feature.became_constant]
     for feature in drift if config.max_drift is not None else ():
         assert config.max_drift is not None
@@ -153,7 +156,8 @@ def _label_faults(
     # In datasets of interactions rows of train are all positives, and negatives are drawn.
     is_observed = dataset.schema.interactions is None
     counted = {"the day": _labels(dataset, "train", *dataset.evaluation_splits)} if is_observed else {}
-    if split is not None:
+    # Where none are drawn, all held-out rows are positives, too.
+    if split is not None and (is_observed or dataset.split(split).positives < dataset.split(split).rows):
         counted[f"split '{split}'"] = _labels(dataset, split)
     for name, (positives, negatives) in counted.items():
         fewest, label = min((positives, 1), (negatives, 0))

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.config.evaluate import MAIN_METRICS
+from rayrec.config.evaluate import MAIN_METRICS, RankingConfig
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.inference.batch.scoring import collect_split
+from rayrec.inference.batch.pool import ScoringPool
+from rayrec.inference.batch.scoring import collect_split, measure_next_items
 from rayrec.inference.scorer import StoredModel
 from rayrec.ingest.dataset import Dataset
 from rayrec.inspection.cells import (
@@ -180,6 +181,27 @@ def held_out_figures(held_out: ScoredSplit, dataset: Dataset, progress: Progress
         }
     progress.finish()
     return figures
+
+
+def next_item_figures(
+    model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, progress: Progress
+) -> dict[str, Any]:
+    """Return the metrics of held-out events, of all of them and of those of people of whom more or less is known, with
+    standard errors, as JSON values. Raises UserError as `score_held_out`.
+    """
+    progress.stage(f"rank {split}", dataset.labelled_split(split).rows)
+    found = measure_next_items(model, dataset, split, ranking, ScoringPool(), progress)
+    slices = found.slices()
+    progress.finish()
+    return {
+        "split": split,
+        "events": int(found.compute()["rows"] or 0),
+        "metrics": {name: _estimate(value) for name, value in found.estimates().items()},
+        "slices": [
+            {"events of": one.name, "events": one.events, "metrics": {k: _estimate(v) for k, v in one.metrics.items()}}
+            for one in slices
+        ],
+    }
 
 
 def _estimate(found: Estimate | None) -> dict[str, float] | None:

@@ -14,7 +14,9 @@ from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, pe
 
 
 def held_out_sections(held_out: Mapping[str, Any]) -> list[Section]:
-    """Return the sections on what `rayrec.inspection.runs.held_out_figures` found."""
+    """Return the sections on what `rayrec.inspection.runs.held_out_figures` or `next_item_figures` found."""
+    if "events" in held_out:
+        return [Section("Held-out events", [_measured(held_out), _events(held_out)], _scope_of_events(held_out))]
     sections = [Section("Held-out scores", [_measured(held_out), *_curves(held_out)], _scope(held_out))]
     sections.append(Section("Slices", _slices(held_out), _slices_text(held_out)))
     return sections
@@ -28,6 +30,21 @@ def _scope(held_out: Mapping[str, Any]) -> str:
         f"{which} of {split}, scored by the exported model. Errors and bands (95 %) are those of a sample of {unit}. "
         "They do not include what another seed of the training would change."
     )
+
+
+def _scope_of_events(held_out: Mapping[str, Any]) -> str:
+    return (
+        f"All {held_out['events']:,} events of {held_out['split']} whose item is known: where the item that was chosen "
+        "stands among all that its person did not have before. Errors (95 %) are those of a sample of people."
+    )
+
+
+def _events(held_out: Mapping[str, Any]) -> HtmlTable:
+    rows = []
+    for one in held_out["slices"]:
+        errors = {k: plus_minus(v["value"], v["error"]) for k, v in one["metrics"].items() if v is not None}
+        rows.append({"events of": one["events of"], "events": one["events"], **errors})
+    return HtmlTable(rows, title="By what is known of people")
 
 
 def _measured(held_out: Mapping[str, Any]) -> HtmlTable:
