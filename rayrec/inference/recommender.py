@@ -117,11 +117,7 @@ class Recommender:
         the items as `recommend` does; of whom no event is left, zeros.
         """
         no_events = np.empty(0, np.int64)
-        vectors = np.zeros((len(ids), self._item_vectors.shape[1]), np.float32)
-        for place, user in enumerate(ids.tolist()):
-            if len(history := self._history(user, no_events)):
-                (vectors[place],) = self.predictor.person_vectors([history])
-        return vectors
+        return self.predictor.person_vectors([self._history(user, no_events) for user in ids.tolist()])
 
     def user_values(self, ids: NDArray[np.int64]) -> pa.Array:
         """Return the raw values (string) of user ids."""
@@ -251,15 +247,10 @@ class Recommender:
         return ids[~self._is_removed[ids - 1]]
 
     def _next_items(self, history: NDArray[np.int64]) -> "_Scored":
-        """Return how likely each item is to be the next one after a history.
-
-        One person at a time, and without BLAS, whose order of summation depends on the shapes and the threads: who is
-        asked for beside a person, here or in a batch, changes no bit.
-        """
+        """Return how likely each item is to be the next one after a history."""
         if not len(history):
             return _Scored(self._counts, self._counts / max(1.0, self._counts.sum()))
-        (person,) = self.predictor.person_vectors([history])
-        logits = np.einsum("nd,d->n", self._item_vectors, person)
+        (logits,) = self.predictor.next_item_logits([history])
         odds = np.exp(logits - logits.max())
         return _Scored(logits, odds / odds.sum())
 

@@ -252,6 +252,20 @@ def test_brought_events_are_as_good_as_stored_ones(next_items: Recommender) -> N
         assert np.array_equal(stored.scores, brought.scores)
 
 
+def test_an_evaluation_has_the_logits_of_an_answer(next_items: Recommender) -> None:
+    histories = [np.arange(1 + start, 1 + end) for start, end in ((0, 3), (7, 8), (20, 40), (0, 0), (3, 9))]
+    together = next_items.predictor.next_item_logits(histories)
+    assert together.shape == (len(histories), ITEMS) and not together[3].any(), "nothing is known of the fourth"
+    for history, logits in zip(histories, together, strict=True):
+        if len(history):
+            alone = next_items.predictor.next_item_logits([history])[0]
+            assert np.array_equal(alone, logits)
+            answer = next_items.recommend(None, ITEMS, events=names(history - 1), exclude_known=False)
+            assert answer.items == names(np.argsort(-logits, kind="stable"))
+            odds = np.exp(logits - logits.max())
+            assert np.array_equal(answer.scores, np.sort(odds / odds.sum())[::-1])
+
+
 @pytest.mark.parametrize("kind", ["neumf", "sasrec"])
 def test_who_is_asked_for_beside_a_person_changes_nothing(
     recommender: Recommender, next_items: Recommender, kind: str

@@ -337,8 +337,8 @@ class _RankNextItems:
 def score_next_items(scorer: Scorer, events: HeldOutEvents, num_items: int) -> torch.Tensor:
     """Return the logits (n, items) float32 of all items as the next ones of n events."""
     if scorer.scores_next_items:
-        persons = scorer.person_vectors([history.astype(np.int64) for history in events.histories])
-        return torch.from_numpy(persons) @ torch.from_numpy(scorer.item_vectors).T
+        histories = [history.astype(np.int64) for history in events.histories]
+        return torch.from_numpy(scorer.next_item_logits(histories))
     schema, columns = scorer.schema, interaction_columns(scorer.schema)
     users, of_event = np.unique(events.users, return_inverse=True)
     catalogue = np.arange(1, num_items + 1)
