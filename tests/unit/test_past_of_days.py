@@ -100,7 +100,7 @@ def test_days_know_what_one_dataset_of_all_days_knows(
     log = exact_log()
     whole = preprocess(log, tmp_path / "whole")
     if ranges == "many":  # as many files and batches as large tables have
-        monkeypatch.setattr(lookups_module, "ROWS_PER_RANGE", 60)
+        monkeypatch.setattr(lookups_module, "ROWS_PER_RANGE", 200)
         monkeypatch.setattr(histories_module, "_EVENTS_PER_BATCH", 20)
     *_, last = days_of(log, tmp_path)
     pd.testing.assert_frame_equal(completed(last, log), completed(whole, log), check_exact=True)
@@ -270,12 +270,14 @@ def score(predictor: Predictor, rows: list[dict[str, Any]]) -> NDArray[np.float3
     return predictor.predict_encoded(predictor.encode(predictor.columns_of(rows)))
 
 
-@pytest.mark.parametrize("split", [{"kind": "hash", "test": 0.2}, {"kind": "time", "test": 0.3}], ids=["all", "recent"])
-def test_a_base_and_five_deltas_are_the_full_export(split: dict[str, Any], tmp_path: Path) -> None:
-    log = make_log(1200).assign(price=lambda rows: rows.price * 1.1)
+@pytest.mark.parametrize(
+    ("days", "split"), [(4, {"kind": "hash", "test": 0.2}), (6, {"kind": "time", "test": 0.3})], ids=["all", "recent"]
+)
+def test_a_base_and_its_deltas_are_the_full_export(days: int, split: dict[str, Any], tmp_path: Path) -> None:
+    log = make_log(200 * days).assign(price=lambda rows: rows.price * 1.1)
     log["user"] = np.where(np.arange(len(log)) < 200, "early", log.user)
     log["ts"] += np.arange(len(log)) // 200 * 86_400
-    datasets = days_of(log, tmp_path, 6, split=split, expire_after="2d")
+    datasets = days_of(log, tmp_path, days, split=split, expire_after="2d")
     growths = []
     for day, dataset in enumerate(datasets, start=1):
         whole = ModelFolder.open(write_model(dataset, tmp_path / f"whole/{day}"))
