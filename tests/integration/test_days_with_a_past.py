@@ -1,7 +1,6 @@
 """Days of a log whose recipe has histories: what happened on one day is known on the next, up to the server."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import requests
 from pyarrow import fs
 
+import rayrec
 from benchmarks.preprocess_kills import files_of
 from jobs.run import RunRequest, run
 from jobs.serve import ServeRequest, serving
@@ -136,16 +136,16 @@ def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words(folder: Path, day: int, output: object, parent: object = None, place: str = "process") -> list[str]:
+def words(folder: Path, day: int, output: object, parent: object = None) -> list[str]:
     """Return the arguments that preprocess a day."""
-    given = ["clicks.yaml", "--input", f"{day}.csv", "--on", place, "--output", str(output)]
+    given = ["clicks.yaml", "--input", f"{day}.csv", "--on", "process", "--output", str(output)]
     given += [] if parent is None else ["--extend", str(parent)]
     return [str(folder / word) if word.endswith((".yaml", ".csv")) else word for word in given]
 
 
-def preprocess(folder: Path, day: int, output: object, parent: object = None) -> str:
-    environment = environment_without_cluster()
-    return run_module("jobs.preprocess", *words(folder, day, output, parent), environment=environment)
+def preprocess(folder: Path, day: int, output: Path, parent: Path | None = None) -> None:
+    log = folder / f"{day}.csv"
+    rayrec.preprocess(folder / "clicks.yaml", input=log, output=output, extend=parent, on="process", progress=False)
 
 
 def statistics_of(dataset: Path) -> dict[str, str]:
@@ -175,10 +175,3 @@ def test_an_extension_at_a_uri_has_the_same_histories(two_days: Path, tmp_path: 
             run_module("jobs.preprocess", *arguments, environment=environment)
         fs.copy_files("days/1", str(tmp_path / "copied"), store.filesystem, fs.LocalFileSystem())
     assert statistics_of(tmp_path / "copied") == statistics_of(two_days / "1")
-
-
-def test_spark_extends_as_threads_do(two_days: Path, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
-    arguments = words(two_days, 1, tmp_path / "1", two_days / "0", "ray")
-    arguments += ["--set", "preprocess.spark.executor_memory=1g"]
-    run_module("jobs.preprocess", *arguments, environment={**os.environ, "RAY_ADDRESS": ray_cluster})
-    assert statistics_of(tmp_path / "1") == statistics_of(two_days / "1")

@@ -14,6 +14,7 @@ from benchmarks.preprocess_kills import files_of
 from rayrec.features.lookups import Lookups
 from rayrec.features.raw_columns import STATISTICS_FOLDER
 from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.engine import EmbeddedEngine, Engine
 from rayrec.preprocessing.spark import SparkEngine
 from rayrec.recipes import Recipe, dump_recipe
@@ -57,7 +58,7 @@ def recipe_of(events: Path) -> Recipe:
     return make_recipe(source=source, preprocess={"split": {"kind": "time", "test": 0.2}, "frequency_limit": 1})
 
 
-Completed = Callable[[str, pd.DataFrame, Engine, int], pa.RecordBatch]
+Completed = Callable[..., pa.RecordBatch]
 
 
 @pytest.fixture
@@ -68,11 +69,12 @@ def completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Completed:
     log.assign(ts=log.ts - 7).drop(columns=["user", "click"]).to_csv(tmp_path / "events.csv", index=False)
     recipe = recipe_of(tmp_path / "events.csv")
 
-    def run(name: str, rows: pd.DataFrame, engine: Engine, files: int) -> pa.RecordBatch:
+    def run(name: str, rows: pd.DataFrame, engine: Engine, files: int, before: str | None = None) -> pa.RecordBatch:
         (tmp_path / f"{name}-log").mkdir()
         for number in range(files):
             rows[number::files].to_csv(tmp_path / f"{name}-log" / f"{files - number}.csv", index=False)
-        preprocessing(recipe, {None: [str(tmp_path / f"{name}-log")]}, tmp_path / name).run(engine)
+        parent = None if before is None else Dataset.open(tmp_path / before)
+        preprocessing(recipe, {None: [str(tmp_path / f"{name}-log")]}, tmp_path / name, parent).run(engine)
         columns = {
             "user": log.user.astype(str),
             "item": log["item"].astype(str),
@@ -95,8 +97,15 @@ def test_engines_workers_files_and_later_rows_change_no_bit(completed: Completed
     assert expected.equals(completed("two", shuffled, EmbeddedEngine(2), 3))
     # The first row of what comes later is of the moment of the last one.
     assert expected.equals(completed("more", pd.concat([log, later]), EmbeddedEngine(2), 2))
-    tables = [files_of(tmp_path / name / STATISTICS_FOLDER) for name in ("one", "spark", "two")]
-    assert tables[0] == tables[1] == tables[2] and len(tables[0]) > 10
+    # The rows that come later may be those of another day.
+    assert expected.equals(completed("next of one", later, EmbeddedEngine(1), 1, "one"))
+    assert expected.equals(completed("next of spark", later, SparkEngine(spark), 2, "spark"))
+
+    def tables(name: str) -> dict[str, str]:
+        return files_of(tmp_path / name / STATISTICS_FOLDER)
+
+    assert tables("one") == tables("spark") == tables("two") and len(tables("one")) > 10
+    assert tables("next of one") == tables("next of spark") != tables("one")
 
 
 SESSIONS, USERS = 8_000, 250

@@ -168,7 +168,7 @@ def test_a_context_brings_a_session_once_for_all_candidates(url: str, log: pd.Da
         assert (refused.status_code, refused.json()) == (case.status, {"error": case.message}), case.title
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("place", range(2))
 def test_people_whose_events_come_with_the_rows_get_the_same_scores(
     place: int, log: pd.DataFrame, model: Path, evaluated: NDArray[np.float32], tmp_path: Path
 ) -> None:
