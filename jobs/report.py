@@ -169,7 +169,7 @@ def _date(seconds: float) -> str:
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.runs import resources, run_metrics, sharding_plan, training_curves
-    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, ranking_notes
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -193,7 +193,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "metrics": metrics,
         "baselines": simpler,
         **drawn_negatives(dataset.schema),
-        "warnings": metric_warnings(metrics, simpler),
+        "warnings": [*metric_warnings(metrics, simpler), *ranking_notes(recipe, dataset, metrics)],
         "curves": training_curves(trained),
         "held_out": held_out,
         "resources": resources(trained, _command_seconds(trained.path)),
@@ -224,6 +224,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
                 raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
             held_out = _scores(scored, dataset, own, progress)
         measured = {name: found and found["value"] for name, found in held_out["metrics"].items()}
+        measured |= held_out.get("lists", {})
         metrics, split = {own: measured}, own
     figures = {
         "kind": "model",

@@ -187,16 +187,17 @@ def next_item_figures(
     model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, progress: Progress
 ) -> dict[str, Any]:
     """Return the metrics of held-out events, of all of them and of those of people of whom more or less is known, with
-    standard errors, as JSON values. Raises UserError as `score_held_out`.
+    standard errors, and how alike their lists are, as JSON values. Raises UserError as `score_held_out`.
     """
     progress.stage(f"rank {split}", dataset.labelled_split(split).rows)
     found = measure_next_items(model, dataset, split, ranking, ScoringPool(), progress)
-    slices = found.slices()
+    slices, estimates, values = found.slices(), found.estimates(), found.compute()
     progress.finish()
     return {
         "split": split,
-        "events": int(found.compute()["rows"] or 0),
-        "metrics": {name: _estimate(value) for name, value in found.estimates().items()},
+        "events": int(values["rows"] or 0),
+        "metrics": {name: _estimate(value) for name, value in estimates.items()},
+        "lists": {name: value for name, value in values.items() if name not in {*estimates, *_NO_METRICS}},
         "slices": [
             {"events of": one.name, "events": one.events, "metrics": {k: _estimate(v) for k, v in one.metrics.items()}}
             for one in slices

@@ -33,10 +33,16 @@ def _scope(held_out: Mapping[str, Any]) -> str:
 
 
 def _scope_of_events(held_out: Mapping[str, Any]) -> str:
-    return (
+    text = (
         f"All {held_out['events']:,} events of {held_out['split']} whose item is known: where the item that was chosen "
         "stands among all that its person did not have before. Errors (95 %) are those of a sample of people."
     )
+    # How alike the lists are.
+    lists = held_out["lists"]
+    for k in (name.removeprefix("top_share@") for name, share in lists.items() if name.startswith("top_share@")):
+        top, covered = (percent(lists[f"{name}@{k}"]) for name in ("top_share", "coverage"))
+        text += f" One item is among the best {k} of {top} of them, and {covered} of the catalogue of any."
+    return text
 
 
 def _events(held_out: Mapping[str, Any]) -> HtmlTable:

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,24 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
+from rayrec.common.progress import SilentProgress
 from rayrec.config import EvaluateConfig, RankingConfig
+from rayrec.config.base import ModelConfig
+from rayrec.inference.batch.pool import ScoringPool
+from rayrec.inference.batch.scoring import measure_split
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.scorer import Scorer
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.next_items import NextItems
+from rayrec.inspection.runs import next_item_figures
 from rayrec.inspection.split_checks import baselines, ranking_notes
 from rayrec.metrics.next_items import NextItemMetrics
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.models.sasrec.config import SASRecConfig
+from rayrec.pages.page import percent
+from rayrec.pages.training import held_out_sections
 from tests.builders import make_recipe, users_and_items, write_dataset
+from tests.model_folders import make_recommender_folder
 
 USERS, ITEMS = 12, 14
 """Ids below these; 0 is unknown."""
@@ -212,6 +225,42 @@ def test_slices_are_the_metrics_of_their_events(datasets: dict[bool, Dataset]) -
         expected = by_definition(some, False, "pessimistic")
         for metric, estimate in found[name].metrics.items():
             assert estimate.value == pytest.approx(expected[metric]), (name, metric)
+
+
+MODELS = {
+    "users and items": NeuMFConfig(factors=4, mlp=(8, 4)),
+    "histories": SASRecConfig(embedding_dim=8, blocks=1, length=3),
+}
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_a_stored_model_is_measured_event_by_event(config: ModelConfig, tmp_path: Path) -> None:
+    """By several workers, as if each event were scored alone; the page says how alike lists are."""
+    make_recommender_folder(tmp_path / "model", users=USERS - 1, items=ITEMS - 1, config=config)
+    model = ModelFolder.open(tmp_path / "model")
+    data = write_dataset(
+        tmp_path / "data", users_and_items(USERS, ITEMS, group="group"), {n: to_table(r) for n, r in SPLITS.items()}
+    )
+    ranking = CONFIG.model_copy(update={"candidates": "next"})
+    found = measure_split(
+        model, data, "test", EvaluateConfig(ranking=ranking), ScoringPool(workers=3), SilentProgress()
+    )
+    one_by_one, scorer = NextItemMetrics(ranking, ITEMS - 1), Scorer(model)
+    for event in NextItems.read(data, "test").batches(1):
+        (history,), catalogue = event.histories, np.arange(1, ITEMS)
+        if isinstance(config, SASRecConfig):
+            scores = scorer.person_vectors([history.astype(np.int64)]) @ scorer.item_vectors.T
+        else:
+            rows = {"user": np.full(ITEMS - 1, event.users[0]), "item": catalogue}
+            scores = scorer.logits_encoded(pa.RecordBatch.from_pydict(rows)).reshape(1, -1)
+        one_by_one.update(one_by_one.rank(torch.from_numpy(scores), event))
+    expected = one_by_one.compute()
+    assert found == pytest.approx(expected, abs=1e-6) and 0 < (expected["hr@3"] or 0) < 1
+
+    figures = next_item_figures(model, data, "test", ranking, SilentProgress())
+    assert figures["events"] == expected["rows"] and figures["metrics"]["hr@3"]["value"] == found["hr@3"]
+    (measured,) = held_out_sections(figures)
+    assert f"One item is among the best 3 of {percent(found['top_share@3'] or 0)} of them" in measured.text
 
 
 def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[bool, Dataset]) -> None:
