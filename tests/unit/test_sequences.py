@@ -29,7 +29,7 @@ SCHEMA = with_history(with_history(LISTS, "seen", {"M1": "C1"}), "read", {"M3": 
 """Histories of one list each; M2 is an ordinary list."""
 BOTH = with_history(LISTS, "seen", {"M1": "C1", "M3": "C3"})
 """One history of two lists."""
-DIN, MEAN = {"kind": "din", "hidden": [5]}, {"kind": "mean"}
+DIN, MEAN = {"kind": "din", "hidden": [5, 4]}, {"kind": "mean"}
 TRANSFORMER = {"kind": "transformer", "blocks": 2, "heads": 1}
 WIDTHS = {"C1": 3, "C3": 7, "M2": 5}
 MODELS: dict[str, ReadsSequences] = {
@@ -119,9 +119,8 @@ def _vector(model: RankingModel, name: str, histories: dict[str, tuple[str, ...]
         vector = torch.zeros_like(target)
         for event in events:
             hidden = torch.cat([event, target, event * target])
-            for layer in module.encoder.weigh:
-                hidden = layer(hidden)
-            vector = vector + hidden * event
+            hidden = module.encoder.others(module.encoder.first(hidden).relu())
+            vector = vector + module.encoder.weight(hidden) * event
     elif isinstance(module.encoder, EventTransformer):
         x = torch.stack([target, *events])
         x = x + module.encoder.positions.weight[: len(x)]
@@ -164,7 +163,7 @@ def test_several_lists_of_a_history_are_one_event_each(name: str, kind: dict[str
 @pytest.mark.parametrize("rows", [1, 23])
 def test_lists_are_cut_out_and_not_filled_up(rows: int) -> None:
     """On a CPU the network of an event sees real events alone; what it finds is what it would with places of 0."""
-    encoder = DeepInterest(6, (5,), torch.device("cpu"))
+    encoder = DeepInterest(6, (5, 4), torch.device("cpu"))
     numbers = torch.randint(0, 5, (rows, 1))
     events = (torch.randn(rows, 4, 6) * (torch.arange(4) < numbers).unsqueeze(2)).requires_grad_()
     target = torch.randn(rows, 6, requires_grad=True)
@@ -179,6 +178,19 @@ def test_lists_are_cut_out_and_not_filled_up(rows: int) -> None:
         # What the empty places would be told goes nowhere.
         both = (one * is_there, other * is_there) if one.shape == events.shape else (one, other)
         torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [MEAN, DIN, TRANSFORMER])
+def test_under_autocast(kind: dict[str, Any]) -> None:
+    model = lively(reading("deep", {"seen": kind}), SCHEMA)
+    batch = random_batch(SCHEMA, 9)
+    expected = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.1, atol=0.2)
+    logits.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.dense_network.parameters())
 
 
 def test_rows_without_events() -> None:

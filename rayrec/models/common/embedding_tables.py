@@ -299,8 +299,8 @@ def _by_position(lengths: Tensor, total: int, most: int) -> tuple[Tensor, Tensor
     rows = len(lengths)
     is_there = torch.arange(most, device=lengths.device).unsqueeze(1) < lengths
     row = torch.arange(rows, device=lengths.device).repeat_interleave(lengths, output_size=total)
-    position = lengths.cumsum(0)[row] - 1 - torch.arange(total, device=lengths.device)
-    return is_there, (is_there.view(-1).cumsum(0) - 1)[position * rows + row]
+    position = lengths.cumsum(0).index_select(0, row) - 1 - torch.arange(total, device=lengths.device)
+    return is_there, (is_there.view(-1).cumsum(0) - 1).index_select(0, position * rows + row)
 
 
 def _keys(feature: str, length: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from rayrec.config.sequences import DINSequence, MeanSequence, SequenceConfig, T
 from rayrec.features.raw_columns import History
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, can_name_module
-from rayrec.models.common.layers import Linear, scoring_layers
+from rayrec.models.common.layers import Linear, hidden_layers
 from rayrec.models.common.transformer import Block, LayerNorm, Positions
 
 
@@ -143,6 +143,12 @@ class HistoryEncoders(nn.Module):
         """Return the widths of the vectors side by side."""
         return [vector.width for vector in self._vectors]
 
+    @property
+    def computed_columns(self) -> int:
+        """Return how many numbers of a row are computed on the way to the vectors."""
+        encoders = (module for module in self.children() if isinstance(module, _HistoryEncoder))
+        return sum(module.length * module.encoder.columns_of_event for module in encoders)
+
     def width_of(self, part: str) -> int:
         """Return the sum of the widths of the vectors of a part of the model (`RankingModel.parts`)."""
         return sum(vector.width for vector in self._vectors if vector.part == part)
@@ -169,20 +175,27 @@ class _HistoryEncoder(nn.Module):
 
     def __init__(self, history: ReadHistory, own: int, width: int, device: torch.device) -> None:
         super().__init__()
-        self._length = history.length
+        self.length = history.length
         self.encoder = _encoder(history, own, device)
         self.projection = Linear(own, width, device=device) if width != own else None
 
     def forward(self, lists: list[Tensor], numbers: Tensor, targets: list[Tensor]) -> Tensor:
         """Return (B, width) of the lists (B, L * W'), the numbers of events (B, 1) and the rows' own values (B, W')."""
-        blocks = [columns.unflatten(1, (self._length, -1)) for columns in lists]
+        blocks = [columns.unflatten(1, (self.length, -1)) for columns in lists]
         events = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
         target = None if not targets else targets[0] if len(targets) == 1 else torch.cat(targets, dim=1)
         vector: Tensor = self.encoder(events, numbers, target)
         return vector if self.projection is None else self.projection(vector)
 
 
-def _encoder(history: ReadHistory, width: int, device: torch.device) -> nn.Module:
+class _Encoder(nn.Module):
+    """Makes one vector of a row's events."""
+
+    columns_of_event = 0
+    """How many numbers are computed for each event."""
+
+
+def _encoder(history: ReadHistory, width: int, device: torch.device) -> _Encoder:
     where = f"model.sequences.{history.name}"
     match config := history.config:
         case MeanSequence():
@@ -195,7 +208,7 @@ def _encoder(history: ReadHistory, width: int, device: torch.device) -> nn.Modul
             return EventTransformer(history.length, width, config, device)
 
 
-class MeanOfEvents(nn.Module):
+class MeanOfEvents(_Encoder):
     """The mean of the events; 0 without any."""
 
     def forward(self, events: Tensor, numbers: Tensor, target: Tensor | None) -> Tensor:
@@ -203,7 +216,7 @@ class MeanOfEvents(nn.Module):
         return events.sum(1) / numbers.clamp(min=1)
 
 
-class DeepInterest(nn.Module):
+class DeepInterest(_Encoder):
     """The activation unit of the Deep Interest Network (Zhou et al. 2018, arXiv:1706.06978, section 4.3).
 
     A network weighs each event e for the row's own value t. The sum of the weighted events is no mean, so its length
@@ -213,24 +226,28 @@ class DeepInterest(nn.Module):
 
     def __init__(self, width: int, hidden: Sequence[int], device: torch.device) -> None:
         super().__init__()
-        self.weigh = scoring_layers(3 * width, hidden, device)
+        self.columns_of_event = 3 * width + sum(hidden)
+        self.first = Linear(3 * width, hidden[0], device=device)
+        self.others = hidden_layers(hidden[0], hidden[1:], device)
+        self.weight = Linear(hidden[-1], 1, device=device)
 
     def forward(self, events: Tensor, numbers: Tensor, target: Tensor) -> Tensor:
         """Return (B, W) of events (B, L, W), their numbers (B, 1), and the rows' own values (B, W)."""
         is_there = torch.arange(events.shape[1], device=events.device) < numbers
         if events.device.type == "cpu" and not torch.compiler.is_compiling():
-            rows, places = is_there.nonzero(as_tuple=True)
-            found = cast(Tensor, _Filled.apply(events, rows, places))
-            own = cast(Tensor, _OfEvents.apply(target, rows, numbers.squeeze(1)))
-            weights = self.weigh(torch.cat([found, own, found * own], dim=1))
-            return cast(Tensor, _Sums.apply(weights.to(events.dtype) * found, rows, numbers.squeeze(1)))
+            starts = nn.functional.pad(numbers.squeeze(1).cumsum(0), (1, 0))
+            places = is_there.nonzero(as_tuple=True)
+            hidden, found = _FirstLayer.apply(events, target, self.first.weight, self.first.bias, places, starts)
+            weights = self.weight(self.others(hidden)).to(events.dtype)
+            return cast(Tensor, _WeightedSums.apply(weights.squeeze(1), found, places[0], starts))
         # To leave the empty places out, a GPU would have to be asked how many there are.
         own = target.unsqueeze(1).expand_as(events)
-        weights = self.weigh(torch.cat([events, own, events * own], dim=2))
-        return (weights.to(events.dtype) * is_there.unsqueeze(2) * events).sum(1)
+        hidden = self.first(torch.cat([events, own, events * own], dim=2), relu=True)
+        weights = self.weight(self.others(hidden)).to(events.dtype)
+        return (weights * is_there.unsqueeze(2) * events).sum(1)
 
 
-class EventTransformer(nn.Module):
+class EventTransformer(_Encoder):
     """Blocks over the row's own value and its events, the newest first; returned is what becomes of the own value.
 
     Without events this attends to itself alone.
@@ -238,6 +255,8 @@ class EventTransformer(nn.Module):
 
     def __init__(self, length: int, width: int, config: TransformerSequence, device: torch.device) -> None:
         super().__init__()
+        # Queries, keys, values and what is attended to; between blocks also the wide layer.
+        self.columns_of_event = 4 * width + 9 * width * (config.blocks - 1)
         self.positions = Positions(length + 1, width, device)
         self.blocks = nn.ModuleList(Block(width, config.heads, 0.0, device) for _ in range(config.blocks))
         self.norm = LayerNorm(width, device=device)
@@ -253,51 +272,69 @@ class EventTransformer(nn.Module):
         return vector
 
 
-class _Filled(torch.autograd.Function):
-    """The filled places (E, W) of (B, L, W); torch's own backward pass counts on places that are taken twice."""
+class _FirstLayer(torch.autograd.Function):
+    """The first layer of `DeepInterest`, with its ReLU, for the events that there are, and these events.
+
+    Made of single operators, this takes twice the time. What a row's own value adds is computed once a row.
+    """
 
     @staticmethod
-    def forward(ctx: Any, events: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, places)
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(
+        ctx: Any,
+        events: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        places: tuple[Tensor, Tensor],
+        starts: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """(B, L, W), (B, W), (H, 3 W), (H,), rows and places (E,) of events, (B + 1,) -> (E, H), (E, W)."""
+        rows, width = places[0], target.shape[1]
+        of_events, of_target, of_products = weight.split(width, dim=1)
+        weights = torch.cat([of_events, of_products], dim=1)
+        found, own = events[places], target.index_select(0, rows)
+        inputs = torch.cat([found, found * own], dim=1)
+        hidden = torch.addmm(bias, target, of_target.T).index_select(0, rows).addmm_(inputs, weights.T).relu_()
+        ctx.save_for_backward(target, weights, of_target, inputs, own, hidden, *places, starts)
         ctx.shape = events.shape
-        return events[rows, places]
+        return hidden, found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = grad.new_zeros(ctx.shape)
-        whole[ctx.saved_tensors] = grad
-        return whole, None, None
+    def backward(ctx: Any, grad: Tensor, grad_found: Tensor) -> tuple[Tensor | None, ...]:
+        target, weights, of_target, inputs, own, hidden, rows, places, starts = ctx.saved_tensors
+        width = target.shape[1]
+        grad = torch.ops.aten.threshold_backward(grad, hidden, 0)
+        grad_rows = _sums(grad, starts)
+        of_events, of_products = (grad.T @ inputs).split(width, dim=1)
+        grad_weight = torch.cat([of_events, grad_rows.T @ target, of_products], dim=1)
+        grad_inputs, grad_products = (grad @ weights).split(width, dim=1)
+        grad_target = torch.addmm(_sums(grad_products * inputs[:, :width], starts), grad_rows, of_target)
+        grad_events = grad.new_zeros(ctx.shape)
+        grad_events[rows, places] = torch.addcmul(grad_found + grad_inputs, grad_products, own)
+        return grad_events, grad_target, grad_weight, grad_rows.sum(0), None, None
 
 
-class _OfEvents(torch.autograd.Function):
-    """For each event (E, W) the vector of its row, of (B, W)."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
-        ctx.save_for_backward(numbers)
-        return vectors.index_select(0, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _sums(grad, *ctx.saved_tensors), None, None
-
-
-class _Sums(torch.autograd.Function):
-    """The sums (B, W) of the vectors (E, W) of each row's events."""
+class _WeightedSums(torch.autograd.Function):
+    """The sums (B, W) of each row's events (E, W), times their weights (E,)."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        return _sums(vectors, numbers)
+    def forward(ctx: Any, weights: Tensor, events: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, events, rows)
+        return _sums(events, starts, weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (rows,) = ctx.saved_tensors
-        return grad.index_select(0, rows), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        weights, events, rows = ctx.saved_tensors
+        of_events = grad.index_select(0, rows)
+        return (of_events * events).sum(1), of_events.mul_(weights.unsqueeze(1)), None, None
 
 
-def _sums(vectors: Tensor, numbers: Tensor) -> Tensor:
-    return torch.segment_reduce(vectors, "sum", lengths=numbers, unsafe=True, initial=0)
+def _sums(vectors: Tensor, starts: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return (B, W) sums of the vectors (E, W), perhaps times weights, from each start up to the next one."""
+    places = torch.arange(len(vectors))
+    return nn.functional.embedding_bag(
+        places, vectors, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )

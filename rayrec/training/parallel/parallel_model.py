@@ -31,6 +31,7 @@ from rayrec.models.common.batch import Batch
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.next_item import ScoresNextItems
+from rayrec.models.common.sequences import HistoryEncoders
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers import TableOptimizer, set_fused_optimizers
@@ -41,7 +42,9 @@ from rayrec.training.parallel.sharding_plan import EmbeddingTables, plan_shardin
 _LEAST_WORK = 2e8
 """Multiplications of a micro-batch, forward, for which the few hundred calls of its way cost next to nothing."""
 _WORK_OF_COLUMN = 100
-"""What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
+"""What a column of the pooled embeddings, or one that is computed of a history, costs beside the products that read it,
+in multiplications.
+"""
 _LEAST_ROWS = 256
 """Least rows of a micro-batch: adding its gradient of the whole network costs as much for few rows as for many."""
 _MOST_MICRO_BATCHES = 8
@@ -150,7 +153,9 @@ class ParallelModel:
         self.has_threads = self.device.type == "cpu" and train.compile is not True
         """Whether `threads` run the dense network on micro-batches beside each other."""
         self._columns = sum(output.width for output in whole.pooled)
-        self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * self._columns
+        encoders = (module for module in self.dense_network.modules() if isinstance(module, HistoryEncoders))
+        columns = self._columns + sum(module.computed_columns for module in encoders)
+        self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
         self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
         self.penalties = _penalized_columns(whole.pooled, train)

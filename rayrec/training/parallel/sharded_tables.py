@@ -7,10 +7,12 @@ computed, and sums and gradients travel between ranks in a format of their own.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, QuantizedCommCodecs
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -31,6 +33,7 @@ class LocalTables:
         """`keys`: those of the ids that come, in order; `is_one_hot`: whether each has one id a row."""
         places = {key: place for place, key in enumerate(keys)}
         self._orders = [torch.tensor([places[key] for key in kernel.features]) for kernel in kernels]
+        self._runs = [_runs(order.tolist()) for order in self._orders]
         self._kernels, self._is_one_hot = kernels, is_one_hot
         self._keys = [key for kernel in kernels for key in kernel.keys]
         self._widths = [width for kernel in kernels for width in kernel.widths]
@@ -38,22 +41,33 @@ class LocalTables:
     def __call__(self, sparse: KeyedJaggedTensor) -> KeyedTensor:
         """Return sums by key, whose backward pass updates the tables or leaves dense gradients."""
         outputs = [
-            kernel.module(**self._arguments(sparse, order))
-            for kernel, order in zip(self._kernels, self._orders, strict=True)
+            kernel.module(**(self._one_hot(sparse, order) if self._is_one_hot else self._lists(sparse, runs)))
+            for kernel, order, runs in zip(self._kernels, self._orders, self._runs, strict=True)
         ]
         return KeyedTensor(self._keys, self._widths, outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
 
-    def _arguments(self, sparse: KeyedJaggedTensor, order: Tensor) -> dict[str, Tensor | None]:
-        """Return the arguments of a kernel that takes the features of these numbers."""
-        if not self._is_one_hot:
-            sparse = sparse.permute(order.tolist())
-            return {
-                "indices": sparse.values().long(),
-                "offsets": sparse.offsets().long(),
-                "per_sample_weights": sparse.weights_or_none(),
-            }
+    def _one_hot(self, sparse: KeyedJaggedTensor, order: Tensor) -> dict[str, Tensor | None]:
+        """Return the arguments of a kernel that takes the keys of these numbers, of which each has one id a row."""
         ids = sparse.values().view(-1, sparse.stride()).index_select(0, order).view(-1).long()
         return {"indices": ids, "offsets": _one_id_each(len(ids)), "per_sample_weights": None}
+
+    def _lists(self, sparse: KeyedJaggedTensor, runs: Sequence[slice]) -> dict[str, Tensor | None]:
+        """Return the arguments of a kernel that takes these keys."""
+        starts, weights = sparse.offset_per_key(), sparse.weights_or_none()
+        pieces = [slice(starts[run.start], starts[run.stop]) for run in runs]
+        lengths = sparse.lengths().view(-1, sparse.stride())
+        of_keys = torch.cat([lengths[run] for run in runs]).view(-1)
+        return {
+            "indices": torch.cat([sparse.values()[piece] for piece in pieces]).long(),
+            "offsets": F.pad(of_keys.cumsum(0), (1, 0)),
+            "per_sample_weights": None if weights is None else torch.cat([weights[piece] for piece in pieces]),
+        }
+
+
+def _runs(places: Sequence[int]) -> list[slice]:
+    """Return places as slices of those that follow each other."""
+    starts = [n for n, place in enumerate(places) if n == 0 or place != places[n - 1] + 1]
+    return [slice(places[a], places[b - 1] + 1) for a, b in pairwise([*starts, len(places)])]
 
 
 class SentIds:
