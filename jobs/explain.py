@@ -77,7 +77,12 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     dataset.labelled_split(split)
     with stored_model(source) as model:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-        from rayrec.inference.importance import LabelledRows, partial_dependence, permutation_importance
+        from rayrec.inference.importance import (
+            LabelledRows,
+            partial_dependence,
+            permutation_importance,
+            permuted_features,
+        )
         from rayrec.inference.predictor import Predictor
         from rayrec.pages.explanation import explanation_page
         from rayrec.pages.page import write_page
@@ -86,7 +91,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         progress.stage("read rows")
         rows = LabelledRows.read(dataset, split, request.rows)
         # Importance: each feature, and each group, dealt anew to the rows.
-        permuted = {feature.name: (feature.name,) for feature in schema.features} | groups
+        permuted = permuted_features(recipe.model, schema) | groups
         importance = permutation_importance(predictor, rows, permuted, request.permutations, progress)
         best = recipe.train.checkpoint.keep_best
         metric = best if best in importance.metrics else "auc"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.inference.examples import load_reference_rows
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
-from rayrec.inference.importance import is_cross, with_columns
+from rayrec.inference.importance import is_cross, permuted_features, with_columns
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.scorer import CHUNK_ROWS
 from rayrec.random.arrays import StatelessRandom
@@ -44,7 +44,7 @@ class Explanation:
     base: float
     """The mean logit of the reference rows."""
     parts: dict[str, float]
-    """What each feature adds, crosses aside."""
+    """What each feature adds, crosses aside; the lists of a history that is read event by event are one part."""
 
 
 def load_explainer(folder: str | Path) -> "Explainer":
@@ -75,9 +75,11 @@ class Explainer:
         self._logits = predictor.logits_encoded(reference).astype(np.float64)
         self.base = float(self._logits.mean())
         """The mean logit of the reference rows."""
-        self.features = [feature.name for feature in predictor.schema.features if not is_cross(feature)]
-        """The features that have a part in an explanation."""
-        count = len(self.features)
+        crosses = {feature.name for feature in predictor.schema.features if is_cross(feature)}
+        permuted = permuted_features(predictor.recipe.model, predictor.schema)
+        self.parts = {name: features for name, features in permuted.items() if name not in crosses}
+        """The features of each part of an explanation."""
+        count = len(self.parts)
         drawn = StatelessRandom(seed=0).uniform("order", np.arange(reference.num_rows), count)
         turns = drawn.argsort(axis=1).argsort(axis=1)
         self._turns: NDArray[np.int64] = np.concatenate([turns, count - 1 - turns])
@@ -100,15 +102,15 @@ class Explainer:
         Raises UserError if the score of row number `index` is not a number.
         """
         (logit,) = self.predictor.logits_encoded(row)
-        total = np.zeros(len(self.features))
-        at_once = max(1, CHUNK_ROWS // len(self.features))
+        total = np.zeros(len(self.parts))
+        at_once = max(1, CHUNK_ROWS // len(self.parts))
         for first in range(0, len(self._turns), at_once):
             yield None
             orders = slice(first, first + at_once)
             total += self._changes(row, logit, self._turns[orders], self._starts[orders]).sum(axis=0)
         if not np.isfinite(total).all():
             raise UserError(f"row {index}: its values are so large that the score is not a number")
-        parts = dict(zip(self.features, (total / len(self._turns)).tolist(), strict=True))
+        parts = dict(zip(self.parts, (total / len(self._turns)).tolist(), strict=True))
         yield Explanation(float(torch.sigmoid(torch.tensor(logit))), float(logit), self.base, parts)
 
     def _changes(
@@ -120,7 +122,8 @@ class Explainer:
         origins = np.where(is_replaced, len(self._logits), np.repeat(starts, count - 1)[:, None])
         columns = {
             name: pa.concat_arrays([self._reference.column(name), row.column(name)]).take(pa.array(origins[:, place]))
-            for place, name in enumerate(self.features)
+            for place, features in enumerate(self.parts.values())
+            for name in features
         }
         # Every column is replaced, or follows.
         between = self.predictor.logits_encoded(with_columns(self.predictor.schema, self._reference, columns))

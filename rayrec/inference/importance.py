@@ -24,7 +24,9 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
+from rayrec.config import ModelConfig
 from rayrec.config.evaluate import MAIN_METRICS, EvaluateConfig, higher_is_better
+from rayrec.config.sequences import ReadsSequences
 from rayrec.config.transforms import Elapsed
 from rayrec.features.id_meanings import ValueNames
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
@@ -36,6 +38,7 @@ from rayrec.ingest.packed_rows import SplitColumns
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.ranking import RankingMetrics
 from rayrec.models.common.batch import group_numbers
+from rayrec.models.common.sequences import read_histories
 from rayrec.random.arrays import HashPermutation
 
 # ---- the rows, measured whole and in blocks
@@ -173,6 +176,16 @@ class MetricsOfBlocks:
             ranking.update(logits, rows.labels[part], rows.groups[part], rows.weights[part], items)
             found |= ranking.compute()
         return [value for name in self.names if (value := found[name]) is not None]
+
+
+def permuted_features(config: ModelConfig, schema: Schema) -> dict[str, tuple[str, ...]]:
+    """Return the features of a model by the name of what changes as one: each by itself, but the lists of a history
+    that it reads event by event together, as their values belong to each other.
+    """
+    histories = read_histories(config.sequences, schema) if isinstance(config, ReadsSequences) else ()
+    together = {name: history.lists for history in histories for name in history.lists}
+    found = (together.get(feature.name, (feature.name,)) for feature in schema.features)
+    return {" + ".join(names): names for names in found}
 
 
 def is_cross(feature: Feature) -> bool:

@@ -15,6 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
+from rayrec.config.sequences import DINSequence, MeanSequence
 from rayrec.inference.examples import write_reference_rows
 from rayrec.inference.explanation import Explainer, explainer_of, load_explainer
 from rayrec.inference.folder.facts import REFERENCE_ROWS_FILE
@@ -24,11 +25,13 @@ from rayrec.inference.importance import (
     estimate,
     partial_dependence,
     permutation_importance,
+    permuted_features,
     with_columns,
 )
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.metrics.ranking import RankingMetrics
-from tests.builders import make_dataset, make_recipe, write_dataset
+from rayrec.models.dlrm.config import DLRMConfig
+from tests.builders import make_dataset, make_recipe, make_schema, with_history, write_dataset
 from tests.model_folders import finish, make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 from tests.table_schema import SCHEMA, WORDS
 
@@ -226,7 +229,7 @@ def test_partial_dependence_is_the_mean_of_changed_rows(
 
 def exact_parts(explainer: Explainer, reference: pa.RecordBatch, row: pa.RecordBatch) -> dict[str, float]:
     """Shapley values from the scores of every set of features (Shapley 1953)."""
-    names, schema = explainer.features, explainer.predictor.schema
+    names, schema = list(explainer.parts), explainer.predictor.schema
     values = {}
     for number in range(2 ** len(names)):
         taken = {name for place, name in enumerate(names) if number >> place & 1}
@@ -277,7 +280,7 @@ def test_two_features_get_exact_parts_from_any_model(tmp_path: Path) -> None:
 def test_parts_add_up_with_every_kind_of_feature(predictor: Predictor, raw: list[dict[str, Any]]) -> None:
     explainer = explainer_of(predictor)
     assert explainer is not None
-    assert "cross" not in explainer.features and {"vector", "weighed", "city"} <= set(explainer.features)
+    assert "cross" not in explainer.parts and {"vector", "weighed", "city"} <= set(explainer.parts)
     found = explainer.explain(raw[:5])
     scores = predictor.predict(raw[:5]).astype(np.float64)
     for one, score in zip(found, scores, strict=True):
@@ -333,3 +336,13 @@ def test_reference_rows_are_drawn_from_all_over(tmp_path: Path) -> None:
     places = pq.read_table(tmp_path / "model" / REFERENCE_ROWS_FILE)[0].to_numpy()
     assert len(set(places)) == 64 and (np.diff(places) > 0).all()
     assert np.bincount((places // 1_600).astype(int)).min() >= 8
+
+
+def test_lists_of_a_history_move_together() -> None:
+    """Their values belong to each other; what is pooled, and a history of one list, moves by itself."""
+    lists = make_schema(1, 2, 3, cardinalities=(11, 23), shared={"M1": "C1", "M2": "C2"})
+    schema = with_history(with_history(lists, "seen", {"M1": "C1", "M2": "C2"}), "other", {"M3": "C1"})
+    read = DLRMConfig(sequences={"seen": DINSequence(), "other": MeanSequence()})
+    alone = {name: (name,) for name in ("I1", "C1", "C2", "M3")}
+    assert permuted_features(read, schema) == alone | {"M1 + M2": ("M1", "M2")}
+    assert permuted_features(DLRMConfig(), schema) == alone | {"M1": ("M1",), "M2": ("M2",)}
