@@ -113,6 +113,7 @@ class FeatureEncoder:
                 opened[vocabulary] = lookup
             self.vocabularies[feature.name] = opened[vocabulary]
 
+        self._event_lists = schema.event_lists
         # A vocabulary is of texts, so a column of integers is read as their digits first.
         self._from_digits: dict[str, RawColumn] = {}
         for feature in schema.categorical:
@@ -190,7 +191,8 @@ class FeatureEncoder:
         if feature.name in self._from_digits:
             values, _ = read_column(values, self._from_digits[feature.name])
         if isinstance(feature, MultiHotFeature):
-            return encode_multi_hot(feature, values, lookup, *given[1:])
+            of_events = feature.name in self._event_lists
+            return encode_multi_hot(feature, values, lookup, *given[1:], keeps_missing=of_events)
         return encode_categorical(feature, values, lookup)
 
     def _group(self, *features: Feature) -> _Group:

@@ -322,6 +322,13 @@ class Schema(Config):
         return tuple(lookup for lookup in self.lookups if isinstance(lookup, History))
 
     @property
+    def event_lists(self) -> frozenset[str]:
+        """Return the lists that have an id for each event, 0 for a missing value: those of histories with several."""
+        taken = ([one.column for one in history.takes if one.op == "last"] for history in self.histories)
+        columns = {column for of_history in taken if len(of_history) > 1 for column in of_history}
+        return frozenset(f.name for f in self.features if isinstance(f, MultiHotFeature) and f.columns[0] in columns)
+
+    @property
     def looked_up(self) -> frozenset[str]:
         """Return the names of the raw columns that look-ups give."""
         return frozenset(name for lookup in self.lookups for name in lookup.columns)

@@ -361,14 +361,20 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
 
 
 def encode_multi_hot(
-    feature: MultiHotFeature, column: pa.Array, lookup: IdsOfValues | None, weights: pa.Array | None = None
+    feature: MultiHotFeature,
+    column: pa.Array,
+    lookup: IdsOfValues | None,
+    weights: pa.Array | None = None,
+    *,
+    keeps_missing: bool = False,
 ) -> pa.Array:
     """Return a list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
 
-    Missing elements (null, the empty string) are dropped with their weights, the first or last `hotness` of the others
-    stay (`MultiHotFeature.keep`), and of these the unlisted ones become id 0. With `weights`, lists of numbers, the
-    elements are ids with their weights (`weighted_type`), which are 1 in rows whose list of weights is null. Raises
-    UserError naming the feature if a column has another type, or weights do not belong to the values.
+    Missing elements (null, the empty string) are dropped with their weights, or become id 0 (`keeps_missing`), the
+    first or last `hotness` of the others stay (`MultiHotFeature.keep`), and of these the unlisted ones become id 0.
+    With `weights`, lists of numbers, the elements are ids with their weights (`weighted_type`), which are 1 in rows
+    whose list of weights is null. Raises UserError naming the feature if a column has another type, or weights do not
+    belong to the values.
     """
     if pa.types.is_null(column.type):
         column = column.cast(pa.list_(pa.null()))
@@ -384,8 +390,11 @@ def encode_multi_hot(
         raise UserError(f"feature '{feature.name}': needs a weight of at least 0 for each value of every row")
 
     # Leave missing values out, then those beyond the first, or before the last, `hotness` of a row.
-    present = _filled(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
-    kept = np.flatnonzero(present.to_numpy(zero_copy_only=False))
+    if keeps_missing:
+        kept = np.arange(len(values))
+    else:
+        present = _filled(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
+        kept = np.flatnonzero(present.to_numpy(zero_copy_only=False))
     row = row[kept]
     if feature.keep == "last":
         position = np.searchsorted(row, row, side="right") - 1 - np.arange(len(row))

@@ -37,7 +37,7 @@ source:
     user: {by: user, take: [count, age, rate, {op: last, column: item, length: 5}]}
     clicked: {by: user, where: {column: click, equals: "1"}, take: [count, age]}
   rates: [{keys: item}]
-model: {kind: dlrm, embedding_dim: 8, bottom_mlp: [16, 8], top_mlp: [16]}
+model: {kind: dlrm, embedding_dim: 8, bottom_mlp: [16, 8], top_mlp: [16], sequences: {user: {kind: din}}}
 preprocess: {split: {kind: SPLIT, test: 0.2}}
 train:
   global_batch_size: 128

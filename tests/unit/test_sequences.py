@@ -13,6 +13,7 @@ from torch import Tensor
 from rayrec.common.errors import ConfigError
 from rayrec.config.sequences import ReadsSequences
 from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.transforms import encode_multi_hot
 from rayrec.inference.scorer import CheckpointModel, Scorer
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
@@ -207,6 +208,16 @@ def test_rows_without_events() -> None:
         torch.testing.assert_close(logits, expected)
         logits.sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_lists_of_a_history_have_an_id_for_each_event() -> None:
+    """An event without a value has id 0 in a list beside others, so that it stands where it does in these."""
+    assert (BOTH.event_lists, SCHEMA.event_lists) == ({"M1", "M3"}, set())
+    feature = BOTH.categorical[3].model_copy(update={"keep": "last"})
+    assert isinstance(feature, MultiHotFeature)
+    column = pa.array([[1, 2, None, 4, None], [None], None], pa.list_(pa.int64()))
+    found = [encode_multi_hot(feature, column, None, keeps_missing=keeps).to_pylist() for keeps in (True, False)]
+    assert found == [[[2, 0, 4, 0], [0], []], [[1, 2, 4], [], []]]
 
 
 # ---- the scorer
