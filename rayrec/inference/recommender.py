@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,9 @@ def load_recommender(folder: str | Path) -> "Recommender":
 
 
 class Recommender:
-    """Ranks the whole catalogue. Nothing in it changes after construction, so threads may share one."""
+    """Ranks the whole catalogue. Threads may share one: nothing but what is computed when it is first needed changes
+    after construction.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         schema = predictor.schema
@@ -84,14 +87,9 @@ class Recommender:
         self._table = ItemTable.load(table, len(self._items))
         self.reads_histories = predictor.scores_next_items
         """Whether it recommends to anybody by a history of items, and not by rows of users and items."""
-        self._item_vectors = predictor.item_vectors
-        self._lengths = np.sqrt(np.einsum("nd,nd->n", self._item_vectors, self._item_vectors))
-        self._counts = self._known.counts(len(self._items)) if self.reads_histories else np.empty(0)
-
-    @property
-    def compares_items(self) -> bool:
+        self.compares_items = predictor.compares_items
         """Whether the model has vectors of items, so that some are like others."""
-        return self._item_vectors.shape[1] > 0
+        self._counts = self._known.counts(len(self._items)) if self.reads_histories else np.empty(0)
 
     @property
     def user_ids(self) -> NDArray[np.int64]:
@@ -110,7 +108,7 @@ class Recommender:
 
     def item_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the vectors (n, D) of item ids; D is 0 if the model has none."""
-        return self._item_vectors[ids - 1]
+        return self.predictor.item_vectors[ids - 1]
 
     def user_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the vectors (n, D) of ids of known users by their histories, whose products with those of items rank
@@ -192,7 +190,8 @@ class Recommender:
             raise UnknownItemError(f"no item '{item[:100]}' in the model's training data")
         if not self.compares_items:
             raise UserError(f"{self.predictor.folder}: {self._kind} has no vectors of items, so none is like another")
-        products = np.einsum("nd,d->n", self._item_vectors, self._item_vectors[item_id - 1])
+        vectors = self.predictor.item_vectors
+        products = np.einsum("nd,d->n", vectors, vectors[item_id - 1])
         lengths = self._lengths * self._lengths[item_id - 1]
         cosines = np.clip(products / np.maximum(lengths, np.finfo(np.float32).tiny), -1, 1)
         left_out = self._left_out(Selection(allow, deny, filter or {}))
@@ -222,6 +221,12 @@ class Recommender:
             ids = _best(scored.order, left_out, k)
             found.append((ids, scored.scores[ids - 1]))
         return found
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.float32]:
+        """The lengths (items,) of the items' vectors."""
+        vectors = self.predictor.item_vectors
+        return np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
 
     @property
     def _kind(self) -> str:

@@ -299,9 +299,16 @@ class Scorer:
     @cached_property
     def item_vectors(self) -> NDArray[np.float32]:
         """Return the vectors (N, D) of items 1 ... N of a model of interactions; D is 0 if it has none."""
+        return self._item_vectors(np.arange(1, num_item_rows(self.schema)))
+
+    @property
+    def compares_items(self) -> bool:
+        """Return whether a model of interactions has vectors of items."""
+        return self._item_vectors(np.empty(0, np.int64)).shape[1] > 0
+
+    def _item_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         assert self.schema.interactions is not None, "the caller has looked for users and items"
         (lookup,) = (lookup for lookup in self._lookups if lookup.feature == self.schema.interactions.item)
-        ids = np.arange(1, num_item_rows(self.schema))
         if not isinstance(self._dense_network, HasItemVectors):
             return np.empty((len(ids), 0), np.float32)
         with torch.inference_mode(), self.precision.autocast():
