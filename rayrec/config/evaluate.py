@@ -4,7 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
 
 from rayrec.config.base import Config
 
@@ -35,7 +43,7 @@ BINARY_METRICS = {
 MAIN_METRICS = ("auc", "log_loss")
 """What models, runs and features are compared by."""
 _CHOSEN_BY = [name for name, metric in BINARY_METRICS.items() if metric.higher_is_better is not None]
-_RANKING = re.compile(r"(hr|ndcg|recall|mrr|map)@[1-9][0-9]*")
+_RANKING = re.compile(r"((hr|ndcg|recall|mrr|map)@[1-9][0-9]*|gauc)")
 _Value = TypeVar("_Value")
 
 
@@ -45,7 +53,7 @@ def ranking_metric(metric: str, k: int) -> str:
 
 
 def is_ranking_metric(name: str) -> bool:
-    """Tell whether `name` is a ranking metric with its cut, such as `ndcg@10`."""
+    """Tell whether `name` is a ranking metric, with its cut such as `ndcg@10` or without such as `gauc`."""
     return _RANKING.fullmatch(name) is not None
 
 
@@ -97,8 +105,13 @@ class RankingConfig(Config):
 
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     """Ranks at which lists are cut."""
-    metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "mrr", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
-    """Hit rate, NDCG, recall, mean reciprocal rank, mean average precision, at every `k`."""
+    metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "mrr", "map", "gauc"], ...], Field(min_length=1)] = (
+        "hr",
+        "ndcg",
+    )
+    """Hit rate, NDCG, recall, mean reciprocal rank, mean average precision, at every `k`; `gauc`: the AUC within groups
+    that have both labels, averaged by their rows.
+    """
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
     """Rank of a positive among negatives with the same score: last or first."""
     candidates: Literal["given", "all", "next"] = "given"
@@ -108,8 +121,22 @@ class RankingConfig(Config):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the metrics that are measured, such as `hr@10`."""
-        return tuple(ranking_metric(metric, k) for k in self.k for metric in self.metrics)
+        """Return the names of the metrics that are measured, such as `hr@10`: those of `cuts`, then `gauc`."""
+        cuts = (ranking_metric(metric, k) for k, metric in self.cuts)
+        return (*cuts, *(metric for metric in self.metrics if metric == "gauc"))
+
+    @property
+    def cuts(self) -> tuple[tuple[int, str], ...]:
+        """Return the rank and the metric of those that are cut."""
+        return tuple((k, metric) for k in self.k for metric in self.metrics if metric != "gauc")
+
+    @model_validator(mode="after")
+    def _ranks_rows(self) -> "RankingConfig":
+        if self.candidates == "next" and "gauc" in self.metrics:
+            raise ValueError(
+                "metrics: 'gauc' is of rows with both labels, which candidates 'next' do not have; leave it out"
+            )
+        return self
 
 
 class EvaluateConfig(Config):

@@ -9,7 +9,6 @@ else 0 (see `rayrec.metrics.ranking`). Each is averaged over events. Of all list
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -145,7 +144,7 @@ class NextItemMetrics:
         rank = np.concatenate(self._ranks)[events]
         _, person = np.unique(np.concatenate(self._persons)[events], return_inverse=True)
         one = np.ones(len(rank), np.int64)
-        gains = [gain_at(k, metric, rank, one, one) for k, metric in product(self._config.k, self._config.metrics)]
+        gains = [gain_at(k, metric, rank, one, one) for k, metric in self._config.cuts]
         sums = SumsOfRows(("events", *self._config.names))
         sums.update(torch.from_numpy(np.stack([one.astype(np.float64), *gains])), torch.from_numpy(person))
         found = {name: sums.ratio(name, "events") for name in self._config.names}

@@ -11,15 +11,18 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 - `map@k` (mean average precision, cut as by Kaggle): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
   the precision at r_j; with one positive it is 1 / r_1.
 
-Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are. Rows
-count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change
+Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are.
+
+- `gauc` (Zhu et al. 2017, "Optimized cost per click in Taobao display advertising"), not cut: the AUC within a group,
+  averaged over the groups that have both labels, each by its number of rows. A tie counts one half.
+
+Rows count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change
 nothing; `RankingConfig.ties` says how a positive stands to negatives of its own score. Where rows have items, a list
 counts an item once, as in NVIDIA's NCF: a negative that repeats another one, or the positive, is left out.
 """
 
 import logging
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import RankingConfig
-from rayrec.metrics.estimates import Estimate, MetricValues
+from rayrec.metrics.estimates import Estimate, MetricValues, SumsOfRows
 from rayrec.models.common.batch import group_numbers
 
 _log = logging.getLogger(__name__)
@@ -93,12 +96,13 @@ class RankingMetrics:
         self._rows = self._not_finite = 0
         self._groups = 0
         """Groups with a positive that were counted."""
-        self._sums: NDArray[np.float64] = np.zeros((2, len(config.names)))
+        self._sums: NDArray[np.float64] = np.zeros((2, len(config.cuts)))
         """Sums over these groups of each metric, and of its square."""
         self._finished: list[NDArray[np.int64]] = []
         """Ids of the groups that were counted, and of those without a positive."""
         self._open: list[RankedRows] = []
         self._shorten_at = _SHORTEN_BEYOND
+        self._aucs = GroupAucs() if "gauc" in config.metrics else None
 
     def update(
         self, scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor, items: Tensor | None = None
@@ -118,6 +122,11 @@ class RankingMetrics:
         run = group_numbers(group)
         last = int(run[-1])
         at_edge = (run == 0) | (run == last)
+        if self._aucs is not None:
+            self._aucs.update(
+                RankedRows(*(column.cpu().numpy() for column in (group, score, positive, item.long()))),
+                at_edge.cpu().numpy(),
+            )
         # Inside, only what stands above a positive of its group can matter.
         worst = score.new_full((last + 1,), torch.inf)
         worst.scatter_reduce_(0, run, torch.where(positive, score, torch.inf), "amin")
@@ -139,6 +148,8 @@ class RankingMetrics:
         self._sums += other._sums
         self._finished += other._finished
         self._open += other._open
+        if self._aucs is not None and other._aucs is not None:
+            self._aucs.add(other._aucs)
         self._bound_memory()
 
     def compute(self) -> MetricValues:
@@ -167,12 +178,13 @@ class RankingMetrics:
                 f"evaluate.ranking: the rows of group {repeated[0]} are not next to each other in the split; "
                 "preprocess so that groups stay together"
             )
+        of_groups = {} if self._aucs is None else {"gauc": self._aucs.estimate()}
         if not self._groups:
-            return dict.fromkeys(self._config.names)
+            return {**dict.fromkeys(self._config.names), **of_groups}
         means, squares = self._sums / self._groups
         errors = np.sqrt(np.maximum(squares - means**2, 0.0) / self._groups)
-        found = zip(self._config.names, means.tolist(), errors.tolist(), strict=True)
-        return {name: Estimate(mean, error) for name, mean, error in found}
+        found = zip(self._config.names, means.tolist(), errors.tolist(), strict=False)  # `gauc` comes last
+        return {**{name: Estimate(mean, error) for name, mean, error in found}, **of_groups}
 
     def _bound_memory(self) -> None:
         """Cut the rows of the groups that may go on elsewhere to those that can matter, if they are many."""
@@ -214,11 +226,54 @@ class RankingMetrics:
         group = (np.cumsum(with_positive) - 1)[run[is_positive]]
         number = np.arange(len(rank)) - (np.cumsum(total) - total)[group] + 1
         self._groups += len(total)
-        for column, (k, metric) in enumerate(product(self._config.k, self._config.metrics)):
+        for column, (k, metric) in enumerate(self._config.cuts):
             gain = gain_at(k, metric, rank, number, total[group])
             of_group = np.bincount(group, weights=gain, minlength=len(total))
             of_group = np.minimum(of_group, 1.0) if metric == "hr" else of_group
             self._sums[:, column] += of_group.sum(), (of_group**2).sum()
+
+
+class GroupAucs:
+    """The AUC within groups. Rows of groups that may go on elsewhere wait, all of them."""
+
+    def __init__(self) -> None:
+        self._sums = SumsOfRows(("auc by rows", "rows"))
+        self._waiting: list[RankedRows] = []
+
+    def update(self, rows: RankedRows, at_edge: NDArray[np.bool_]) -> None:
+        """Add rows; those `at_edge` are of groups that may go on in other updates."""
+        self._count(rows.take(~at_edge))
+        self._waiting.append(rows.take(at_edge))
+
+    def add(self, other: "GroupAucs") -> None:
+        """Add the rows of another one."""
+        self._sums.add(other._sums)
+        self._waiting += other._waiting
+
+    def estimate(self) -> Estimate | None:
+        """Return the mean; None if no group has both labels. All rows must have been added."""
+        self._count(RankedRows.concat(self._waiting))
+        self._waiting = []
+        return self._sums.ratio("auc by rows", "rows")
+
+    def _count(self, rows: RankedRows) -> None:
+        """Count whole groups."""
+        rows = rows.distinct()
+        rows = rows.take(np.lexsort((rows.score, rows.group)))
+        first = _starts(rows.group)
+        group = _run_of(first)
+        tie = _run_of(first | _starts(rows.score))
+        # Of each run of ties: its labels, and the negatives below it in its group.
+        positives, negatives = (np.bincount(tie, weights=label) for label in (rows.positive, ~rows.positive))
+        of_tie = group[_starts(tie)]
+        below = np.cumsum(negatives) - negatives
+        below -= below[_starts(of_tie)][of_tie]
+        total_positives, total_negatives = (np.bincount(of_tie, weights=count) for count in (positives, negatives))
+        won = np.bincount(of_tie, weights=positives * (below + negatives / 2))
+        both = (total_positives > 0) & (total_negatives > 0)
+        size = (total_positives + total_negatives)[both]
+        auc = won[both] / (total_positives * total_negatives)[both]
+        self._sums.update(torch.from_numpy(np.stack([auc * size, size])))
 
 
 def gain_at(

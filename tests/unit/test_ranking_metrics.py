@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import ndcg_score, roc_auc_score
 
 from rayrec.common.errors import UserError
 from rayrec.config import RankingConfig
@@ -67,6 +67,35 @@ def brute_force(of: RankingConfig, groups, scores, labels) -> dict[str, float | 
             for metric in of.metrics:
                 sums[f"{metric}@{k}"] += values[metric]
     return {name: value / counted if counted else None for name, value in sums.items()} | {"groups": counted}
+
+
+def test_the_auc_within_groups_is_that_of_each_by_its_rows() -> None:
+    """Groups of one label do not count; where data is cut changes nothing."""
+    rng = np.random.default_rng(4)
+    sizes = [1, 40, 3, 200, 12, 7, 5]
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    scores = rng.integers(0, 6, len(groups)).astype(np.float32)
+    labels = (rng.random(len(groups)) < 0.4).astype(np.float32)
+    labels[groups == 2] = 1.0
+    weights = (rng.random(len(groups)) < 0.9).astype(np.float32)
+    aucs, rows = [], []
+    for group in range(len(sizes)):
+        counted = (groups == group) & (weights > 0)
+        if len(set(labels[counted])) == 2:
+            aucs.append(roc_auc_score(labels[counted], scores[counted]))
+            rows.append(counted.sum())
+    mean = float(np.average(aucs, weights=rows))
+    error = math.sqrt(sum((n * (auc - mean)) ** 2 for n, auc in zip(rows, aucs, strict=True))) / sum(rows)
+    of = config(metrics=("gauc", "hr"))
+    assert of.names == ("hr@1", "hr@3", "hr@12", "gauc")
+    for batch, parts in ((1, 1), (7, 3), (64, 1), (1_000, 1)):
+        found = measure(of, groups, scores, labels, weights, batch=batch, parts=parts)
+        assert found["gauc"] == pytest.approx(mean) and found["hr@12"] is not None
+    measured = RankingMetrics(of)
+    measured.update(*(torch.from_numpy(column) for column in (scores, labels, groups, weights)))
+    estimate = measured.estimates()["gauc"]
+    assert estimate is not None and (estimate.value, estimate.error) == pytest.approx((mean, error))
+    assert measure(of, groups, scores, np.ones_like(labels))["gauc"] is None
 
 
 @st.composite
