@@ -41,7 +41,7 @@ READERS: dict[str, dict[str, Any] | None] = {
 }
 NETWORKS = {"small": [64, 32], "large": [256, 128]}
 BATCHES = (2048, 8192)
-WINDOWS = 5
+WINDOWS, ROWS_OF_WINDOW = 4, 2**16
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def _write_rows(folder: Path, *, has_list: bool, is_skewed: bool) -> None:
 
 
 def _trained(data: Path, folder: Path, reader: str, network: str, batch: int) -> dict[str, Any]:
-    steps = 2**17 // batch
+    steps = ROWS_OF_WINDOW // batch
     sequences = READERS[reader]
     source = history_source(schema(has_list=sequences is not None))
     recipe = {

@@ -54,7 +54,12 @@ RECIPE: dict[str, Any] = {
         "rates": [{"keys": "user_id"}],
     },
     "preprocess": {"split": {"kind": "time", "test": TEST}, "frequency_limit": 2},
-    "model": {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16, 8]},
+    "model": {
+        "kind": "wide_deep",
+        "embedding_dim": 8,
+        "mlp": [16, 8],
+        "sequences": {"user": {"kind": "transformer"}},
+    },
     "train": {"epochs": 1, "global_batch_size": 64},
 }
 KEYS = ["user_id", "item_id", "ts"]

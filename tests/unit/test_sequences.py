@@ -115,7 +115,7 @@ def _vector(model: RankingModel, name: str, histories: dict[str, tuple[str, ...]
     # The newest event stands first.
     events = torch.cat(read, dim=1).flip(0)
     target = torch.cat([_embeddings(model, table, table, batch, row)[0] for table in tables])
-    module = getattr(model.dense_network.sequences, name)
+    module = model.dense_network.sequences.encoders[name]
     if isinstance(module.encoder, DeepInterest):
         vector = torch.zeros_like(target)
         for event in events:

@@ -125,6 +125,7 @@ class HistoryEncoders(nn.Module):
             tables.setdefault(output.feature, (len(self._split), output.table))
             self._split += [output.width - 1, 1] if output.pooling == "sequence" else [output.width]
         owners = {history.lists[0]: history for history in histories}
+        self.encoders = nn.ModuleDict()
         self._vectors: list[_Vector] = []
         """What is returned, in order: a history stands where its first list does."""
         for output, piece in zip(pooled, pieces, strict=True):
@@ -136,7 +137,7 @@ class HistoryEncoders(nn.Module):
                 self._vectors.append(
                     _Vector(width or own, output.table.part, piece, history.name, lists=lists, targets=targets)
                 )
-                self.add_module(history.name, _HistoryEncoder(history, own, width or own, device))
+                self.encoders[history.name] = _HistoryEncoder(history, own, width or own, device)
 
     @property
     def widths(self) -> list[int]:
@@ -146,7 +147,7 @@ class HistoryEncoders(nn.Module):
     @property
     def computed_columns(self) -> int:
         """Return how many numbers of a row are computed on the way to the vectors."""
-        encoders = (module for module in self.children() if isinstance(module, _HistoryEncoder))
+        encoders = (module for module in self.encoders.values() if isinstance(module, _HistoryEncoder))
         return sum(module.length * module.encoder.columns_of_event for module in encoders)
 
     def width_of(self, part: str) -> int:
@@ -155,7 +156,7 @@ class HistoryEncoders(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Return (B, sum of `widths`) of (B, sum of the outputs' widths)."""
-        if not self._modules:
+        if not self.encoders:
             return pooled
         pieces = pooled.split(self._split, dim=1)
         vectors = []
@@ -166,7 +167,7 @@ class HistoryEncoders(nn.Module):
             # Rows may bring lists of their own, some shorter: where a list has no value, its embeddings are 0.
             numbers = reduce(torch.maximum, (pieces[place + 1] for place in vector.lists)).detach().long()
             lists, targets = ([pieces[place] for place in places] for places in (vector.lists, vector.targets))
-            vectors.append(self.get_submodule(vector.history)(lists, numbers, targets).to(pooled.dtype))
+            vectors.append(self.encoders[vector.history](lists, numbers, targets).to(pooled.dtype))
         return torch.cat(vectors, dim=1)
 
 
@@ -228,8 +229,8 @@ class DeepInterest(_Encoder):
         super().__init__()
         self.columns_of_event = 3 * width + sum(hidden)
         self.first = Linear(3 * width, hidden[0], device=device)
-        self.others = hidden_layers(hidden[0], hidden[1:], device)
-        self.weight = Linear(hidden[-1], 1, device=device)
+        self.others = hidden_layers(hidden[0], hidden[1:], device, linear=_LinearOfEvents)
+        self.weight = _LinearOfEvents(hidden[-1], 1, device=device)
 
     def forward(self, events: Tensor, numbers: Tensor, target: Tensor) -> Tensor:
         """Return (B, W) of events (B, L, W), their numbers (B, 1), and the rows' own values (B, W)."""
@@ -245,6 +246,17 @@ class DeepInterest(_Encoder):
         hidden = self.first(torch.cat([events, own, events * own], dim=2), relu=True)
         weights = self.weight(self.others(hidden)).to(events.dtype)
         return (weights * is_there.unsqueeze(2) * events).sum(1)
+
+
+class _LinearOfEvents(Linear):
+    """A linear layer of as many rows as there are events: oneDNN would compile a kernel for each of their numbers, and
+    keep a thousand.
+    """
+
+    def forward(self, input: Tensor, relu: bool = False) -> Tensor:
+        """Map (..., in_features) to (..., out_features)."""
+        output = nn.functional.linear(input, self.weight, self.bias)
+        return output.relu() if relu else output
 
 
 class EventTransformer(_Encoder):
