@@ -37,6 +37,11 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName | Non
     require_evaluable(recipe, dataset)
     if train.negatives is not None:
         _require_interactions(dataset)
+    if recipe.model.scores_next_items and (split := dataset.split("train")).positives != split.rows:
+        raise ConfigError(
+            f"model.kind: {split.rows - round(split.positives)} rows of split 'train' have a label of 0, and "
+            f"'{recipe.model.kind}' takes every row for a choice; preprocess with source.choices"
+        )
     if train.loss.listwise:
         _require_whole_groups(dataset)
     _require_batches(train, dataset)
