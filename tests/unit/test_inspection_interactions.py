@@ -169,6 +169,15 @@ def test_a_larger_table_has_another_recipe(tmp_path: Path) -> None:
     assert recipes[0].preprocess.split.negatives == 99 > recipes[1].preprocess.split.negatives  # type: ignore[attr-defined]
 
 
+def test_the_next_item_is_held_out_by_time_if_there_are_times(tmp_path: Path) -> None:
+    for columns, split in ((["user", "item", "time"], "time"), (["user", "item"], "leave_one_out")):
+        choices(80)[columns].to_csv(tmp_path / "table.csv", index=False)
+        _, recipe = inspected(tmp_path / "table.csv", model="sasrec")
+        content = recipe.model_dump()
+        assert content["preprocess"]["split"]["kind"] == split
+        assert content["evaluate"]["ranking"]["candidates"] == "next"
+
+
 def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
     table = choices(100)
     path = tmp_path / "table.csv"
@@ -224,7 +233,8 @@ def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
                 pair = (names[0][row["user"] - 1], names[1][row["item"] - 1])
                 found.setdefault((split, int(row["label"])), set()).add(pair)
     assert found["train", 1] | found["validation", 1] | found["test", 1] == positives
-    assert found["known", 1] == found["train", 1] | {pair for pair in others if pair[0] in set(liked["user"])}
+    assert found["known", 1] == found["train", 1]
+    assert {pair for pair in others - positives if pair[0] in set(liked["user"])} <= found["known", 0] <= others
     assert not (found["test", 0] | found["validation", 0]) & (positives | others)
     with pytest.raises(UserError, match="no column 'stars'; it has user, item"):
         other = recipe.source.model_copy(update={"choices": LabelCondition(column="stars", at_least=3)})

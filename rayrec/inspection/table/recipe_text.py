@@ -405,8 +405,7 @@ def inspect_interactions(
     # The recipe.
     decisions.sort(key=lambda decision: sample.rows.column_names.index(decision.column.name))
     facts = f"{total:,} interactions of {users:,} people with {items:,} items"
-    candidates = min(99, max(1, items // 2))
-    test = f"each person's last choice is ranked among {candidates} other items, unless the person has too few rows"
+    is_next = MODELS.configs[model].scores_next_items
     lines = [
         f"# Written by `{command}`: {'' if sample.is_whole else 'about '}{facts}.",
         "# Sizes, epochs and penalty follow from these numbers. Change what you know better.",
@@ -421,11 +420,11 @@ def inspect_interactions(
             if bad
             else []
         ),
-        "  split:",
-        "    kind: leave_one_out",
-        _line("    min_interactions: 0", f"nobody is dropped; a person has {a_person:.1f} rows on average"),
-        _line(f"    validation: {str(has_validation).lower()}", "the choice before the last, to choose the epoch"),
-        _line(f"    negatives: {candidates}", test),
+        *(
+            [_line("  split: {kind: time, validation: 0.1, test: 0.1}", "the latest choices, also of new people")]
+            if is_next and time is not None
+            else _last_choices(a_person, items, has_validation)
+        ),
         "",
         Template(starting_point(model, total, 0, values=2)).substitute(
             # A row that occurs often needs less to hold it back: 0.02 for 10 choices a person, 0.005 for 165.
@@ -434,6 +433,22 @@ def inspect_interactions(
             recency="null" if time is None else "{half_life: 8}",
         ),
         "evaluate:",
-        _line("  ranking: {k: [10], metrics: [hr, ndcg]}", "how often and how high the choice is in the first ten"),
+        _line(
+            f"  ranking: {{{'candidates: next, ' * is_next}k: [10], metrics: [hr, ndcg]}}",
+            "how often and how high the choice is in the first ten" + " of all items" * is_next,
+        ),
     ]
     return decisions, warnings, "\n".join(lines) + "\n"
+
+
+def _last_choices(a_person: float, items: int, has_validation: bool) -> list[str]:
+    """Return the lines of a split that holds out each person's last choice."""
+    candidates = min(99, max(1, items // 2))
+    test = f"each person's last choice is ranked among {candidates} other items, unless the person has too few rows"
+    return [
+        "  split:",
+        "    kind: leave_one_out",
+        _line("    min_interactions: 0", f"nobody is dropped; a person has {a_person:.1f} rows on average"),
+        _line(f"    validation: {str(has_validation).lower()}", "the choice before the last, to choose the epoch"),
+        _line(f"    negatives: {candidates}", test),
+    ]
