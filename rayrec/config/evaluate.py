@@ -153,6 +153,11 @@ class EvaluateConfig(Config):
     ranking: RankingConfig | None = None
     """Also measure ranked lists; needs a group column, or `candidates: all`."""
 
+    @property
+    def ranks_next_items(self) -> bool:
+        """Return whether held-out rows are measured by the rank of their item, and have no labels to compare."""
+        return self.ranking is not None and self.ranking.candidates == "next"
+
 
 class PublishConfig(Config):
     """Conditions for publishing the model of a new day, measured on held-out rows, and how it is written."""

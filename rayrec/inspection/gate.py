@@ -74,8 +74,8 @@ def judge(
     judged, split_before = (of.split_to_judge(split) for of in (dataset, parent))
     faults = [*_label_faults(config, dataset, parent, judged, split_before)]
     warnings = [*_odd_times(dataset, parent)]
-    if candidate.recipe.model.scores_next_items:
-        warnings.append("models of next items score no rows, so this one was not compared with the serving one")
+    if candidate.recipe.evaluate.ranks_next_items:
+        warnings.append("what people choose next has no two labels, so the model was not compared with the serving one")
         judged = split_before = None
     # Each model knows the values of a day by ids of its own.
     comparison = before = None

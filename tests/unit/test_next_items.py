@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from jobs.stored_model import stored_model
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config import EvaluateConfig, RankingConfig
@@ -21,13 +22,15 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.scorer import Scorer
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.next_items import NextItems
-from rayrec.inspection.runs import next_item_figures
+from rayrec.inspection.runs import ComparedRun, compare_runs, group_by_recipe, next_item_figures
 from rayrec.inspection.split_checks import baselines, ranking_notes
 from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.sasrec.config import SASRecConfig
 from rayrec.pages.page import percent
 from rayrec.pages.training import held_out_sections
+from rayrec.sources.interactions.config import InteractionSourceConfig
+from rayrec.training.run.folder import RunFolder
 from tests.builders import make_recipe, users_and_items, write_dataset
 from tests.model_folders import make_recommender_folder
 
@@ -261,6 +264,17 @@ def test_a_stored_model_is_measured_event_by_event(config: ModelConfig, tmp_path
     assert figures["events"] == expected["rows"] and figures["metrics"]["hr@3"]["value"] == found["hr@3"]
     (measured,) = held_out_sections(figures)
     assert f"One item is among the best 3 of {percent(found['top_share@3'] or 0)} of them" in measured.text
+
+
+def test_runs_that_are_measured_by_next_items_are_not_compared(datasets: dict[bool, Dataset], tmp_path: Path) -> None:
+    data, ranking = datasets[False], CONFIG.model_copy(update={"candidates": "next"})
+    recipe = make_recipe(
+        source=InteractionSourceConfig(), model=NeuMFConfig(), evaluate=EvaluateConfig(ranking=ranking)
+    )
+    folder = RunFolder.create(tmp_path / "run", recipe, data, data.schema)
+    recipes = group_by_recipe([ComparedRun("run", folder, data)])
+    with pytest.raises(UserError, match="what people choose next, and rows of one label cannot be compared"):
+        compare_runs(recipes, "test", stored_model, SilentProgress())
 
 
 def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[bool, Dataset]) -> None:
