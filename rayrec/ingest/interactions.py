@@ -18,7 +18,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import InteractionColumns, Schema
 from rayrec.ingest.batches import BatchArrays
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.loader import EpochLoader
 from rayrec.ingest.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.ingest.order import BatchOrder, row_groups_of
@@ -315,9 +315,11 @@ def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
 
 
 def known_pairs(dataset: Dataset) -> Iterator[NDArray[np.int64]]:
-    """Yield the pairs, as `positive_pairs`, of all rows of `Dataset.known_split`, those too that are no choices."""
-    for pairs, _ in _labelled_pairs(dataset, dataset.known_split):
-        yield pairs
+    """Yield the pairs, as `positive_pairs`, of `Dataset.known_split`, which is of all that is known, those too that are
+    no choices, or else of positives in `train`.
+    """
+    for pairs, label in _labelled_pairs(dataset, dataset.known_split):
+        yield pairs if dataset.known_split == KNOWN_SPLIT else pairs[label > 0.5]
 
 
 def _labelled_pairs(dataset: Dataset, split: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
