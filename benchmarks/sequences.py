@@ -26,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import rayrec
-from benchmarks.process_tree import sampled
+from benchmarks.process_tree import Sampled, sampled
 from benchmarks.result_rows import ResultRows
 from rayrec.sources.interactions.people import CHANCES_FILE, LAST_LIKED, People
 from rayrec.store.files import remove
@@ -47,17 +47,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for all files")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    results = ResultRows(
-        options.output, keys=("rows", "seed", "kind"), printed=("seed", "kind", "auc", "rows_per_second")
-    )
+    results = ResultRows(options.output, keys=("rows", "seed", "kind"), printed=("seed", "kind", "auc"))
     for seed in options.seeds:
         log = options.folder / f"log-{options.rows}-{seed}"
         if not log.exists():
             _run("generate", "interactions", "--rows", options.rows, "--drift", 1, "--seed", seed, "--output", log)
         if not results.has(rows=options.rows, seed=seed, kind="truth"):
-            results.add(
-                {"rows": options.rows, "seed": seed, "kind": "truth", "rows_per_second": None, **_truth(log, seed)}
-            )
+            results.add({"rows": options.rows, "seed": seed, "kind": "truth", **_truth(log, seed)})
         for kind in options.kinds:
             if not results.has(rows=options.rows, seed=seed, kind=kind):
                 measured = _measure(options.folder, log, kind, seed, options.set)
@@ -68,8 +64,9 @@ def recipe(kind: str) -> dict[str, Any]:
     """Return the recipe, which differs in the history and in what reads it alone."""
     likes = {"column": "rating", "at_least": 4.0}
     take = [{"op": "last", "column": "movieId", "length": LAST_LIKED}]
-    history = {_HISTORY: {"by": "userId", "where": likes, "take": take}}
-    model = {"kind": "dlrm", "embedding_dim": 16, "bottom_mlp": [32, 16], "top_mlp": [128, 64]}
+    model: dict[str, Any] = {"kind": "dlrm", "embedding_dim": 16, "bottom_mlp": [32, 16], "top_mlp": [128, 64]}
+    if kind == "none":
+        model["interaction"] = "cat"  # of one vector there are no products
     if kind not in ("none", "pooled"):
         model["sequences"] = {_HISTORY: {"kind": kind}}
     return {
@@ -77,8 +74,9 @@ def recipe(kind: str) -> dict[str, Any]:
             "kind": "table",
             "label": likes,
             "time": {"column": "timestamp", "format": "s"},
-            "features": [{"columns": ["userId", "movieId"], "kind": "categorical", "min_count": 5}],
-            "histories": {} if kind == "none" else history,
+            "features": [{"columns": ["movieId"], "kind": "categorical", "min_count": 5}],
+            "histories": {} if kind == "none" else {_HISTORY: {"by": "userId", "where": likes, "take": take}},
+            "ignore": ["userId"] if kind == "none" else [],
         },
         "preprocess": {"split": {"kind": "time", "test": HELD_OUT, "validation": HELD_OUT}},
         "model": model,
@@ -122,7 +120,7 @@ def _measure(folder: Path, log: Path, kind: str, seed: int, changes: list[str]) 
         remove(path)
     given = [word for change in [f"train.seed={seed}", *changes] for word in ("--set", change)]
     _run("preprocess", file, "--input", log / "ratings.csv", "--output", dataset, "--on", "process")
-    mib = _run("train", file, "--data", dataset, "--output", run, "--on", "process", *given)
+    spent = _run("train", file, "--data", dataset, "--output", run, "--on", "process", *given)
     records = map(json.loads, (run / HISTORY_FILE).read_text().splitlines())
     speeds = [record["samples_per_second"] for record in records if "samples_per_second" in record]
     metrics = rayrec.evaluate(run, dataset, split="test", on="process", progress=False).metrics["test"]
@@ -131,12 +129,13 @@ def _measure(folder: Path, log: Path, kind: str, seed: int, changes: list[str]) 
         "auc": round(metrics["auc"], 4),
         "log_loss": round(metrics["log_loss"], 4),
         "rows_per_second": round(statistics.median(speeds[1:])),
-        "mib": mib,
+        "cpu_seconds": round(sum(spent.cpu_seconds.values()), 1),
+        "mib": spent.largest_mib["all processes"],
     }
 
 
-def _run(*words: Any) -> int:
-    """Run a command of rayrec; return the most MiB that its processes have for themselves (USS) at once."""
+def _run(*words: Any) -> Sampled:
+    """Run a command of rayrec; return what its processes took."""
     process = subprocess.Popen(
         [sys.executable, "-m", "rayrec.cli", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -144,7 +143,7 @@ def _run(*words: Any) -> int:
         _, errors = process.communicate()
     if process.returncode:
         raise SystemExit(errors.decode())
-    return seen.largest_mib["all processes"]
+    return seen
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ SMALLER = {
     r"dlrm-criteo(?!-)": "dlrm-criteo-debug",
     r"workers([ =])8": r"workers\g<1>2",
     r"--trials 16": "--trials 2",
+    r"--rows 60000": "--rows 8000",
     r"benchmark serve model": "benchmark serve model --seconds 0.5",
     r"auc >= 0\.76": "auc >= 0.6",
     r"clicks/models/8": "clicks/models/2",
