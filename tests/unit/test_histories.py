@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Any, str, str, dict[str, int]]] = {
     "dropped before: known of who comes back": (
         LOO(min_interactions=0),
         "u:abc||ad w:||ab",
-        "u:abcad --tee",
+        "u:adabc ee--t",
         {"users": 1, "train": 2},
     ),
 }
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, str, str, dict[str, int]]] = {
 def test_splits(case: str) -> None:
     split, given, expected, counts = CASES[case]
     before = rows(given)
-    history, dropped, found = cut_histories(before, split)
+    history, dropped, found = cut_histories(before, split, {})
     words = expected.split()
     left, codes = words[: len(words) // 2], "".join(words[len(words) // 2 :])
     pairs = [(user, item) for word in left for user, items in [word.split(":")] for item in items]
@@ -102,7 +102,7 @@ def test_splits(case: str) -> None:
 
 
 def test_no_rows() -> None:
-    history, dropped, counts = cut_histories(rows(""), LOO())
+    history, dropped, counts = cut_histories(rows(""), LOO(), {})
     assert dropped.num_rows == 0
     assert history.num_rows == 0 and not any(counts.values())
 
@@ -113,7 +113,7 @@ def cut_by_hand(rows: list[Row], least: int, held_out: list[int]) -> tuple[list[
     dropped: list[Any] = []
     counts = dict.fromkeys(("users", "dropped_users", "repeated", "train", "short_users"), 0)
     for user in sorted({user for user, *_ in rows}, key=str.encode):
-        own = sorted((row for row in rows if row[0] == user), key=lambda row: (row[2], row[3], row[4]))
+        own = sorted((row for row in rows if row[0] == user), key=lambda row: (row[2] != EARLIER, *row[2:]))
         counted = [row for row in own if row[2] in (TRAIN, LISTED)]
         if len(counted) < max(least, 1):
             dropped += [(user, item, kind) for _, item, kind, *_ in own]
@@ -122,7 +122,7 @@ def cut_by_hand(rows: list[Row], least: int, held_out: list[int]) -> tuple[list[
         kept: dict[tuple[str, bool], int] = {}
         for _, item, kind, *_ in own:
             counts["repeated"] += kind < EARLIER and (item, False) in kept
-            kept.setdefault((item, kind >= EARLIER), min(kind, EARLIER))
+            kept.setdefault((item, kind >= EARLIER), kind)
         train = [pair for pair, kind in kept.items() if kind == TRAIN]
         if len(train) > len(held_out):
             kept |= zip(train[::-1], held_out, strict=False)
@@ -145,7 +145,7 @@ def test_any_rows_are_cut_as_by_hand(seed: int) -> None:
     ]
     split = LOO(min_interactions=random.randrange(12), validation=seed % 2 == 0, test=seed % 3 != 0)
     held_out = [*([TEST] if split.test else []), *([VALIDATION] if split.validation else [])]
-    history, dropped, counts = cut_histories(table(given), split)
+    history, dropped, counts = cut_histories(table(given), split, {})
     expected, expected_dropped, numbers = cut_by_hand(given, split.min_interactions, held_out)
     assert [tuple(row.values()) for row in history.to_pylist()] == expected
     assert [tuple(row.values()) for row in dropped.to_pylist()] == expected_dropped
