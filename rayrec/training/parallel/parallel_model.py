@@ -330,8 +330,9 @@ def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn
             continue
         chosen = {key: p for key, p in parameters.items() if key == name or key.startswith(f"{name}.")}
         if not chosen:
-            named = dense_network.named_children()
-            children = ", ".join(f"dense_network.{child}" for child, module in named if any(module.parameters()))
+            # Encoders of histories are a child without parameters where there is no history.
+            named = (child for child, module in dense_network.named_children() if list(module.parameters()))
+            children = ", ".join(f"dense_network.{child}" for child in named)
             raise ConfigError(f"train.freeze: no part '{name}'; use embeddings, dense_network, or one of {children}")
         frozen |= chosen
     return list(frozen.values())
