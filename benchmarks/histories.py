@@ -9,25 +9,21 @@ by an expert who knows of ties and leaks; what is written there is not encoded. 
 """
 
 import argparse
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.process_tree import MIB, folder_size, sampled
+from benchmarks.process_tree import MIB, folder_size, run_sampled
 from benchmarks.result_rows import ResultRows
 from rayrec.store.files import remove
 
 USERS, ITEMS, LAST, SMOOTHING = 50_000, 2_000, 20, 5
-_INTERVAL = 0.05
 _BY_HAND = f"""
 create table events as select user_id, ts, click, item_id,
     row_number() over (order by user_id, ts, click, item_id) as place,
@@ -82,14 +78,8 @@ def _measure(folder: Path, rows: int, *, skewed: bool, times: int) -> dict[str, 
         for name, command in commands.items():
             remove(output)
             began = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            with sampled(psutil.Process(process.pid), {}, _INTERVAL) as seen:
-                _, errors = process.communicate()
+            seen = run_sampled(command)
             seconds[name].append(round(time.perf_counter() - began, 2))
-            if process.returncode:
-                raise SystemExit(errors.decode())
             memory[name] = max(memory[name], seen.largest_mib["all processes"])
             disk[name] = (folder_size(output) if output.is_dir() else output.stat().st_size) // MIB
     least = {name: min(of_command) for name, of_command in seconds.items()}

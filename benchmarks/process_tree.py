@@ -1,8 +1,10 @@
 """What a command and all processes that it started take: memory by kind of process, CPU time, disk."""
 
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +51,16 @@ def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) 
 
     with repeated(sample, interval):
         yield found
+
+
+def run_sampled(command: Sequence[str], interval: float = 0.05) -> Sampled:
+    """Run a program of Python (`-m MODULE ...`); return what its processes took. Ends this program if it fails."""
+    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with sampled(psutil.Process(process.pid), {}, interval) as found:
+        _, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: failed\n{errors.decode()}")
+    return found
 
 
 class CpuByKind:

@@ -12,18 +12,15 @@ user, who has 50 last items of any number of events.
 import argparse
 import itertools
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import yaml
 
-from benchmarks.process_tree import MIB, sampled
+from benchmarks.process_tree import run_sampled
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.features.schema import MultiHotFeature, Schema
@@ -117,17 +114,13 @@ def _trained(data: Path, folder: Path, reader: str, network: str, batch: int) ->
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     options = ["--data", str(data), "--output", str(folder / "run"), "--on", "process"]
-    command = [sys.executable, "-m", "rayrec.cli", "train", str(folder / "recipe.yaml"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    with sampled(psutil.Process(process.pid), {}, 0.2) as found:
-        if process.wait():
-            raise SystemExit(f"{' '.join(command)}: failed")
+    found = run_sampled(["rayrec.cli", "train", str(folder / "recipe.yaml"), *options], 0.2)
     records = read_history(folder / "run" / HISTORY_FILE)
     speeds = [record["samples_per_second"] for record in records if record["event"] == "train"]
     return {
         "samples_per_second": round(statistics.median(speeds[1:])),
         "windows": speeds,
-        "mib": found.largest["all processes"] // MIB,
+        "mib": found.largest_mib["all processes"],
     }
 
 

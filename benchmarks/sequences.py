@@ -13,20 +13,17 @@ of matches, which no model is.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import yaml
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import rayrec
-from benchmarks.process_tree import Sampled, sampled
+from benchmarks.process_tree import Sampled, run_sampled
 from benchmarks.result_rows import ResultRows
 from rayrec.sources.interactions.people import CHANCES_FILE, LAST_LIKED, People
 from rayrec.store.files import remove
@@ -35,7 +32,6 @@ from rayrec.training.run.folder import HISTORY_FILE
 HELD_OUT = 0.1
 KINDS = ("none", "pooled", "mean", "din", "transformer")
 _HISTORY = "liked"
-_INTERVAL = 0.05
 
 
 def main() -> None:
@@ -136,14 +132,7 @@ def _measure(folder: Path, log: Path, kind: str, seed: int, changes: list[str]) 
 
 def _run(*words: Any) -> Sampled:
     """Run a command of rayrec; return what its processes took."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rayrec.cli", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    with sampled(psutil.Process(process.pid), {}, _INTERVAL) as seen:
-        _, errors = process.communicate()
-    if process.returncode:
-        raise SystemExit(errors.decode())
-    return seen
+    return run_sampled(["rayrec.cli", *map(str, words)])
 
 
 if __name__ == "__main__":

@@ -268,8 +268,8 @@ def _scores(model: "StoredModel", dataset: "Dataset", split: str, progress: Prog
     """Return the figures of the held-out rows, scored by a model, or of held-out events."""
     from rayrec.inspection.runs import held_out_figures, next_item_figures, score_held_out
 
-    ranking = model.recipe.evaluate.ranking
-    if ranking is not None and ranking.candidates == "next":
+    ranking = model.recipe.evaluate.next_item_ranking
+    if ranking is not None:
         return next_item_figures(model, dataset, split, ranking, progress)
     return held_out_figures(score_held_out(model, dataset, split, progress), dataset, progress)
 

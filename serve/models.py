@@ -122,15 +122,10 @@ class ServedVersion:
         self.stale = describe_stale(schema, time.time())
         """What to say of its histories, if they end too early."""
 
-    @property
-    def first_verb(self) -> str:
-        """The verb that it is asked by in the first place."""
-        return "recommend" if self.predictor.scores_next_items else "predict"
-
     async def score(self, rows: RequestRows) -> NDArray[np.float32]:
         """Return the probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
         if self.predictor.scores_next_items:
-            raise RequestError(404, f"model '{self.name}' {NO_ROWS}; use /v1/models/{self.name}:{self.first_verb}")
+            raise RequestError(404, f"model '{self.name}' {NO_ROWS}; use /v1/models/{self.name}:{self.examples.verb}")
         # The batcher joins it with other requests and calls `_score_together`.
         scores = await self._score(rows)
         if not np.isfinite(scores).all():

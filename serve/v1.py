@@ -252,7 +252,7 @@ class Verb:
     async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
         """Return the body of the answer. Raises RequestError."""
         if why := self.lacks(version):
-            raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:{version.first_verb}")
+            raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:{version.examples.verb}")
         most = self.most(admission.settings.max_rows_per_request)
         found = await self.run(Asked(model, version, body, admission, most))
         # Its numbers are float32 values in the digits of their float64.

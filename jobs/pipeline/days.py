@@ -285,7 +285,7 @@ def _judge(request: PipelineRequest, day: Day, progress: Progress) -> "Judgement
     with stored_model(places.run) as candidate, stored_model(places.before.run) as serving:
         found = judge(recipe.publish, candidate, serving, dataset, parent, recipe.train.evaluation_split)
     write_json(day.folder / GATE_FILE, found.as_json())
-    if found.comparison is None and not recipe.evaluate.ranks_next_items:
+    if found.comparison is None and recipe.evaluate.next_item_ranking is None:
         progress.message("no rows were held out, so the new model was not compared with the serving one")
     elif found.comparison is not None:
         new, old = found.comparison.loss, found.comparison.serving_loss

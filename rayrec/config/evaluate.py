@@ -154,9 +154,11 @@ class EvaluateConfig(Config):
     """Also measure ranked lists; needs a group column, or `candidates: all`."""
 
     @property
-    def ranks_next_items(self) -> bool:
-        """Return whether held-out rows are measured by the rank of their item, and have no labels to compare."""
-        return self.ranking is not None and self.ranking.candidates == "next"
+    def next_item_ranking(self) -> RankingConfig | None:
+        """Return how held-out rows are ranked that are measured by the rank of their item, and have no labels to
+        compare; None where they are measured by labels.
+        """
+        return self.ranking if self.ranking is not None and self.ranking.candidates == "next" else None
 
 
 class PublishConfig(Config):

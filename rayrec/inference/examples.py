@@ -56,7 +56,7 @@ class Examples(Config):
     tolerance: float
     """Largest difference that other kernels may make."""
     verb: Literal["predict", "recommend"] = "predict"
-    """What a server is asked for: scores of rows, or items for people by their events."""
+    """The verb that a server is asked by: for scores of rows, or for items for people by their events."""
     instances: list[dict[str, Any]]
     """Raw rows, or objects with `events`."""
     scores: list[float]

@@ -1,7 +1,7 @@
 """Items for a person, and items like an item: the best of the whole catalogue by descending score."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -39,18 +39,6 @@ class Recommendations:
     """(len(items),) probabilities; of items like an item the cosines."""
     unknown_events: list[str]
     """Items of brought events that the model does not know: they were left out."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which items may be in an answer. Items that the model does not know never are."""
-
-    allow: Sequence[str] | None = None
-    """These alone; None for all."""
-    deny: Sequence[str] = ()
-    """None of these."""
-    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Those alone that have, in each of some columns of the table of items, one of some values."""
 
 
 def load_recommender(folder: str | Path) -> "Recommender":
@@ -164,7 +152,7 @@ class Recommender:
             raise UnknownUserError(f"no user '{user[:100]}' in the model's training data; {_ASK_OTHERS}")
         else:
             (scored,) = self._pairs(np.array([known]))
-        left_out = self._left_out(Selection(allow, deny, filter or {}))
+        left_out = self._left_out(allow, deny, filter or {})
         if exclude_known:
             left_out[self._known.of(known) - 1] = True
             left_out[history - 1] = True
@@ -194,7 +182,7 @@ class Recommender:
         products = np.einsum("nd,d->n", vectors, vectors[item_id - 1])
         lengths = self._lengths * self._lengths[item_id - 1]
         cosines = np.clip(products / np.maximum(lengths, np.finfo(np.float32).tiny), -1, 1)
-        left_out = self._left_out(Selection(allow, deny, filter or {}))
+        left_out = self._left_out(allow, deny, filter or {})
         left_out[item_id - 1] = True
         ids = _best(cosines, left_out, k)
         return Recommendations(self.item_values(ids).to_pylist(), cosines[ids - 1], [])
@@ -267,17 +255,19 @@ class Recommender:
         for of_user in scores if self._user_is_first else scores.T:
             yield _Scored(of_user, of_user)
 
-    def _left_out(self, selection: Selection) -> NDArray[np.bool_]:
-        """Return (items,) whether an item may not be in an answer."""
+    def _left_out(
+        self, allow: Sequence[str] | None, deny: Sequence[str], filter: Mapping[str, Sequence[str]]
+    ) -> NDArray[np.bool_]:
+        """Return (items,) whether an item may not be in an answer, by what `recommend` was asked for."""
         left_out = self._is_removed.copy()
-        if selection.allow is not None:
+        if allow is not None:
             is_allowed = np.zeros(1 + len(left_out), bool)
-            is_allowed[self._item_ids(selection.allow)] = True
+            is_allowed[self._item_ids(allow)] = True
             left_out |= ~is_allowed[1:]
-        if selection.deny:
-            denied = self._item_ids(selection.deny)
+        if deny:
+            denied = self._item_ids(deny)
             left_out[denied[denied > 0] - 1] = True
-        for name, values in selection.filter.items():
+        for name, values in filter.items():
             if self._table is None:
                 raise UserError("filter: the model has no table of items; set source.items and preprocess again")
             left_out |= ~self._table.has(name, values)

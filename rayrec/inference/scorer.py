@@ -43,7 +43,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions import num_item_rows
 from rayrec.metrics.estimates import SplitMetrics
 from rayrec.models.common.embedding_tables import EmbeddingTable
-from rayrec.models.common.next_item import ScoresNextItems
+from rayrec.models.common.held_out_events import ItemIds
+from rayrec.models.common.next_item import ScoresNextItems, newest_events
 from rayrec.models.common.precision import AmpError, Precision, resolve_precision
 from rayrec.models.common.ranking import HasItemVectors, ScoresPairs
 from rayrec.models.registry import build_model
@@ -266,7 +267,7 @@ class Scorer:
         """Return the probabilities (M, N) float32 of every pair, as `pair_logits` takes them."""
         return torch.sigmoid(torch.from_numpy(self.pair_logits(first, second))).numpy()
 
-    def person_vectors(self, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+    def person_vectors(self, histories: Sequence[ItemIds]) -> NDArray[np.float32]:
         """Return the vectors (n, D) of n people by their histories: ids of items, oldest first.
 
         The newest that the model reads count. For models that score next items: the logit of an item as the next one of
@@ -278,16 +279,13 @@ class Scorer:
         at_once = 1 if self._device.type == "cpu" else max(1, _CHUNK_EVENTS // network.length)
         with torch.inference_mode(), self.precision.autocast():
             for start in range(0, len(histories), at_once):
-                some = [history[-network.length :] for history in histories[start : start + at_once]]
-                lengths = torch.tensor([len(history) for history in some])
-                ids = np.zeros((len(some), max(1, int(lengths.max()))), np.int64)
-                for row, history in zip(ids, some, strict=True):
-                    row[: len(history)] = history
+                ids, numbers = newest_events(histories[start : start + at_once], network.length)
                 events = self._embeddings(self._lookups[0], ids.reshape(-1)).view(*ids.shape, -1)
-                vectors.append(network.person_vectors(events, lengths.to(self._device)).cpu().numpy())
+                lengths = torch.from_numpy(numbers).to(self._device)
+                vectors.append(network.person_vectors(events, lengths).cpu().numpy())
         return np.concatenate([self.item_vectors[:0], *vectors])
 
-    def next_item_logits(self, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+    def next_item_logits(self, histories: Sequence[ItemIds]) -> NDArray[np.float32]:
         """Return the logits (n, N) of items 1 ... N as the next ones of n people, whose histories are as in
         `person_vectors`; those of a person are the same alone and among others.
         """

@@ -74,7 +74,7 @@ def judge(
     judged, split_before = (of.split_to_judge(split) for of in (dataset, parent))
     faults = [*_label_faults(config, dataset, parent, judged, split_before)]
     warnings = [*_odd_times(dataset, parent)]
-    if candidate.recipe.evaluate.ranks_next_items:
+    if candidate.recipe.evaluate.next_item_ranking is not None:
         warnings.append("what people choose next has no two labels, so the model was not compared with the serving one")
         judged = split_before = None
     # Each model knows the values of a day by ids of its own.

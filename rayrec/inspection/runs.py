@@ -344,7 +344,7 @@ def compare_runs(
     `stored_model` opens the model of a run's folder. Raises UserError if all rows have one label.
     """
     for run in (run for recipe in recipes for run in recipe.runs):
-        if run.folder.recipe.evaluate.ranks_next_items:
+        if run.folder.recipe.evaluate.next_item_ranking is not None:
             raise UserError(
                 f"{run.folder.path}: is measured by what people choose next, and rows of one label cannot be compared; "
                 "`rayrec report` has its metrics with their errors"

@@ -260,7 +260,7 @@ class _ScoreChunks:
             Reason.PAST: raw_rows.too_old,
             Reason.BROUGHT: raw_rows.bring_wrong_events,
         }
-        """What finds rows that can be read, but not completed, by the reason for which they are set aside."""
+        """Functions that find rows which can be read but not completed, by the reason for setting these aside."""
 
     def __call__(self, chunks: Sequence[tuple[int, Chunk]]) -> list[_ChunkReport]:
         return [self._score(number, chunk) for number, chunk in chunks if self._left != 0]

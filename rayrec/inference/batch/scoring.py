@@ -254,8 +254,8 @@ def measure_split(
     precision also its error (`AmpError`). Of what a person chooses next they are those of `NextItemMetrics` alone.
     Raises UserError as `score_split`, and if the model has diverged.
     """
-    if config.ranking is not None and config.ranking.candidates == "next":
-        return measure_next_items(model, dataset, split, config.ranking, pool, progress).compute()
+    if config.next_item_ranking is not None:
+        return measure_next_items(model, dataset, split, config.next_item_ranking, pool, progress).compute()
     # Each task measures its rows where they are scored; accumulators are added up here.
     measure, errors = MeasureRows(config, dataset.schema), [AmpError()]
     binary = BinaryMetrics.from_config(config)
@@ -337,8 +337,7 @@ class _RankNextItems:
 def score_next_items(scorer: Scorer, events: HeldOutEvents, num_items: int) -> torch.Tensor:
     """Return the logits (n, items) float32 of all items as the next ones of n events."""
     if scorer.scores_next_items:
-        histories = [history.astype(np.int64) for history in events.histories]
-        return torch.from_numpy(scorer.next_item_logits(histories))
+        return torch.from_numpy(scorer.next_item_logits(events.histories))
     schema, columns = scorer.schema, interaction_columns(scorer.schema)
     users, of_event = np.unique(events.users, return_inverse=True)
     catalogue = np.arange(1, num_items + 1)

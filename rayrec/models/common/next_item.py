@@ -3,13 +3,17 @@
 Shapes: B people, L events, d columns of the item table, D columns of a vector, P predicted events, C candidates.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.internals import onednn
+from rayrec.models.common.held_out_events import ItemIds
 from rayrec.models.common.layers import to_autocast_dtype
 
 _LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
@@ -72,6 +76,18 @@ class ScoresNextItems(nn.Module):
             weights[:, :-1].flatten(),
             log_counts,
         )
+
+
+def newest_events(histories: Sequence[ItemIds], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the newest `length` items of n histories, oldest first, padded at the end with 0 (n, L), and their numbers
+    (n,); L is 1 at least.
+    """
+    newest = [history[-length:] for history in histories]
+    lengths = np.array([len(history) for history in newest], np.int64)
+    ids = np.zeros((len(newest), max(1, lengths.max(initial=0))), np.int64)
+    for row, history in zip(ids, newest, strict=True):
+        row[: len(history)] = history
+    return ids, lengths
 
 
 def next_item_loss(

@@ -11,7 +11,7 @@ from rayrec.ingest.next_item_batches import item_batch
 from rayrec.ingest.next_items import NextItems
 from rayrec.metrics.next_items import NextItemMetrics, RankedEvents
 from rayrec.models.common.held_out_events import HeldOutEvents
-from rayrec.models.common.next_item import ScoresNextItems
+from rayrec.models.common.next_item import ScoresNextItems, newest_events
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.training.parallel.parallel_model import ParallelModel
 
@@ -52,12 +52,8 @@ def _by_histories(
         catalogue = network.item_vectors(table[1:]).float()
 
     def scores_of(events: HeldOutEvents, _: Tensor | None) -> Tensor:
-        newest = [history[-network.length :] for history in events.histories]
-        lengths = np.array([len(history) for history in newest], np.int64)
-        ids = np.zeros((len(newest), max(1, lengths.max(initial=0))), np.int64)
-        for row, history in zip(ids, newest, strict=True):
-            row[: len(history)] = history
-        histories, numbers = (torch.from_numpy(values).to(model.device) for values in (ids, lengths))
+        newest = newest_events(events.histories, network.length)
+        histories, numbers = (torch.from_numpy(values).to(model.device) for values in newest)
         return network.person_vectors(table[histories], numbers) @ catalogue.T
 
     return scores_of, ((events, None) for events in items.batches())

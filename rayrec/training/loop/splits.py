@@ -148,9 +148,9 @@ def evaluate_split(model: ParallelModel, splits: SplitReader, split: str, config
     person chooses next, those of `NextItemMetrics` alone. The model is scored in float32 where it lies, in the memory
     of the ranks.
     """
-    if config.ranking is not None and config.ranking.candidates == "next":
+    if config.next_item_ranking is not None:
         items = splits.next_items(split)
-        next_items = NextItemMetrics(config.ranking, items.num_items)
+        next_items = NextItemMetrics(config.next_item_ranking, items.num_items)
         model.dense_network.eval()
         rank_next_items(model, items, next_items)
         model.dense_network.train()
