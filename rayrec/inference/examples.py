@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from rayrec.common.disk_errors import unreadable
 from rayrec.common.errors import UserError
@@ -55,8 +55,10 @@ class Examples(Config):
 
     tolerance: float
     """Largest difference that other kernels may make."""
-    verb: Literal["predict", "recommend"] = "predict"
-    """The verb that a server is asked by: for scores of rows, or for items for people by their events."""
+    verb: Literal["predict", "recommend"] = Field("predict", exclude_if=lambda given: given == "predict")
+    """The verb that a server is asked by: for scores of rows, or for items for people by their events. Left out of
+    files where `predict`, as before there were others.
+    """
     instances: list[dict[str, Any]]
     """Raw rows, or objects with `events`."""
     scores: list[float]
