@@ -253,7 +253,7 @@ def main() -> None:
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="rayrec-tables-") as temporary:
         if options.by_time:
-            report = json.loads(options.output.read_text())
+            report = json.loads(options.output.read_text()) if options.output.exists() else {}
             of_time = report.setdefault("by_time", {"machine": machine.described()})
             for table in (table for table in TABLES if table.name in options.only):
                 if found := by_time(table, table.read(options.data), Path(temporary) / table.name):

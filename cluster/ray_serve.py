@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,8 +62,9 @@ _LONGEST_CLOSING = 1.0
 
 
 @contextmanager
-def serve_behind_haproxy() -> Iterator[None]:
-    """Set, for the block, the environment variables that Ray must be started with to use HAProxy.
+def serve_behind_haproxy(ports: Collection[int] = ()) -> Iterator[None]:
+    """Set, for the block, the environment variables that Ray must be started with to use HAProxy; `ports` are those
+    that a server will listen on.
 
     If RAY_SERVE_ENABLE_HA_PROXY is already set, if HAProxy is not installed, or if there is no folder for its socket,
     only Serve's own HTTP servers are told what to do; `without_haproxy` says why.
@@ -73,7 +74,7 @@ def serve_behind_haproxy() -> Iterator[None]:
         parent = _parent_of_sockets()
         if HAPROXY_SWITCH not in os.environ and parent is not None and _has_haproxy():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=parent))
-            wanted = _environment(Path(folder))
+            wanted = _environment(Path(folder), ports)
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
         try:
@@ -230,8 +231,8 @@ def _parent_of_sockets() -> str | None:
     return None
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    metrics, statistics, fallback_http, fallback_grpc = free_ports(4)
+def _environment(folder: Path, ports: Collection[int]) -> dict[str, str]:
+    metrics, statistics, fallback_http, fallback_grpc = free_ports(4, but=ports)
     program = folder / "program"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(haproxy.__file__)} "$@"\n')
     program.chmod(0o700)

@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -43,16 +43,16 @@ AnswerT = TypeVar("AnswerT")
 def ray_session(
     meanwhile: Callable[[], object] = lambda: None,
     *,
-    trains: bool = True,
+    serves: Collection[int] | None = None,
     progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
 ) -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
-    with what training in it needs (`trains`). `meanwhile` is called while the session starts, in another thread, with
-    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts, and
-    what Ray has no room for. Raises what `meanwhile` raises, and UserError if no cluster answers at the address or this
-    machine's limits are too low.
+    with what training in it needs, or a server on the ports `serves`. `meanwhile` is called while the session starts,
+    in another thread, with Ray's environment variables set; the block begins when it has returned. `progress` shows
+    that a session starts, and what Ray has no room for. Raises what `meanwhile` raises, and UserError if no cluster
+    answers at the address or this machine's limits are too low.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
@@ -72,14 +72,14 @@ def ray_session(
     held = hold_messages()
     with interrupts_kept(), ExitStack() as stack:
         if not address:
-            require_room(serves=not trains)
-            stack.enter_context(serve_behind_haproxy())
+            require_room(serves=serves is not None)
+            stack.enter_context(serve_behind_haproxy(serves or ()))
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(meanwhile)
             if address:
-                attach(address, {**_unset(_OF_TRAINING if trains else {}), **missing})
+                attach(address, {**_unset(_OF_TRAINING if serves is None else {}), **missing})
             else:
-                _start({**_OF_TRAINING, **_OF_THIS_MACHINE} if trains else {})
+                _start({**_OF_TRAINING, **_OF_THIS_MACHINE} if serves is None else {})
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()

@@ -179,7 +179,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             os.environ.setdefault(HAPROXY_SWITCH, "0")
         # Its imports take half as long as Ray.
         meanwhile = partial(import_module, "serve.app")
-        stack.enter_context(ray_session(meanwhile, trains=False, progress=progress))
+        ports = [port for port in (listener.port, listener.grpc_port) if port is not None]
+        stack.enter_context(ray_session(meanwhile, serves=ports, progress=progress))
         progress.stage("start server")
         stack.enter_context(deployed(arguments, listener))
         progress.finish()

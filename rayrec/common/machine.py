@@ -13,7 +13,7 @@ import random
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -42,9 +42,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST = 2**31 - 1
 _LARGE_BYTES = 256 * 2**20
 """A smaller file is soon in memory as a whole, so for it the file system had better read ahead."""
-_PORTS = range(20_000, 32_768)
-"""Above the ports that Ray gives to its workers, and below those that Linux gives to any connection that is made until
-the server has started."""
+_PORTS = range(20_000, 30_000)
+"""Above the ports that Ray gives to its workers, and below those that Ray Serve gives to replicas, and Linux to any
+connection that is made until the server has started."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 _DIRECT = ("no_proxy", "NO_PROXY")
 """The hosts that are reached directly; most programs read the first, and the second where it is not set."""
@@ -250,12 +250,15 @@ class MappedFile:
         self.content.madvise(mmap.MADV_SEQUENTIAL)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
+def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
+    """Return different ports of 127.0.0.1 on which nothing listens, none of `but`.
+
+    Raises OSError if there are too few.
+    """
     ports: list[int] = []
     with ExitStack() as stack:
         # Drawn from the system's randomness, so that no two processes draw the same ones.
-        candidates = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+        candidates = (port for port in random.SystemRandom().sample(_PORTS, len(_PORTS)) if port not in but)
         while len(ports) < count:
             if (port := next(candidates, None)) is None:
                 raise OSError(f"this machine does not have {count} free ports; end other programs that listen")

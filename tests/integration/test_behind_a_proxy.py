@@ -16,7 +16,7 @@ from tests.environments import environment_of_open_cluster, environment_without_
 PUBLISH = """
 import time
 from cluster.ray_session import ray_session
-with ray_session(trains=False):
+with ray_session(serves=()):
     from ray.util.metrics import Gauge
     from serve.metrics import of_all_nodes
     gauge = Gauge("rayrec_behind_a_proxy", "Of a test.")

@@ -21,6 +21,13 @@ def test_as_many_as_are_asked_for() -> None:
             one.bind(("127.0.0.1", port))
 
 
+def test_ports_that_somebody_else_will_take_are_left_out() -> None:
+    most = set(range(2**16)) - set(free_ports(3))
+    assert set(free_ports(3, but=most)).isdisjoint(most)
+    with pytest.raises(OSError, match="does not have 4 free ports"):
+        free_ports(4, but=most)
+
+
 PROXY = "http://user:secret@proxy.invalid:3128"
 
 

@@ -11,6 +11,7 @@ from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 from cluster import haproxy as haproxy_program
 from cluster import ray_serve
 from cluster.ray_serve import HAPROXY_SWITCH, serve_behind_haproxy
+from rayrec.common.machine import free_ports
 
 
 @pytest.fixture
@@ -33,6 +34,13 @@ def test_the_environment_is_set_for_the_block(plain: None) -> None:
         assert len({os.environ[f"RAY_SERVE_{kind}_PORT"] for kind in kinds} - {"8500", "9500"}) == 4
     assert dict(os.environ) == before
     assert not program.exists()
+
+
+def test_haproxy_takes_no_port_of_the_server(plain: None) -> None:
+    others = set(range(2**16)) - set(free_ports(4))
+    with serve_behind_haproxy(others):
+        kinds = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+        assert others.isdisjoint({int(os.environ[f"RAY_SERVE_{kind}_PORT"]) for kind in kinds})
 
 
 def test_every_setting_is_one_that_ray_serve_reads(plain: None) -> None:
