@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
-from numpy.typing import NDArray
 
 import rayrec
 from benchmarks.in_process import train
@@ -40,7 +39,7 @@ from rayrec.inference.batch.pool import ScoringPool
 from rayrec.inference.batch.scoring import score_next_items
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions import Positives, num_item_rows
-from rayrec.ingest.next_items import NextItems
+from rayrec.ingest.next_items import NextItems, item_counts
 from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.models.common.held_out_events import HeldOutEvents
 
@@ -127,7 +126,7 @@ def _measure(method: str, seed: int, dataset: Dataset, folder: Path) -> None:
         found = _of_test(score, dataset)
         ROWS.add({"method": method, "seed": seed, **found, "seconds": time.perf_counter() - began, "changes": changes})
         if method == "sasrec":
-            popularity = torch.from_numpy(np.log1p(_counts(dataset)).astype(np.float32))
+            popularity = torch.from_numpy(np.log1p(item_counts(dataset)))
             for penalty in _PENALTIES:
                 less = _of_test(_less(score, penalty * popularity), dataset)
                 ROWS.add({"method": f"sasrec, less popular by {penalty:g}", "seed": seed, **less, "seconds": 0.0})
@@ -148,14 +147,8 @@ def _of_test(score: Score, dataset: Dataset) -> dict[str, Any]:
     return {**metrics.compute(), **errors, **slices}
 
 
-def _counts(dataset: Dataset) -> NDArray[np.float64]:
-    """Return how often `train` has each item, (items,)."""
-    positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
-    return np.bincount(positives.items.numpy(), minlength=num_item_rows(dataset.schema))[1:].astype(np.float64)
-
-
 def _popularity(dataset: Dataset) -> Score:
-    scores = torch.from_numpy(_counts(dataset).astype(np.float32))
+    scores = torch.from_numpy(item_counts(dataset))
     return lambda events: scores.expand(len(events), -1)
 
 

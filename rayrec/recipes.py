@@ -24,6 +24,7 @@ from rayrec.config import (
     ModelConfig,
     PreprocessConfig,
     PublishConfig,
+    RecommendConfig,
     ServeConfig,
     SourceConfig,
     TrainConfig,
@@ -136,6 +137,11 @@ class Recipe(Config):
             raise ValueError(
                 f"model.kind: '{self.model.kind}' needs a user and an item, which source.kind "
                 f"'{self.source.kind}' does not have; use {', '.join(models)}, or source.kind {', '.join(sources)}"
+            )
+        if self.serve.recommend != RecommendConfig() and not self.source.gives_interactions:
+            raise ValueError(
+                f"serve.recommend: a model of source.kind '{self.source.kind}' recommends nothing; set it for the one "
+                "that does"
             )
         _require_loss_of(self.model, self.train)
         if isinstance(self.model, ReadsSequences):

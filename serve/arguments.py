@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import ServeConfig
+from rayrec.config import RecommendConfig, ServeConfig
 from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.store.mlflow_server import registered_name
 from rayrec.store.paths import REGISTRY_SCHEME, Folder, RemotePath, to_path
@@ -35,6 +35,13 @@ class ServeArguments(ServeConfig):
     @classmethod
     def _read_text(cls, value: object) -> object:
         return named_folders(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("recommend")
+    @classmethod
+    def _is_of_a_model(cls, value: RecommendConfig) -> RecommendConfig:
+        if value != RecommendConfig():
+            raise ValueError("each model keeps its own; set serve.recommend in the config.yaml of its folder")
+        return value
 
     @field_validator("root_path")
     @classmethod

@@ -325,6 +325,24 @@ def news(before: Mapping[str, ServedModel], models: Mapping[str, ServedModel]) -
     return lines + [f"model '{name}': removed" for name in sorted(before.keys() - models.keys())]
 
 
+def why_not_ranked(version: ServedVersion, models: Mapping[str, ServedModel]) -> str | None:
+    """Return why the items that a version recommends cannot be ranked by the model that its recipe names; None if they
+    can, or it names none.
+    """
+    if version.recommender is None or (rank := version.recommender.settings.rank) is None:
+        return None
+    _, item = version.recommender.columns
+    says = f"has its items ranked by '{rank}' (serve.recommend.rank)"
+    if rank not in models or not models[rank].weights:
+        return f"{says}, which does not answer; {did_you_mean(rank, sorted(models), 'models:')}"
+    ranker = models[rank].version()
+    if ranker.predictor.scores_next_items:
+        return f"{says}, which {NO_ROWS}"
+    if ranker.ranker.lookup is not None or item not in ranker.predictor.raw_rows.columns.names:
+        return f"{says}, which does not read the item's column '{item}'"
+    return None
+
+
 def agreed(
     before: Mapping[str, ServedModel], replicas: Sequence[Mapping[str, ServedModel]]
 ) -> Mapping[str, ServedModel]:
@@ -362,9 +380,9 @@ class ServedModels:
         if self.end_soon:
             raise RequestError(503, "the server is stopping", {"Retry-After": "1"})
 
-    def model(self, name: str) -> ServedModel:
-        """Return the model of that name. Raises RequestError 404 if there is none."""
-        models = self.current
+    def model(self, name: str, models: Mapping[str, ServedModel] | None = None) -> ServedModel:
+        """Return the model of that name, of those of a moment or of now. Raises RequestError 404 if there is none."""
+        models = self.current if models is None else models
         if name in self.absent:
             raise RequestError(404, f"model '{name}': {self.absent[name]}")
         if name not in models:

@@ -20,7 +20,7 @@ from rayrec.inference.folder.table_files import is_delta
 from serve.folders import TRAFFIC_FILE, LocalModels, ModelSource, TrafficSplit, scan, stamp_of_files
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
-from serve.models import ServedModel, ServedModels, ServedVersion, Shadow, news
+from serve.models import ServedModel, ServedModels, ServedVersion, Shadow, news, why_not_ranked
 from serve.requests import RequestError
 
 logger = logging.getLogger("ray.serve.rayrec")
@@ -74,6 +74,10 @@ class Updates:
             if model.failed and not model.weights:
                 what, why = next(iter(model.failed.items()))
                 raise UserError(f"model '{name}', {what}: {why}")
+        for model in models.values():
+            for version in model.versions.values():
+                if (problem := why_not_ranked(version, models)) is not None:
+                    raise UserError(f"model '{model.name}' {problem}")
         self._take(models)
 
     def poll(self) -> None:

@@ -7,6 +7,8 @@
                                    {"events": ["318", "50"]}, what the user has, the newest one last
                                    -> {"model": "NAME", "version": "1", "user": "42",
                                        "items": [{"item": "318", "score": 0.97}, ...], "unknown_events": []}
+                                   where another model ranks the best of these (serve.recommend.rank), "context" has
+                                   what it reads beside user and item
     POST /v1/models/NAME:similar   {"item": "318", "k": 10}                            for a model with vectors of items
                                    -> {"model": "NAME", "version": "1", "item": "318",
                                        "items": [{"item": "50", "cosine": 0.83}, ...]}
@@ -27,12 +29,13 @@ version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"e
 the check of a body and `/openapi.json` follow from it. A new verb is an entry there.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -45,7 +48,7 @@ from rayrec.inference.recommender import UnknownItemError, UnknownUserError
 from serve import arrow
 from serve.admission import Admission
 from serve.http import Route, call_of, headers_of
-from serve.models import NO_ROWS, RequestRows, ServedModel, ServedModels, ServedVersion
+from serve.models import NO_ROWS, RequestRows, ServedModel, ServedModels, ServedVersion, why_not_ranked
 from serve.requests import MOST, Body, RequestError, content_errors, of_model, parse_body, parse_json
 
 
@@ -57,7 +60,8 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         if verb not in VERBS:
             raise RequestError(404, f"no verb ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
         # The version that answers is chosen once: a request keeps it, whatever is loaded meanwhile.
-        model = models.model(request.path_params["name"])
+        served = models.current
+        model = models.model(request.path_params["name"], served)
         version = model.version(request.path_params.get("version"))
         # Metrics and log call it the method of a request, which it is for gRPC, too.
         asked = call_of(request)
@@ -68,7 +72,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         if is_arrow and verb != "predict":
             raise RequestError(415, f"':{verb}' takes JSON; send Arrow to :predict")
         answer = _predict_columns if is_arrow else VERBS[verb]
-        content = await answer(model, version, asked.body, admission)
+        content = await answer(model, version, asked.body, admission, served)
         return Response(content, media_type=arrow.MEDIA_TYPE if is_arrow else "application/json")
 
     async def names(_: Request) -> Response:
@@ -152,6 +156,8 @@ class RecommendRequest(_WantedItems):
     """a list of at most $most strings or numbers: items after those that are known of the user, the newest one last"""
     exclude_known: bool = True
     """true or false: whether to leave out what the user has in the training data, and the events"""
+    context: dict[str, Any] = {}
+    """an object: raw features that the model reads which ranks the best items again, beside the user and the item"""
 
 
 class SimilarRequest(_WantedItems):
@@ -192,6 +198,8 @@ class RecommendedItems(Answer):
     user: str | None
     items: list[RecommendedItem]
     unknown_events: Annotated[list[str], Field(description="Events whose items the model does not know: left out.")]
+    ranked_by: Answer | None = Field(None, exclude_if=lambda ranker: ranker is None)
+    """The model and version that ranked the best items again, and whose scores these are."""
 
 
 class SimilarItem(BaseModel):
@@ -227,6 +235,8 @@ class Asked:
     admission: Admission
     most: int
     """Rows, items or candidates that it may be about."""
+    served: Mapping[str, ServedModel]
+    """All models, as they were when the version was chosen."""
 
 
 @dataclass(frozen=True)
@@ -249,12 +259,19 @@ class Verb:
         """Return the most rows, items or candidates of a request to a server that takes `max_rows`."""
         return min(self.limit, max_rows)
 
-    async def __call__(self, model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    async def __call__(
+        self,
+        model: ServedModel,
+        version: ServedVersion,
+        body: bytes,
+        admission: Admission,
+        served: Mapping[str, ServedModel],
+    ) -> bytes:
         """Return the body of the answer. Raises RequestError."""
         if why := self.lacks(version):
             raise RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:{version.examples.verb}")
         most = self.most(admission.settings.max_rows_per_request)
-        found = await self.run(Asked(model, version, body, admission, most))
+        found = await self.run(Asked(model, version, body, admission, most, served))
         # Its numbers are float32 values in the digits of their float64.
         return self.answer(model=model.name, version=version.version, **found).model_dump_json().encode()
 
@@ -278,11 +295,25 @@ async def _recommend(asked: Asked) -> dict[str, Any]:
     recommender = asked.version.recommender
     assert recommender is not None
     async with _wanted_items(asked, RecommendRequest) as wanted:
-        given = wanted.model_dump(exclude={"user", "k"})
-        best = await asked.version.evaluate(partial(recommender.recommend, wanted.user, wanted.k, **given))
-    found = zip(best.items, best.scores.tolist(), strict=True)
-    items = [{"item": item, "score": score} for item, score in found]
-    return {"user": wanted.user, "items": items, "unknown_events": best.unknown_events}
+        settings, given = recommender.settings, wanted.model_dump(exclude={"user", "k", "context"})
+        if settings.rank is None and wanted.context:
+            raise RequestError(422, "context: no other model ranks the items (serve.recommend.rank); leave it out")
+        k = wanted.k if settings.rank is None else max(wanted.k, settings.retrieve)
+        best = await asked.version.evaluate(partial(recommender.recommend, wanted.user, k, **given))
+        items, scores, ranked_by = best.items, best.scores, None
+        if settings.rank is not None:
+            # What `:rank` of the other model answers for the user and these candidates.
+            if why := why_not_ranked(asked.version, asked.served):
+                raise RequestError(503, f"model '{asked.model.name}' {why}", {"Retry-After": "1"})
+            model = asked.served[settings.rank]
+            version, (of_user, of_item) = model.version(), recommender.columns
+            reads = version.predictor.raw_rows.columns.names
+            context = {of_user: wanted.user, **wanted.context} if of_user in reads else wanted.context
+            ranking = await _ranked(model, version, context, [{of_item: item} for item in items], wanted.k)
+            items, scores = [candidate[of_item] for candidate in ranking.candidates], ranking.scores
+            ranked_by = Answer(model=model.name, version=version.version)
+    found = [{"item": item, "score": score} for item, score in zip(items, scores.tolist(), strict=True)]
+    return {"user": wanted.user, "items": found, "unknown_events": best.unknown_events, "ranked_by": ranked_by}
 
 
 async def _similar(asked: Asked) -> dict[str, Any]:
@@ -317,13 +348,22 @@ async def _rank(asked: Asked) -> dict[str, Any]:
     async with asked.admission.parsed(len(body), len(body), version.row_bytes, parse) as wanted:
         if (count := len(wanted.candidates)) > asked.most:
             raise RequestError(413, f"candidates: {count}, at most {asked.most} a request; send several requests")
-        # The features of the candidates are looked up, and scored as the rows of `:predict` are.
-        with content_errors():
-            columns = await version.evaluate(partial(version.ranker.rows, wanted.context, wanted.candidates))
-        scores = await asked.model.score(version, RequestRows(StackedColumns.of(columns)))
-        best = Ranking.of(wanted.candidates, scores, wanted.k)
+        best = await _ranked(asked.model, version, wanted.context, wanted.candidates, wanted.k)
     found = zip(best.candidates, best.scores.tolist(), strict=True)
     return {"candidates": [{"candidate": candidate, "score": score} for candidate, score in found]}
+
+
+async def _ranked(
+    model: ServedModel, version: ServedVersion, context: dict[str, Any], candidates: list[Any], k: int | None
+) -> Ranking:
+    """Return the best of candidates in a context, by a version of a model. Raises RequestError."""
+    if not candidates:
+        return Ranking.of([], np.empty(0, np.float32))
+    # The features of the candidates are looked up, and scored as the rows of `:predict` are.
+    with content_errors():
+        columns = await version.evaluate(partial(version.ranker.rows, context, candidates))
+    scores = await model.score(version, RequestRows(StackedColumns.of(columns)))
+    return Ranking.of(candidates, scores, k)
 
 
 async def _explain(asked: Asked) -> dict[str, Any]:
@@ -373,7 +413,9 @@ VERBS: dict[str, Verb] = {
 }
 
 
-async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+async def _predict_columns(
+    model: ServedModel, version: ServedVersion, body: bytes, admission: Admission, _: Mapping[str, ServedModel]
+) -> bytes:
     """Answer `:predict` for an Arrow stream with another one."""
     max_rows, most = admission.settings.max_rows_per_request, admission.most_bytes
     parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows, most)

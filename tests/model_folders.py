@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -27,6 +28,7 @@ from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
+from rayrec.recipes import CONFIG_FILE
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.table.config import TableConfig
@@ -191,6 +193,14 @@ def _write(
         if examples.verb == "predict":
             write_reference_rows(predictor, predictor.encode(predictor.columns_of(examples.instances)))
     return network.eval()
+
+
+def set_lists(folder: Path, **recommend: Any) -> None:
+    """Change `serve.recommend` in the recipe of a model folder, as people do."""
+    path = folder / CONFIG_FILE
+    content = yaml.safe_load(path.read_text())
+    content["serve"]["recommend"] = recommend
+    path.write_text(yaml.safe_dump(content))
 
 
 def finish(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from rayrec.config.base import Config, ModelConfig
 from rayrec.config.evaluate import EvaluateConfig, PublishConfig, RankingConfig
 from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig, SourceConfig
-from rayrec.config.serve import ServeConfig
+from rayrec.config.serve import RecommendConfig, ServeConfig
 from rayrec.config.train import TrainConfig
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "PublishConfig",
     "RankingConfig",
     "RowsPreprocessConfig",
+    "RecommendConfig",
     "ServeConfig",
     "SourceConfig",
     "TrainConfig",

@@ -6,6 +6,19 @@ from rayrec.config.base import Config
 from rayrec.config.evaluate import InferencePrecision
 
 
+class RecommendConfig(Config):
+    """How a model of users and items makes lists, whoever asks for them."""
+
+    popularity_penalty: NonNegativeFloat = 0.0
+    """What an item's logit loses for each unit of ln(1 + its events), so that fewer lists have the most popular items;
+    scores stay as they are. `rayrec report` measures what 0.25, 0.5 and 1 cost in accuracy.
+    """
+    rank: str | None = None
+    """Name of a model on the same server that ranks the best `retrieve` items of `:recommend` again."""
+    retrieve: PositiveInt = 200
+    """Items that `rank` gets; those asked for, if they are more."""
+
+
 class ServeConfig(Config):
     """Settings of a server: processes, batches and limits."""
 
@@ -44,6 +57,8 @@ class ServeConfig(Config):
     """Average requests in progress for a replica: its requests a second at the wanted latency, times that latency."""
     poll_seconds: PositiveFloat = 2.0
     """Time between looks for new versions of models."""
+    recommend: RecommendConfig = RecommendConfig()
+    """Lists of the model itself: unlike the other settings, each served model keeps its own."""
 
     @model_validator(mode="after")
     def _replicas_in_order(self) -> "ServeConfig":

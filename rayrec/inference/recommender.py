@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
@@ -77,7 +78,16 @@ class Recommender:
         """Whether it recommends to anybody by a history of items, and not by rows of users and items."""
         self.compares_items = predictor.compares_items
         """Whether the model has vectors of items, so that some are like others."""
-        self._counts = self._known.counts(len(self._items)) if self.reads_histories else np.empty(0)
+        self.settings = predictor.recipe.serve.recommend
+        """How its lists are made."""
+        self._counts = self._known.counts(len(self._items))
+        self._penalties = np.float32(self.settings.popularity_penalty) * np.log1p(self._counts)
+        """What the logits (items,) lose."""
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Raw columns of the user and of the item."""
+        return self._user, self._item
 
     @property
     def user_ids(self) -> NDArray[np.int64]:
@@ -135,6 +145,8 @@ class Recommender:
         follow what is known of the user, if anything. An item that was there before does not count again, as in
         training, and one that the model does not know is left out. Scores are then probabilities of being the next
         item, which add up to 1 over the catalogue; of whom nothing is known, the items' shares of all known events.
+        `serve.recommend.popularity_penalty` of the recipe changes the order, not the scores.
+
         Any other model takes the users of its training data and no events: it raises UnknownUserError, and UserError
         for events.
         """
@@ -245,15 +257,18 @@ class Recommender:
             return _Scored(self._counts, self._counts / max(1.0, self._counts.sum()))
         (logits,) = self.predictor.next_item_logits([history])
         odds = np.exp(logits - logits.max())
-        return _Scored(logits, odds / odds.sum())
+        return _Scored(logits - self._penalties, odds / odds.sum())
 
     def _pairs(self, user_ids: NDArray[np.int64]) -> Iterator["_Scored"]:
         """Yield how likely each item is for each of some users."""
         items = np.arange(1, len(self._items) + 1, dtype=np.int64)
         sides = (user_ids, items) if self._user_is_first else (items, user_ids)
-        scores = self.predictor.predict_pairs(*sides)
-        for of_user in scores if self._user_is_first else scores.T:
-            yield _Scored(of_user, of_user)
+        logits = self.predictor.pair_logits(*sides)
+        scores = torch.sigmoid(torch.from_numpy(logits)).numpy()
+        if not self._user_is_first:
+            logits, scores = logits.T, scores.T
+        for of_user, probabilities in zip(logits, scores, strict=True):
+            yield _Scored(of_user - self._penalties, probabilities)
 
     def _left_out(
         self, allow: Sequence[str] | None, deny: Sequence[str], filter: Mapping[str, Sequence[str]]
@@ -279,7 +294,7 @@ class _Scored:
     """The whole catalogue for one user."""
 
     order: NDArray[np.floating]
-    """(items,) what items are ranked by: probabilities, or what they grow with, of which small ones are told apart."""
+    """(items,) what items are ranked by: logits less what popular items lose; of whom nothing is known, events."""
     scores: NDArray[np.float32]
     """(items,) probabilities."""
 

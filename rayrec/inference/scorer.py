@@ -263,10 +263,6 @@ class Scorer:
         logits = self.logits_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
         return logits.reshape(len(first), len(second))
 
-    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the probabilities (M, N) float32 of every pair, as `pair_logits` takes them."""
-        return torch.sigmoid(torch.from_numpy(self.pair_logits(first, second))).numpy()
-
     def person_vectors(self, histories: Sequence[ItemIds]) -> NDArray[np.float32]:
         """Return the vectors (n, D) of n people by their histories: ids of items, oldest first.
 

@@ -117,6 +117,15 @@ class NextItems:
         )
 
 
+def item_counts(dataset: Dataset) -> NDArray[np.float32]:
+    """Return how many events of `train` and datasets before each item has, (items,)."""
+    rows = num_item_rows(dataset.schema)
+    counts = np.zeros(rows, np.int64)
+    for _, item, label in _rows(dataset, dataset.known_split):
+        counts += np.bincount(item[label > 0.5], minlength=rows)
+    return counts[1:].astype(np.float32)
+
+
 def _rows(dataset: Dataset, split: str) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:
     """Yield the rows of each row group of a split: their persons (0: unknown), items and labels, (n,) each."""
     schema, columns = dataset.schema, interaction_columns(dataset.schema)

@@ -187,10 +187,13 @@ def next_item_figures(
     model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, progress: Progress
 ) -> dict[str, Any]:
     """Return the metrics of held-out events, of all of them and of those of people of whom more or less is known, with
-    standard errors, and how alike their lists are, as JSON values. Raises UserError as `score_held_out`.
+    standard errors, how alike their lists are, and what lists with fewer popular items cost, as JSON values. Raises
+    UserError as `score_held_out`.
     """
     progress.stage(f"rank {split}", dataset.labelled_split(split).rows)
-    found = measure_next_items(model, dataset, split, ranking, ScoringPool(), progress)
+    penalties = sorted({*_PENALTIES, model.recipe.serve.recommend.popularity_penalty})
+    measured = measure_next_items(model, dataset, split, ranking, ScoringPool(), progress, penalties)
+    found = measured[0]
     slices, estimates, values = found.slices(), found.estimates(), found.compute()
     progress.finish()
     return {
@@ -201,6 +204,13 @@ def next_item_figures(
         "slices": [
             {"events of": one.name, "events": one.events, "metrics": {k: _estimate(v) for k, v in one.metrics.items()}}
             for one in slices
+        ],
+        "penalties": [
+            {
+                "popularity_penalty": penalty,
+                **{name: value for name, value in one.compute().items() if name not in _NO_METRICS},
+            }
+            for penalty, one in zip(penalties, measured, strict=True)
         ],
     }
 
@@ -230,6 +240,9 @@ def _worst(found: list[tuple[str, SliceMetrics]], metric: str) -> list[int]:
     }
     return sorted(bad, key=lambda place: -bad[place])[:_WORST]
 
+
+_PENALTIES = (0.0, 0.25, 0.5, 1.0)
+"""Values of `serve.recommend.popularity_penalty` whose cost is measured."""
 
 # A training.
 

@@ -75,9 +75,12 @@ def drawn_negatives(schema: Schema) -> dict[str, bool]:
 
 def ranking_notes(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     """Say of splits of interactions which items their lists leave out, or which events have no list."""
-    ranking, notes = recipe.evaluate.ranking, []
+    ranking, notes = recipe.evaluate.ranking, list[str]()
     if ranking is None or not dataset.schema.has_drawn_negatives:
         return []
+    if recipe.serve.recommend.popularity_penalty:
+        costs = "; `rayrec report` has what it costs" if ranking.candidates == "next" else ""
+        notes.append(f"metrics are without serve.recommend.popularity_penalty, which changes lists{costs}")
     for name in metrics:
         if name not in dataset.evaluation_splits:
             continue

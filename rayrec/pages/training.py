@@ -16,7 +16,8 @@ from rayrec.pages.page import Chart, Code, Figures, HtmlTable, Page, Section, pe
 def held_out_sections(held_out: Mapping[str, Any]) -> list[Section]:
     """Return the sections on what `rayrec.inspection.runs.held_out_figures` or `next_item_figures` found."""
     if "events" in held_out:
-        return [Section("Held-out events", [_measured(held_out), _events(held_out)], _scope_of_events(held_out))]
+        parts = [_measured(held_out), _events(held_out), _penalties(held_out)]
+        return [Section("Held-out events", parts, _scope_of_events(held_out))]
     sections = [Section("Held-out scores", [_measured(held_out), *_curves(held_out)], _scope(held_out))]
     sections.append(Section("Slices", _slices(held_out), _slices_text(held_out)))
     return sections
@@ -51,6 +52,12 @@ def _events(held_out: Mapping[str, Any]) -> HtmlTable:
         errors = {k: plus_minus(v["value"], v["error"]) for k, v in one["metrics"].items() if v is not None}
         rows.append({"events of": one["events of"], "events": one["events"], **errors})
     return HtmlTable(rows, title="By what is known of people")
+
+
+def _penalties(held_out: Mapping[str, Any]) -> HtmlTable:
+    return HtmlTable(
+        held_out["penalties"], title="If popular items are shown less (serve.recommend.popularity_penalty)"
+    )
 
 
 def _measured(held_out: Mapping[str, Any]) -> HtmlTable:

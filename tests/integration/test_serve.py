@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ from rayrec.models.sasrec.config import SASRecConfig
 from rayrec.sources.registry import load_ranker
 from serve import arrow
 from tests.display_models import ADS, CONTEXT, make_ranker
-from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, set_lists
 
 TIMEOUT = 60
 
@@ -49,8 +50,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         make_model_folder(base / name, model=name, multi_hot=1)
     make_recommender_folder(base / "neumf")
     make_recommender_folder(base / "sasrec", config=SASRecConfig(embedding_dim=8, length=6))
+    # The same model, whose best 20 another one ranks again.
+    shutil.copytree(base / "sasrec", base / "ranked")
+    set_lists(base / "ranked", rank="neumf", retrieve=20)
     make_ranker(base / "displays")
-    return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf", "sasrec")}, "ads": base / "displays" / "model"}
+    names = ("dlrm", "dcnv2", "neumf", "sasrec", "ranked")
+    return {**{name: base / name for name in names}, "ads": base / "displays" / "model"}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +120,22 @@ def test_anybody_is_answered_as_a_batch_is(url: str, folders: dict[str, Path], t
         for body in ({"user": f"u-{number}"}, {"events": events}, {"user": "somebody new", "events": events}):
             answer = requests.post(f"{url}/v1/models/sasrec:recommend", json={**body, "k": 5}, timeout=TIMEOUT)
             assert (answer.status_code, answer.json()["items"]) == (200, expected)
+
+
+def test_what_another_model_ranks_is_what_it_answers_for_the_same_candidates(url: str) -> None:
+    def ask(name: str, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = requests.post(f"{url}/v1/models/{name}:{verb}", json=body, timeout=TIMEOUT)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    for user in ("u-9", "u-28"):
+        best = ask("sasrec", "recommend", {"user": user, "events": ["i-2"], "k": 20})["items"]
+        candidates = [{"item": entry["item"]} for entry in best]
+        expected = ask("neumf", "rank", {"context": {"user": user}, "candidates": candidates, "k": 6})["candidates"]
+        found = ask("ranked", "recommend", {"user": user, "events": ["i-2"], "k": 6})
+        assert found["ranked_by"] == {"model": "neumf", "version": "1"}
+        assert found["items"] == [{"item": one["candidate"]["item"], "score": one["score"]} for one in expected]
 
 
 def test_parts_add_up_to_the_logit_of_the_score(url: str, folders: dict[str, Path]) -> None:

@@ -17,11 +17,11 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config import EvaluateConfig, RankingConfig
 from rayrec.config.base import ModelConfig
 from rayrec.inference.batch.pool import ScoringPool
-from rayrec.inference.batch.scoring import measure_split
+from rayrec.inference.batch.scoring import measure_split, score_next_items
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.scorer import Scorer
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
-from rayrec.ingest.next_items import NextItems
+from rayrec.ingest.next_items import NextItems, item_counts
 from rayrec.inspection.runs import ComparedRun, compare_runs, group_by_recipe, next_item_figures
 from rayrec.inspection.split_checks import baselines, ranking_notes
 from rayrec.metrics.next_items import NextItemMetrics
@@ -262,6 +262,23 @@ def test_a_stored_model_is_measured_event_by_event(config: ModelConfig, tmp_path
 
     figures = next_item_figures(model, data, "test", ranking, SilentProgress())
     assert figures["events"] == expected["rows"] and figures["metrics"]["hr@3"]["value"] == found["hr@3"]
+    # What lists with fewer popular items cost: each of them measured as if its scores were the model's.
+    popularity, by_penalty = (
+        np.log1p(item_counts(data)),
+        {row["popularity_penalty"]: row for row in figures["penalties"]},
+    )
+    assert sorted(by_penalty) == [0.0, 0.25, 0.5, 1.0]
+    for penalty, row in by_penalty.items():
+        metrics = NextItemMetrics(ranking, ITEMS - 1)
+        for event in NextItems.read(data, "test").batches(1):
+            logits = score_next_items(scorer, event, ITEMS - 1)
+            metrics.update(metrics.rank(logits - torch.from_numpy(np.float32(penalty) * popularity), event))
+        less = metrics.compute()
+        assert {name: row[name] for name in ("hr@3", "ndcg@3", "coverage@3", "top_share@3")} == pytest.approx(
+            {name: less[name] for name in ("hr@3", "ndcg@3", "coverage@3", "top_share@3")}, abs=1e-6
+        )
+    assert by_penalty[0.0]["hr@3"] == found["hr@3"]
+    assert by_penalty[1.0] != by_penalty[0.0] | {"popularity_penalty": 1.0}
     (measured,) = held_out_sections(figures)
     assert f"One item is among the best 3 of {percent(found['top_share@3'] or 0)} of them" in measured.text
 

@@ -26,7 +26,7 @@ from serve.request_tensors import make_tensor, rows_of
 from serve.requests import RequestError, parse_body
 from serve.v1 import RecommendRequest
 from tests.builders import write_dataset
-from tests.model_folders import finish, make_model_folder, make_recommender_folder
+from tests.model_folders import finish, make_model_folder, make_recommender_folder, set_lists
 
 USERS, ITEMS = 30, 50
 
@@ -54,17 +54,17 @@ def test_equals_a_ranking_by_hand(recommender: Recommender, user: int, exclude_k
 def test_all_pairs_have_the_scores_of_rows(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayrec.inference.scorer.CHUNK_ROWS", 2)  # several blocks of users and of items
     predictor, users, items = recommender.predictor, np.array([3, 1, 30]), np.arange(1, ITEMS + 1)
-    found = predictor.predict_pairs(users, items)
+    found = predictor.pair_logits(users, items)
     rows = [{"user": f"u-{user - 1}", "item": f"i-{item - 1}"} for user in users for item in items]
-    np.testing.assert_allclose(found, predictor.predict(rows).reshape(3, ITEMS), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), predictor.predict(rows).reshape(3, ITEMS), rtol=0, atol=1e-6)
     # A network that has no way of its own.
     monkeypatch.setattr(predictor, "_dense_network", partial(predictor._dense_network))
-    np.testing.assert_allclose(predictor.predict_pairs(users, items), found, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(predictor.pair_logits(users, items), found, rtol=0, atol=1e-6)
 
 
 def test_equal_scores_go_by_popularity(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.repeat(np.float32([0.5, 0.9, 0.5, 0.1, 0.5]), 10)
-    monkeypatch.setattr(recommender.predictor, "predict_pairs", lambda users, items: scores[None])
+    monkeypatch.setattr(recommender.predictor, "pair_logits", lambda users, items: scores[None])
     found = recommender.recommend("u-0", 14)
     assert found.items == [f"i-{i}" for i in (*range(10, 20), 0, 1, 2, 3)]
 
@@ -236,6 +236,30 @@ def test_nobody_gets_what_most_have(next_items: Recommender) -> None:
         assert found.items == names(sorted(range(ITEMS), key=lambda item: -counts[item])[:12])
         np.testing.assert_allclose(found.scores[:10], sorted(counts, reverse=True)[:10] / counts.sum(), rtol=1e-6)
         assert found.unknown_events == events
+
+
+@pytest.mark.parametrize("kind", ["neumf", "sasrec"])
+def test_popular_items_may_stand_back(
+    recommender: Recommender, next_items: Recommender, tmp_path: Path, kind: str
+) -> None:
+    """The order is that of logits less the penalty; scores, and lists for somebody unknown, stay as they are."""
+    plain = {"neumf": recommender, "sasrec": next_items}[kind]
+    copy(plain.predictor.folder, tmp_path / "model")
+    set_lists(tmp_path / "model", popularity_penalty=0.7)
+    found = load_recommender(tmp_path / "model")
+    known = KnownItems.load(plain.predictor.model_folder)
+    penalties = 0.7 * np.log(1 + known.counts(ITEMS).astype(np.float64))
+    best = plain.recommend("u-20", ITEMS, exclude_known=False)
+    scores = dict(zip(best.items, best.scores.tolist(), strict=True))
+    logit = np.log if kind == "sasrec" else lambda p: np.log(p / (1 - p))
+    order = sorted(scores, key=lambda item: -(logit(np.float64(scores[item])) - penalties[int(item[2:])]))
+    listed = found.recommend("u-20", 12, exclude_known=False)
+    assert listed.items == order[:12] != [*scores][:12]
+    assert listed.scores.tolist() == [scores[item] for item in listed.items]
+    (ids, _), _ = found.recommend_ids(np.array([21, 3]), 12, exclude_known=False)
+    assert found.item_values(ids).to_pylist() == listed.items
+    if kind == "sasrec":
+        assert found.recommend(None, 9).items == plain.recommend(None, 9).items
 
 
 def test_unknown_events_are_left_out_and_named(next_items: Recommender) -> None:

@@ -47,7 +47,7 @@ def version(tmp_path_factory: pytest.TempPathFactory, executor: ThreadPoolExecut
 
 def ask(version: ServedVersion, body: Any) -> dict[str, Any]:
     model = ServedModel("m", {"1": version}, {"1": 1.0})
-    answer = asyncio.run(VERBS["explain"](model, version, json.dumps(body).encode(), ADMISSION))
+    answer = asyncio.run(VERBS["explain"](model, version, json.dumps(body).encode(), ADMISSION, {}))
     content: dict[str, Any] = json.loads(answer)
     return content
 

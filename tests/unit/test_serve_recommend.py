@@ -2,26 +2,31 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from jobs.serve import example
+from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.inference.examples import Examples
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.recommender import load_recommender
 from rayrec.models.sasrec.config import SASRecConfig
 from serve.admission import Admission
+from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
-from serve.models import ServedModel, ServedModels, ServedVersion
+from serve.models import ServedModel, ServedModels, ServedVersion, why_not_ranked
 from serve.openapi import document
 from serve.requests import RequestError
+from serve.updates import Updates
 from serve.v1 import VERBS
-from tests.model_folders import make_model_folder, make_recommender_folder
+from tests.model_folders import make_model_folder, make_recommender_folder, set_lists
 
 METRICS = ServingMetrics()
 ADMISSION = Admission(ServeConfig(max_rows_per_request=20), frozenset(), METRICS)
@@ -40,9 +45,9 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
         }
 
 
-def ask(version: ServedVersion, verb: str, body: Any) -> dict[str, Any]:
-    model = ServedModel(version.name, {"1": version}, {"1": 1.0})
-    answer = asyncio.run(VERBS[verb](model, version, json.dumps(body).encode(), ADMISSION))
+def ask(version: ServedVersion, verb: str, body: Any, *others: ServedVersion) -> dict[str, Any]:
+    served = {one.name: ServedModel(one.name, {"1": one}, {"1": 1.0}) for one in (version, *others)}
+    answer = asyncio.run(VERBS[verb](served[version.name], version, json.dumps(body).encode(), ADMISSION, served))
     content: dict[str, Any] = json.loads(answer)
     return content
 
@@ -57,6 +62,67 @@ def test_the_answer_is_the_recommenders(versions: dict[str, ServedVersion]) -> N
     ]
     assert found == {"model": "sasrec", "version": "1", "user": "u-9", "items": items, "unknown_events": ["new"]}
     assert ask(versions["sasrec"], "recommend", {})["user"] is None
+
+
+@pytest.fixture(scope="module")
+def ranked(versions: dict[str, ServedVersion], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedVersion]:
+    """A model of next items whose best 12 `neumf` ranks again."""
+    folder = tmp_path_factory.mktemp("ranked") / "sasrec"
+    shutil.copytree(versions["sasrec"].predictor.folder, folder)
+    set_lists(folder, rank="neumf", retrieve=12)
+    with ThreadPoolExecutor(1) as pool:
+        yield ServedVersion("ranked", "1", folder, pool, ServeConfig(), METRICS, TableMemory(2**30))
+
+
+@pytest.mark.parametrize("user", ["u-9", "somebody new", None])
+def test_another_model_ranks_the_same_candidates(
+    versions: dict[str, ServedVersion], ranked: ServedVersion, user: str | None
+) -> None:
+    given = {"user": user, "events": ["i-30", "i-7", "new"], "deny": ["i-1"]}
+    neumf = versions["neumf"]
+    candidates = [entry["item"] for entry in ask(versions["sasrec"], "recommend", {**given, "k": 12})["items"]]
+    rows = [{"item": item} for item in candidates]
+    expected = ask(neumf, "rank", {"context": {} if user is None else {"user": user}, "candidates": rows, "k": 5})
+    found = ask(ranked, "recommend", {**given, "k": 5}, neumf)
+    assert [entry["item"] for entry in found["items"]] == [one["candidate"]["item"] for one in expected["candidates"]]
+    assert [entry["score"] for entry in found["items"]] == [one["score"] for one in expected["candidates"]]
+    assert found["items"] != ask(versions["sasrec"], "recommend", {**given, "k": 5})["items"]
+    assert found["ranked_by"] == {"model": "neumf", "version": "1"} and found["unknown_events"] == ["new"]
+    # The ranker gets as many as are asked for, if these are more; an empty list stays empty.
+    assert len(ask(ranked, "recommend", {**given, "k": 20}, neumf)["items"]) == 20
+    assert ask(ranked, "recommend", {**given, "allow": []}, neumf)["items"] == []
+
+
+def test_who_cannot_rank_is_said(versions: dict[str, ServedVersion], ranked: ServedVersion) -> None:
+    for others, body, status, message in (
+        ([], {}, 503, "has its items ranked by 'neumf' .*, which does not answer"),
+        ([versions["neumf"]], {"context": {"colour": "red"}}, 422, "unknown .*'colour'"),
+        ([versions["neumf"]], {"context": ["red"]}, 422, "context: must be an object"),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            ask(ranked, "recommend", {"user": "u-9", **body}, *others)
+        assert caught.value.status == status
+    with pytest.raises(RequestError, match="context: no other model ranks the items"):
+        ask(versions["sasrec"], "recommend", {"context": {"user": "u-9"}})
+    one = {"m": ServedModel("m", {"1": versions["sasrec"]}, {"1": 1.0})}
+    assert why_not_ranked(versions["sasrec"], one) is None
+    for ranker, message in (("sasrec", "scores the next items of people"), ("dlrm", "does not read the item's column")):
+        model = ServedModel("neumf", {"1": versions[ranker]}, {"1": 1.0})
+        assert message in (why_not_ranked(ranked, {"neumf": model}) or "")
+
+
+def test_a_server_does_not_start_without_the_model_that_ranks(
+    versions: dict[str, ServedVersion], ranked: ServedVersion, tmp_path: Path
+) -> None:
+    def load(name: str, version: str, folder: Path) -> ServedVersion:
+        return ranked if name == "next" else versions["neumf"]
+
+    log = JsonLog("shadow", tmp_path, "test")
+    folders = {name: version.predictor.folder for name, version in (("next", ranked), ("neumf", versions["neumf"]))}
+    Updates(folders, load, ServedModels(), log, METRICS).load_all()
+    del folders["neumf"]
+    with pytest.raises(UserError, match=r"model 'next' has its items ranked by 'neumf' \(serve.recommend.rank\)"):
+        Updates(folders, load, ServedModels(), log, METRICS).load_all()
 
 
 @pytest.mark.parametrize("name", ["neumf", "sasrec"])

@@ -24,7 +24,7 @@ from rayrec.inference.batch.pool import ROWS_PER_PART, ScoringPool
 from rayrec.inference.scorer import Scorer, StoredModel
 from rayrec.ingest.dataset import Dataset, PartInfo
 from rayrec.ingest.interactions import AllCandidates, interaction_columns, num_item_rows
-from rayrec.ingest.next_items import NextItems
+from rayrec.ingest.next_items import NextItems, item_counts
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.estimates import MetricValues
 from rayrec.metrics.next_items import NextItemMetrics
@@ -255,7 +255,8 @@ def measure_split(
     Raises UserError as `score_split`, and if the model has diverged.
     """
     if config.next_item_ranking is not None:
-        return measure_next_items(model, dataset, split, config.next_item_ranking, pool, progress).compute()
+        (found,) = measure_next_items(model, dataset, split, config.next_item_ranking, pool, progress)
+        return found.compute()
     # Each task measures its rows where they are scored; accumulators are added up here.
     measure, errors = MeasureRows(config, dataset.schema), [AmpError()]
     binary = BinaryMetrics.from_config(config)
@@ -302,17 +303,33 @@ class _RankAllCandidates:
 
 
 def measure_next_items(
-    model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, pool: ScoringPool, progress: Progress
-) -> NextItemMetrics:
-    """Rank every item for each held-out event of a split; each worker takes some of the people.
+    model: StoredModel,
+    dataset: Dataset,
+    split: str,
+    ranking: RankingConfig,
+    pool: ScoringPool,
+    progress: Progress,
+    penalties: Sequence[float] = (0.0,),
+) -> list[NextItemMetrics]:
+    """Rank every item for each held-out event of a split, with each of some `serve.recommend.popularity_penalty`; each
+    worker takes some of the people.
 
     Raises UserError as `score_split`.
     """
     shares = pool.size(len(dataset.split(split).parts) * _PARTS_AIMED_AT)
-    metrics = NextItemMetrics(ranking, num_item_rows(dataset.schema) - 1)
-    arguments = {"model": model, "dataset": dataset, "split": split, "ranking": ranking, "pool": pool}
+    metrics = [NextItemMetrics(ranking, num_item_rows(dataset.schema) - 1) for _ in penalties]
+    popularity = np.log1p(item_counts(dataset)) if any(penalties) else np.zeros(1, np.float32)
+    arguments = {
+        "model": model,
+        "dataset": dataset,
+        "split": split,
+        "ranking": ranking,
+        "penalties": [torch.from_numpy(np.float32(penalty) * popularity) for penalty in penalties],
+        "pool": pool,
+    }
     for of_share in pool.run([(share, shares) for share in range(shares)], _RankNextItems, arguments):
-        metrics.add(of_share)
+        for measured, found in zip(metrics, of_share, strict=True):
+            measured.add(found)
     progress.advance(dataset.split(split).rows)
     return metrics
 
@@ -321,16 +338,25 @@ class _RankNextItems:
     """A worker of the pool: ranks every item for the held-out events of a share of the people of a split."""
 
     def __init__(
-        self, model: StoredModel, dataset: Dataset, split: str, ranking: RankingConfig, pool: ScoringPool
+        self,
+        model: StoredModel,
+        dataset: Dataset,
+        split: str,
+        ranking: RankingConfig,
+        penalties: list[torch.Tensor],
+        pool: ScoringPool,
     ) -> None:
         self._scorer, self._dataset, self._split, self._ranking = pool.scorer(model), dataset, split, ranking
+        self._penalties = penalties
 
-    def __call__(self, share: tuple[int, int]) -> NextItemMetrics:
+    def __call__(self, share: tuple[int, int]) -> list[NextItemMetrics]:
         number, shares = share
         items = NextItems.read(self._dataset, self._split, rank=number, world_size=shares)
-        metrics = NextItemMetrics(self._ranking, items.num_items)
+        metrics = [NextItemMetrics(self._ranking, items.num_items) for _ in self._penalties]
         for events in items.batches():
-            metrics.update(metrics.rank(score_next_items(self._scorer, events, items.num_items), events))
+            logits = score_next_items(self._scorer, events, items.num_items)
+            for measured, penalty in zip(metrics, self._penalties, strict=True):
+                measured.update(measured.rank(logits - penalty, events))
         return metrics
 
 
