@@ -129,6 +129,8 @@ def split_notes(manifest: DatasetManifest) -> list[str]:
     recipe = Recipe.model_validate(manifest.config)
     histories: Mapping[str, HistoryConfig] = getattr(recipe.source, "histories", {})
     pasts = {history.by[0] for history in histories.values() if len(history.by) == 1}
+    if recipe.model.scores_next_items:
+        pasts.add("user")  # as datasets of interactions name it
     new = [text for split, found in manifest.known_values.items() if (text := describe_new_values(split, found, pasts))]
     if recipe.source.gives_interactions or _is_random(recipe):
         return new

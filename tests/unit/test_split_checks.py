@@ -1,8 +1,11 @@
 """What is said of splits that measure little, or that differ from `train`."""
 
+from pathlib import Path
+
 import pytest
 
-from rayrec.ingest.dataset import DatasetManifest, FoundKeys, SplitInfo
+import rayrec
+from rayrec.ingest.dataset import Dataset, DatasetManifest, FoundKeys, SplitInfo
 from rayrec.inspection.split_checks import (
     class_warnings,
     describe_new_values,
@@ -83,3 +86,17 @@ def test_the_past_tells_of_new_keys() -> None:
         "'user' helps few of them, but the past of 'user' tells of them"
     )
     assert "past" not in str(describe_new_values("test", known))
+
+
+def test_the_past_of_new_people_tells_a_model_of_next_items(tmp_path: Path) -> None:
+    rows = [
+        f"{person},{(person * 7 + event) % 40},{1000 * person + event}" for person in range(60) for event in range(9)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(["who,what,at", *rows]) + "\n")
+    names = {"source.user": "who", "source.item": "what", "source.timestamp": "at"}
+    split = {"preprocess.split": {"kind": "time", "validation": 0.1, "test": 0.2}}
+    for recipe, tells in (("sasrec", True), ("neumf-ml-1m-debug", False)):
+        data = tmp_path / recipe
+        rayrec.preprocess(recipe, tmp_path / "log.csv", data, set={**names, **split}, on="process", progress=False)
+        (note,) = [note for note in split_notes(Dataset.open(data).manifest) if "'test'" in note]
+        assert "'user' helps few of them" in note and ("the past of 'user' tells of them" in note) == tells

@@ -77,6 +77,8 @@ class InspectedTable:
     def new_values(self) -> str | None:
         """Return how many rows of `test` have values that `train` has not; None where next to none has."""
         pasts = [history.by[0] for history in self.histories if len(history.by) == 1]
+        if MODELS.configs[parse_yaml(self.recipe)["model"]["kind"]].scores_next_items:
+            pasts += [decision.column.name for decision in self.decisions if decision.role == "user"]
         return describe_new_values("test", self.known_values, pasts)
 
     def columns_as_json(self) -> list[dict[str, Any]]:
