@@ -78,8 +78,9 @@ def test_named_modules_are_there() -> None:
 def is_there(name: str) -> bool:
     """Whether `name` is a module, or a name in one."""
     section, _, key = name.partition(".")
-    if section == "serve" and key in ServeConfig.model_fields:
-        return True  # a key of recipes
+    key, _, inner = key.partition(".")
+    if section == "serve" and key in ServeConfig.model_fields:  # a key of recipes
+        return not inner or inner in getattr(ServeConfig.model_fields[key].annotation, "model_fields", {})
     if section == "rayrec" and key in rayrec.__all__:
         return True
     path = REPOSITORY
