@@ -56,9 +56,14 @@ def lines(
         dots = {"color": _GREY, "width": 1, "dash": "dot"}
         traces.append({"x": [low, high], "y": [low, high], "mode": "lines", "line": dots, "hoverinfo": "skip",
                        "showlegend": False})  # fmt: skip
+    y_axis: dict[str, Any] = {"title": {"text": plain(y_title)}}
+    levels = {value for _, y in series.values() for value in y}
+    if len(levels) == 1 and (level := levels.pop()) and not bands:
+        # Plotly would show one unit around it, in which 0.001 looks like 0.
+        y_axis["range"] = sorted([0, 2 * level])
     layout = {
         "xaxis": {"title": {"text": plain(x_title)}},
-        "yaxis": {"title": {"text": plain(y_title)}},
+        "yaxis": y_axis,
         "showlegend": len(series) > 1,
     }
     return Chart(title, traces, layout, note=note)

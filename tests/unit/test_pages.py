@@ -180,3 +180,11 @@ def test_labels_are_short_and_all_different() -> None:
 )  # fmt: skip
 def test_measures_are_shown_with_three_digits(value: object, text: str) -> None:
     assert text_of(value) == text
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0.001, [0, 0.002]), (-3.0, [-6.0, 0]), (0.0, None), (None, None)])
+def test_a_level_line_is_not_shown_at_nought(level: float | None, expected: list[float] | None) -> None:
+    """A learning rate of 0.001, for example, where Plotly would show -1 to 1."""
+    drawn = lines("rate", "step", "", {"a": ([1, 2], [level, level]), "b": ([1, 2], [level, level])})
+    assert drawn.layout["yaxis"].get("range") == expected
+    assert "range" not in lines("rate", "step", "", {"a": ([1, 2], [0.1, 0.2])}).layout["yaxis"]
