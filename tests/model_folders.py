@@ -117,7 +117,8 @@ def make_recommender_folder(
         features.append(CategoricalFeature(name=name, cardinality=size + 1, transforms=(vocabulary,)))
     schema = Schema(label="label", features=tuple(features), interactions=InteractionColumns(user="user", item="item"))
     known = [
-        np.arange(1, user, 3, dtype=np.int32)[::-1] if user else np.empty(0, np.int32) for user in range(users + 1)
+        np.arange(1, min(user, items + 1), 3, dtype=np.int32)[::-1] if user else np.empty(0, np.int32)
+        for user in range(users + 1)
     ]
     first = np.cumsum([0, *map(len, known)])
     config = config or NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)

@@ -7,12 +7,20 @@ padding and its memory does not grow with the longest history. Which windows a b
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
-from rayrec.ingest.interactions import Positives, interaction_columns, rows_of_users
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.interactions import (
+    Positives,
+    interaction_columns,
+    num_item_rows,
+    positive_pairs,
+    rows_of_users,
+)
 from rayrec.ingest.loader import EpochLoader
 from rayrec.ingest.negatives import ItemDistribution
 from rayrec.ingest.order import BatchOrder
@@ -29,7 +37,7 @@ DRAWN = 2_048
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Every event of a split, cut into windows of a person's events that follow each other."""
+    """The events of a split, cut into windows of a person's events that follow each other."""
 
     items: Tensor
     """(events,) int32 or int64 ids from 1, a person's next to each other, oldest first."""
@@ -37,21 +45,31 @@ class Windows:
     """(windows,) int64: the first event of each window."""
     lengths: Tensor
     """(windows,) int64: its events, at least 2."""
+    contexts: Tensor
+    """(windows,) int64: its first events, which are read but not told; at least 1."""
 
     @classmethod
-    def of(cls, positives: Positives, length: int) -> "Windows":
+    def of(cls, positives: Positives, length: int, earlier: Positives | None = None) -> "Windows":
         """Cut the positives of a split into windows of at most `length` events and the one after them.
 
         Of a long history the newest window is the longest; a window begins with the last event of the one before, so
-        that every event but a person's first is told once. Raises ConfigError if the rows of a user are not together,
-        UserError if nobody has two events.
+        that every event but a person's first is told once. `earlier` events of the same people are read before them,
+        and not told. Raises ConfigError if the rows of a user are not together, UserError if there is nothing to tell.
         """
         known = (positives.users > 0) & (positives.items > 0)
         users, items = positives.users[known], positives.items[known]
         of_user = rows_of_users(users, "model.length")
+        told = of_user
+        if earlier is not None:
+            # All events by user, those of each in order of time.
+            own = users.unique_consecutive()
+            every = torch.cat([earlier.users[torch.isin(earlier.users, own)], users])
+            items = torch.cat([earlier.items[torch.isin(earlier.users, own)], items])[every.argsort(stable=True)]
+            _, of_user = every.unique(return_counts=True)
+            told = told[own.argsort()]
         ends = of_user.cumsum(0)
         # Events that are told, and the windows that they take.
-        told = of_user - 1
+        told = torch.minimum(told, of_user - 1)
         windows = -(-told // length)
         owner = torch.arange(len(of_user), device=users.device).repeat_interleave(windows)
         first_window = windows.cumsum(0) - windows
@@ -61,7 +79,20 @@ class Windows:
         starts = torch.maximum(last - length - 1, (ends - of_user)[owner])
         if not len(starts):
             raise UserError("split 'train': nobody has two events, so there is no next item to learn; give more rows")
-        return cls(items, starts, last - starts)
+        return cls(items, starts, last - starts, ((ends - told)[owner] - starts).clamp(min=1))
+
+
+def events_before(dataset: Dataset, device: torch.device) -> Positives:
+    """Return the events of datasets that this one extends, those of a user in order of time; without those whose item
+    the user has again in `train`, as an item counts once in a history.
+    """
+    items = num_item_rows(dataset.schema)
+    every, own = (
+        np.concatenate([np.empty(0, np.int64), *positive_pairs(dataset, split)])
+        for split in (dataset.known_split, "train")
+    )
+    pairs = every[~np.isin(every, own)]
+    return Positives(*(torch.from_numpy(ids).to(device) for ids in (pairs // items, pairs % items)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +144,8 @@ class NextItemLoader(EpochLoader):
         by_length = windows.lengths[shuffled].argsort(stable=True)
         self._sorted = shuffled[by_length]
         # This line of windows is cut into batches that tell about as many events each, which come in a random order.
-        told = (windows.lengths[self._sorted] - 1).cpu()
+        lengths = windows.lengths[self._sorted].cpu()
+        told = lengths - windows.contexts[self._sorted].cpu()
         before = told.cumsum(0) - told
         batches = order.num_batches
         batch_of = before * batches // int(told.sum())
@@ -122,7 +154,7 @@ class NextItemLoader(EpochLoader):
         self._turns = TablePermutation(batches, key, torch.device("cpu"))(torch.arange(batches)).tolist()
         sums = torch.cat([told.new_zeros(1), told.cumsum(0)])
         self._told = sums[self._bounds].diff().tolist()
-        self._longest = [int(told[end - 1]) + 1 if end > start else 2 for start, end in self._ranges]
+        self._longest = [int(lengths[end - 1]) if end > start else 2 for start, end in self._ranges]
         self._key = derive_key(order.seed, _CANDIDATES, order.epoch)
 
     @property
@@ -161,7 +193,7 @@ class NextItemLoader(EpochLoader):
         places = torch.arange(longest, device=device)
         last = windows.lengths[own].unsqueeze(1) - 1
         event_ids = windows.items[windows.starts[own].unsqueeze(1) + torch.minimum(places, last)]
-        weights = (places < last).float()
+        weights = ((places < last) & (places >= windows.contexts[own].unsqueeze(1) - 1)).float()
         weights[filled:] = 0.0
         candidates, log_counts = self._candidates.of_step(self._key, number, device)
         none = weights.new_zeros(len(candidates))

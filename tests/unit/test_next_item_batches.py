@@ -1,13 +1,19 @@
 """Epochs of windows: every event is told once, whatever the ranks; batches do not grow with the longest history."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+import rayrec
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions import Positives
-from rayrec.ingest.next_item_batches import Candidates, NextItemLoader, Windows
+from rayrec.ingest.next_item_batches import Candidates, NextItemLoader, Windows, events_before
 from rayrec.ingest.order import BatchOrder, RowGroup
 from rayrec.models.common.batch import NextItemBatch
 from tests.builders import users_and_items
@@ -58,6 +64,26 @@ def test_every_event_but_a_first_one_is_told_once_from_the_one_before() -> None:
 def test_the_newest_window_of_a_person_is_the_longest() -> None:
     windows = Windows.of(events_of([2 * LENGTH + 3]), LENGTH)
     assert windows.starts.tolist() == [LENGTH + 2, 2, 0] and windows.lengths.tolist() == [LENGTH + 1, LENGTH + 1, 3]
+
+
+def test_a_new_day_is_told_from_all_that_came_before() -> None:
+    """Each new event once, a person's first ever aside; earlier ones are read, those of others are left out."""
+    numbers = [(9, 2), (0, 3), (4, 1), (2, 0), (1, 2 * LENGTH + 3), (0, 1)] * 6
+    days: tuple[list[tuple[int, int]], ...] = ([], [])
+    expected: Counter[tuple[int, int]] = Counter()
+    # Users of the second day come in another order than their numbers.
+    for user, of_days in reversed([*enumerate(numbers, 1)]):
+        history = [100 * user + event for event in range(sum(of_days))]
+        for day, part in enumerate((history[: of_days[0]], history[of_days[0] :])):
+            days[day].extend((user, item) for item in part)
+        expected.update([*pairwise(history)][max(0, of_days[0] - 1) :])
+    before, new = (Positives(*torch.tensor(pairs).int().T) for pairs in (sorted(days[0]), days[1]))
+    windows = Windows.of(new, LENGTH, before)
+    made = batches(windows)
+    assert Counter(pair for batch in made for pair in told(batch)) == expected
+    # As much of a long past as fits.
+    (row,) = [row for batch in made for row in batch.event_ids.tolist() if 110 in row]
+    assert row[-LENGTH - 1 :] == [104, 105, 106, 107, 108, 109, 110] and len(row) == LENGTH + 1
 
 
 def test_ranks_share_each_batch_and_its_candidates() -> None:
@@ -112,3 +138,37 @@ def test_what_cannot_be_learnt_from_is_said() -> None:
         Windows.of(Positives(users, items), LENGTH)
     with pytest.raises(UserError, match="nobody has two events"):
         Windows.of(events_of([1, 1]), LENGTH)
+
+
+def test_what_came_before_a_day_is_in_order_of_time(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    history: dict[str, dict[str, None]] = {}
+    over = {"preprocess.split": {"kind": "time", "test": 0.1}, "source.timestamp": "time"}
+    parent = None
+    for day in range(3):
+        users, items = (rng.integers(0, size, 300) for size in (30, 40))
+        pairs = [*zip(users.tolist(), items.tolist(), strict=True)]
+        rows = [f"u{user},i{item},{1000 * day + number}" for number, (user, item) in enumerate(pairs)]
+        (tmp_path / f"{day}.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+        folder = tmp_path / f"day-{day}"
+        rayrec.preprocess(
+            "sasrec", tmp_path / f"{day}.csv", folder, set=over, extend=parent, on="process", progress=False
+        )
+        parent = folder
+        if day < 2:
+            for user, item in pairs:
+                history.setdefault(f"u{user}", {}).setdefault(f"i{item}")
+    dataset = Dataset.open(folder)
+    values = {}
+    for feature in dataset.schema.categorical:
+        content = pq.read_table(folder / "vocabulary" / f"{feature.name}.parquet").to_pydict()
+        values[feature.name] = dict(zip(content["id"], content["value"], strict=True))
+    own: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, list[str]] = defaultdict(list)
+    for events, of in ((Positives.read(dataset, "train", torch.device("cpu"), in_memory=True), own),
+                      (events_before(dataset, torch.device("cpu")), found)):  # fmt: skip
+        for user, item in zip(events.users.tolist(), events.items.tolist(), strict=True):
+            of[values["user"][user]].append(values["item"][item])
+    expected = {user: [item for item in had if item not in own[user]] for user, had in history.items()}
+    assert found == {user: had for user, had in expected.items() if had}
+    assert sum(map(len, found.values())) > 300

@@ -16,7 +16,7 @@ from rayrec.ingest.broker import SharedEpoch, broker_of_all_ranks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions import AllCandidates, Positives, SampledLoader, SampledSplit, num_item_rows
 from rayrec.ingest.loader import EpochLoader, open_batches
-from rayrec.ingest.next_item_batches import Candidates, NextItemLoader, Windows
+from rayrec.ingest.next_item_batches import Candidates, NextItemLoader, Windows, events_before
 from rayrec.ingest.next_items import NextItems
 from rayrec.ingest.order import BatchOrder, EpochOptions, RowGroup
 from rayrec.metrics.binary import BinaryMetrics, compute_over_ranks
@@ -126,7 +126,10 @@ class SplitReader:
     def _windows_of_train(self) -> tuple[Windows, Candidates]:
         assert self.windows is not None
         positives = self._pairs(self.dataset.head("train", self.train_rows), "train")
-        windows = Windows.of(positives, self.windows)
+        # A day is told from all that came before, too.
+        extends = self.dataset.manifest.parent is not None
+        earlier = events_before(self.dataset, self.context.device) if extends else None
+        windows = Windows.of(positives, self.windows, earlier)
         return windows, Candidates.of(windows.items, num_item_rows(self.dataset.schema), self.candidates)
 
     def _pairs(self, dataset: Dataset, split: str) -> Positives:
