@@ -140,7 +140,12 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
         place = place_scoring("predict", request, progress, pairs=users * recommender.num_items)
         with scoring_pool(place, progress) as (pool, execution):
             recommend_to_all(recommender, k, request.output, pool, progress)
-    return Result(command="predict", output=request.output, rows=users, execution=execution, details={"top_k": k})
+    details: dict[str, Any] = {"top_k": k}
+    if (rank := recommender.settings.rank) is not None:
+        details["notes"] = [
+            f"lists are of the model itself; '{rank}' ranks them over HTTP alone (serve.recommend.rank)"
+        ]
+    return Result(command="predict", output=request.output, rows=users, execution=execution, details=details)
 
 
 def describe(result: Result) -> str:

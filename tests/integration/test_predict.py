@@ -16,7 +16,7 @@ from rayrec.inference.batch import prediction
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import load_recommender
 from tests.builders import make_rows, write_dataset
-from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, set_lists
 
 Row = dict[str, object]
 
@@ -114,6 +114,11 @@ def test_the_best_items_of_every_user(tmp_path: Path) -> None:
     ]
     assert [{name: row[name] for name in ("user", "rank", "item")} for row in rows] == expected
     assert all(a["score"] >= b["score"] for a, b in itertools.pairwise(rows) if b["rank"] > 1)
+    # A server has a second model rank them; files have what they had.
+    set_lists(tmp_path / "neumf", rank="likes")
+    result = run(request.model_copy(update={"output": tmp_path / "again"}), SilentProgress())
+    assert pq.read_table(tmp_path / "again/recommendations").to_pylist() == rows
+    assert "'likes' ranks them over HTTP alone" in " ".join(result.details["notes"])
 
 
 def test_a_dataset_encoded_otherwise(predictor: Predictor, tmp_path: Path) -> None:
