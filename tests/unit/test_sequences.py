@@ -16,6 +16,7 @@ from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.features.transforms import encode_multi_hot
 from rayrec.inference.scorer import CheckpointModel, Scorer
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.initialization import initialize_dense
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.sequences import DeepInterest, EventTransformer
 from rayrec.models.dcnv2.config import DCNv2Config
@@ -208,6 +209,18 @@ def test_rows_without_events() -> None:
         torch.testing.assert_close(logits, expected)
         logits.sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_interest_starts_as_the_sum_of_the_events(seed: int) -> None:
+    interest = DeepInterest(8, (32,), torch.device("cpu"))
+    initialize_dense(interest, seed)
+    generator = torch.Generator().manual_seed(seed)
+    events, own = (0.02 * torch.randn(*shape, generator=generator) for shape in ((50, 6, 8), (50, 8)))
+    vectors, sums = interest(events, torch.full((50, 1), 6), own), events.sum(1)
+    assert torch.cosine_similarity(vectors, sums).min() > 0.99
+    # With a weight near 0 the training of some seeds learned nothing from the events.
+    assert 0.3 < vectors.norm() / sums.norm() < 2
 
 
 def test_lists_of_a_history_have_an_id_for_each_event() -> None:

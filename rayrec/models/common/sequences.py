@@ -4,6 +4,7 @@ Shapes: B rows, L places for events, of which the first ones are filled with the
 embeddings of a history's lists side by side; E events of all rows.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,6 +19,7 @@ from rayrec.config.sequences import DINSequence, MeanSequence, SequenceConfig, T
 from rayrec.features.raw_columns import History
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
 from rayrec.models.common.embedding_tables import EmbeddingTable, PooledFeature, can_name_module
+from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.layers import Linear, hidden_layers
 from rayrec.models.common.transformer import Block, LayerNorm, Positions
 
@@ -230,7 +232,7 @@ class DeepInterest(_Encoder):
         self.columns_of_event = 3 * width + sum(hidden)
         self.first = Linear(3 * width, hidden[0], device=device)
         self.others = hidden_layers(hidden[0], hidden[1:], device, linear=_LinearOfEvents)
-        self.weight = _LinearOfEvents(hidden[-1], 1, device=device)
+        self.weight = _EventWeight(hidden[-1], device)
 
     def forward(self, events: Tensor, numbers: Tensor, target: Tensor) -> Tensor:
         """Return (B, W) of events (B, L, W), their numbers (B, 1), and the rows' own values (B, W)."""
@@ -257,6 +259,20 @@ class _LinearOfEvents(Linear):
         """Map (..., in_features) to (..., out_features)."""
         output = nn.functional.linear(input, self.weight, self.bias)
         return output.relu() if relu else output
+
+
+class _EventWeight(_LinearOfEvents):
+    """The layer that returns the weight of an event. It starts near 1, so that training begins with the sum of the
+    events: from a random bias, which may be near 0, the network may never find out that they matter.
+    """
+
+    def __init__(self, in_features: int, device: torch.device) -> None:
+        super().__init__(in_features, 1, device=device)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw weights as in other layers; the bias is 1."""
+        copy_normal(self.weight, math.sqrt(2 / (self.in_features + 1)), generator)
+        nn.init.ones_(self.bias)
 
 
 class EventTransformer(_Encoder):
