@@ -49,12 +49,13 @@ class Windows:
     """(windows,) int64: its first events, which are read but not told; at least 1."""
 
     @classmethod
-    def of(cls, positives: Positives, length: int, earlier: Positives | None = None) -> "Windows":
+    def of(cls, positives: Positives, length: int, earlier: Positives | None = None, batches: int = 1) -> "Windows":
         """Cut the positives of a split into windows of at most `length` events and the one after them.
 
-        Of a long history the newest window is the longest; a window begins with the last event of the one before, so
-        that every event but a person's first is told once. `earlier` events of the same people are read before them,
-        and not told. Raises ConfigError if the rows of a user are not together, UserError if there is nothing to tell.
+        Every event but a person's first is told once, from the events before it in its window; of a long history the
+        newest window tells the most. `earlier` events of the same people are read before them, and not told. A window
+        tells no more than one of the `batches` of an epoch, none of which would have a window otherwise. Raises
+        ConfigError if the rows of a user are not together, UserError if there is nothing to tell.
         """
         known = (positives.users > 0) & (positives.items > 0)
         users, items = positives.users[known], positives.items[known]
@@ -70,16 +71,18 @@ class Windows:
         ends = of_user.cumsum(0)
         # Events that are told, and the windows that they take.
         told = torch.minimum(told, of_user - 1)
-        windows = -(-told // length)
+        if not told.any():
+            raise UserError("split 'train': nobody has two events, so there is no next item to learn; give more rows")
+        most = max(1, min(length, int(told.sum()) // batches))
+        windows = -(-told // most)
         owner = torch.arange(len(of_user), device=users.device).repeat_interleave(windows)
         first_window = windows.cumsum(0) - windows
         # Windows of a person are counted from the newest one, which ends with the last event.
         newer = torch.arange(len(owner), device=users.device) - first_window[owner]
-        last = ends[owner] - newer * length
+        last = ends[owner] - newer * most
         starts = torch.maximum(last - length - 1, (ends - of_user)[owner])
-        if not len(starts):
-            raise UserError("split 'train': nobody has two events, so there is no next item to learn; give more rows")
-        return cls(items, starts, last - starts, ((ends - told)[owner] - starts).clamp(min=1))
+        first_told = torch.maximum(last - most, (ends - told)[owner])
+        return cls(items, starts, last - starts, (first_told - starts).clamp(min=1))
 
 
 def events_before(dataset: Dataset, device: torch.device) -> Positives:

@@ -100,6 +100,18 @@ def ranking_notes(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mappin
     return notes
 
 
+def selection_notes(recipe: Recipe, dataset: Dataset) -> list[str]:
+    """Say where training has chosen its checkpoint by `test`, which therefore flatters the model."""
+    train = recipe.train
+    chooses = train.checkpoint.keep_best is not None and dataset.split_to_judge(train.evaluation_split) == "test"
+    if not chooses or (train.evaluate_every_steps is None and train.most_evaluations < 2):
+        return []
+    return [
+        "the checkpoint with the best metrics on 'test' was kept, so they are better than those of new rows; hold out "
+        "a validation split, too (preprocess.split)"
+    ]
+
+
 def split_warnings(manifest: DatasetManifest) -> list[str]:
     """Say what is wrong with the splits of a dataset."""
     splits, recipe = manifest.splits, Recipe.model_validate(manifest.config)

@@ -178,6 +178,36 @@ def test_the_next_item_is_held_out_by_time_if_there_are_times(tmp_path: Path) ->
         assert content["evaluate"]["ranking"]["candidates"] == "next"
 
 
+@pytest.mark.parametrize("days", [1, 2, 6])
+def test_few_days_do_not_divide_the_choices(tmp_path: Path, days: int) -> None:
+    """One day orders nothing, and of six the last has more than a tenth."""
+    table, path = choices(150, least=3), tmp_path / "table.csv"
+    table["day"] = [f"2024-05-{1 + number % days:02d}" for number in range(len(table))]
+    table[["user", "item", "day"]].to_csv(path, index=False)
+    found, recipe = inspected(path, "sasrec")
+    assert recipe.preprocess.split.kind == "leave_one_out"  # type: ignore[attr-defined]
+    (day,) = [decision for decision in found.decisions if decision.column.name == "day"]
+    assert day.role == ("ignored" if days == 1 else "time")
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(EmbeddedEngine(2))
+    assert all(split.rows for split in Dataset.open(tmp_path / "dataset").manifest.splits.values())
+
+
+def test_sizes_are_those_of_a_log_without_repeats(tmp_path: Path) -> None:
+    """Who hears a song a hundred times has chosen it once, and the last rows may be all repeats."""
+    table = choices(150, least=3).drop_duplicates(["user", "item"])
+    again = pd.concat([table, *(table.assign(time=table["time"] + 10**8 * k) for k in range(1, 20))])
+    found = []
+    for name, rows in (("once", table), ("often", again)):
+        rows[["user", "item", "time"]].to_csv(tmp_path / f"{name}.csv", index=False)
+        found.append(inspected(tmp_path / f"{name}.csv", "sasrec"))
+    (once, plain), (often, recipe) = found
+    assert recipe.train == plain.train and recipe.model == plain.model
+    assert not any("repeat" in warning for warning in once.warnings)
+    assert any("95% of the rows repeat" in warning for warning in often.warnings)
+    assert plain.preprocess.split.kind == "time"  # type: ignore[attr-defined]
+    assert recipe.preprocess.split.kind == "leave_one_out"  # type: ignore[attr-defined]
+
+
 def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
     table = choices(100)
     path = tmp_path / "table.csv"
@@ -195,7 +225,8 @@ def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("a,b\n1,2\n3,4\n", "needs one column of users"),
-        ("user,item\n1,2\n3,4\n", "no user has two rows"),
+        ("user,item\n1,2\n3,4\n", "no user has two items"),
+        ("user,item\n1,2\n1,2\n3,4\n", "no user has two items"),
         ("user,item\n1,2\n1,2\n", "there is one item"),
         ("user,item,item\n1,2,3\n1,3,3\n", "two columns 'item' in its first line; rename one"),
     ],

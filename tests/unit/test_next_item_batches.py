@@ -36,11 +36,14 @@ WINDOWS = Windows.of(POSITIVES, LENGTH)
 def batches(
     windows: Windows = WINDOWS, *, drawn: int | None = None, rank: int = 0, world_size: int = 1, **order: int
 ) -> list[NextItemBatch]:
-    options = {"seed": 3, "epoch": 0, **order}
+    options = {"seed": 3, "epoch": 0, "global_batch_size": BATCH, **order}
     rows = BatchOrder(
-        row_groups=[RowGroup.of_samples(len(windows.items))], global_batch_size=BATCH, drop_last=True,
-        rank=rank, world_size=world_size, **options,
-    )  # fmt: skip
+        row_groups=[RowGroup.of_samples(len(windows.items))],
+        drop_last=True,
+        rank=rank,
+        world_size=world_size,
+        **options,
+    )
     candidates = Candidates.of(windows.items, ITEMS + 1, drawn)
     return list(NextItemLoader(windows, candidates, SCHEMA, rows))
 
@@ -59,6 +62,20 @@ def test_every_event_but_a_first_one_is_told_once_from_the_one_before() -> None:
     expected = {(place, place + 1) for place in range(1, len(users)) if users[place - 1] == users[place]}
     assert pairs == Counter(expected)
     assert all(batch.event_ids.shape[1] <= LENGTH + 1 for batch in batches())
+
+
+@pytest.mark.parametrize("people", [[30], [2, 90, 3], PEOPLE], ids=["one", "mostly one", "many"])
+@pytest.mark.parametrize("size", [2, 7])
+def test_no_batch_is_empty_where_it_is_smaller_than_a_history(people: list[int], size: int) -> None:
+    """Each event is told from as many others as in large batches."""
+    length, positives = 40, events_of(people)
+    found = batches(Windows.of(positives, length, batches=len(positives.users) // size), global_batch_size=size)
+    numbers = [len(told(batch)) for batch in found]
+    assert len(found) == len(positives.users) // size and min(numbers) > 0 and sum(numbers) == sum(people) - len(people)
+    newest = sum(people[: people.index(max(people)) + 1])  # the last event of the longest history
+    (row,) = [row for batch in found for row in batch.event_ids.tolist() if (newest - 1, newest) in told(batch)
+              and newest in row]  # fmt: skip
+    assert len(set(row)) == min(length + 1, max(people))
 
 
 def test_the_newest_window_of_a_person_is_the_longest() -> None:

@@ -3,8 +3,10 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ import torch
 from jobs.stored_model import stored_model
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.config import EvaluateConfig, RankingConfig
+from rayrec.config import EvaluateConfig, RankingConfig, TrainConfig
 from rayrec.config.base import ModelConfig
 from rayrec.inference.batch.pool import ScoringPool
 from rayrec.inference.batch.scoring import measure_split, score_next_items
@@ -23,7 +25,7 @@ from rayrec.inference.scorer import Scorer
 from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
 from rayrec.ingest.next_items import NextItems, item_counts
 from rayrec.inspection.runs import ComparedRun, compare_runs, group_by_recipe, next_item_figures
-from rayrec.inspection.split_checks import baselines, ranking_notes
+from rayrec.inspection.split_checks import baselines, ranking_notes, selection_notes
 from rayrec.metrics.next_items import NextItemMetrics
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.sasrec.config import SASRecConfig
@@ -312,6 +314,25 @@ def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[
     counted = {"test": {"rows": 400.0, "positives": 4.0, "groups": 4.0}}
     (note,) = ranking_notes(sampled, datasets[False], counted)
     assert "are ranks among 99 sampled negatives" in note
+
+
+@pytest.mark.parametrize(
+    ("train", "is_said"),
+    [({"epochs": 3}, True), ({"epochs": 1}, False), ({"epochs": 3, "checkpoint": {"keep_best": None}}, False)],
+    ids=["the best of three", "no choice", "the last"],
+)
+def test_it_is_said_that_the_checkpoint_was_chosen_by_what_judges_it(
+    train: dict[str, Any], is_said: bool, datasets: dict[bool, Dataset]
+) -> None:
+    """Where `validation` has no rows, `test` chooses in its place."""
+    recipe, dataset = make_recipe(train=TrainConfig.model_validate(train)), datasets[False]
+    splits = dataset.manifest.splits
+    without = {name: split for name, split in splits.items() if name != "validation"}
+    alone = replace(dataset, manifest=dataset.manifest.model_copy(update={"splits": without}))
+    assert bool(selection_notes(recipe, alone)) == is_said
+    validated = {**without, "validation": splits["test"]}
+    both = replace(dataset, manifest=dataset.manifest.model_copy(update={"splits": validated}))
+    assert not selection_notes(recipe, both)
 
 
 def test_nothing_held_out_has_no_metrics() -> None:

@@ -292,7 +292,7 @@ def test_a_split_without_rows_is_there_as_nothing(run: Run, tmp_path: Path) -> N
 
 
 def test_a_header_alone(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no good row is left for train"):
+    with pytest.raises(UserError, match="none of the good rows falls into train"):
         run({None: [write(tmp_path, "rows.csv", "user,item\n")]})
 
 
@@ -317,6 +317,15 @@ def starts_by_pandas(times: pd.Series, spans: dict[str, float | int]) -> dict[st
         else:
             starts[name] = int(times.max() - beyond + 1)
     return starts
+
+
+def test_a_moment_that_leaves_a_split_empty_is_refused(run: Run, tmp_path: Path) -> None:
+    """Two days are no three parts; training would choose by `test` without a word."""
+    raw = some_rows(600, 50, 100)
+    raw["timestamp"] = 1_700_000_000 + 86_400 * (raw["timestamp"] > 50)
+    raw.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(UserError, match=r"preprocess.split.validation: none of \d+ choices"):
+        run({None: [str(tmp_path / "rows.csv")]}, split={"kind": "time", "validation": 0.1, "test": 0.1})
 
 
 DIVIDED: dict[str, tuple[dict[str, float | str], dict[str, float | int]]] = {

@@ -38,6 +38,18 @@ def name_words(name: str) -> list[str]:
     return [word for word in re.split(r"[^A-Za-z0-9]+", parts.lower()) if word]
 
 
+def estimate_distinct(counts: NDArray[np.int64], rows: int, total_rows: int) -> int:
+    """Return a lower bound of the distinct values in `total_rows` rows (Chao 1984, "Nonparametric estimation of the
+    number of classes in a population"), from how often a sample of `rows` rows has each value.
+    """
+    distinct, once, twice = (int(np.count_nonzero(found)) for found in (counts, counts == 1, counts == 2))
+    if rows >= total_rows:
+        return distinct
+    unseen = once * (once - 1) / (2 * (twice + 1))
+    most = math.ceil(total_rows * int(counts.sum()) / max(rows, 1))
+    return max(distinct, min(round(distinct + unseen), most))
+
+
 @dataclass(frozen=True)
 class ColumnProfile:
     """A column of the sample: how it is written, the distinct values, and which of them each row has."""
@@ -101,15 +113,8 @@ class ColumnProfile:
         return 1.0 - self.present / self.rows if self.rows else 0.0
 
     def distinct_estimate(self, total_rows: int) -> int:
-        """Return Chao's lower bound of the distinct values in all rows, from those that the sample has once and
-        twice.
-        """
-        if self.rows >= total_rows:
-            return self.distinct
-        once, twice = (int(np.count_nonzero(self.counts == times)) for times in (1, 2))
-        unseen = once * (once - 1) / (2 * (twice + 1))
-        most = math.ceil(total_rows * self.present / max(self.rows, 1))
-        return max(self.distinct, min(round(self.distinct + unseen), most))
+        """Return about how many distinct values all rows have."""
+        return self.distinct if self.rows >= total_rows else estimate_distinct(self.counts, self.rows, total_rows)
 
     @property
     def repeated_share(self) -> float:

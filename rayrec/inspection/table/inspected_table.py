@@ -132,7 +132,8 @@ def inspect_table(
     if pairs is None:
         names = ", ".join(map(repr, columns))
         raise ConfigError(
-            f"--model {model}: needs one column of users and one of items, recognized by their names; "
+            f"--model {model}: needs one column of users and one of items, recognized by names such as user_id and "
+            f"item_id; rename yours, or write a recipe with source: {{kind: interactions, user: NAME, item: NAME}}; "
             f"the files have {names}"
         )
     if sample.rows.num_rows < sample.total_rows:

@@ -15,7 +15,7 @@ from rayrec.common.plugins import MODELS
 from rayrec.common.text import format_bytes, printable
 from rayrec.config.table import LabelCondition
 from rayrec.config.validation import dump_yaml
-from rayrec.inspection.table.columns import ColumnProfile, name_words
+from rayrec.inspection.table.columns import ColumnProfile, estimate_distinct, name_words
 from rayrec.inspection.table.decisions import Decision, FoundCross, Regressed
 from rayrec.inspection.table.file_form import FileForm
 from rayrec.inspection.table.histories import FoundPast
@@ -291,6 +291,10 @@ _RATING_WORDS = {"rating", "score", "stars", "overall", "grade"}
 _TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime", "epoch"}
 _LEAST_HELD_OUT = 50
 """People whose last choices tell one epoch from another."""
+_LEAST_LATEST = 10
+"""Choices that each of the latest tenths must have."""
+_NOTABLE_REPEATS = 0.1
+"""Share of rows from which on it is worth a word that they repeat others."""
 
 
 @dataclass(frozen=True)
@@ -353,16 +357,22 @@ def inspect_interactions(
     `file`: the first one; `label`: which rows are choices, None for all. Raises UserError where a model could learn
     nothing.
     """
-    user, item, time = found.user, found.item, found.time
-    # How many people, items and choices there are, and how many people have choices to hold out.
+    user, item = found.user, found.item
+    time = found.time if found.time is not None and found.time.distinct > 1 else None
+    # How many people, items and choices there are, and how many people have choices to hold out. A person chooses an
+    # item once: the first row of a pair counts.
     users, items = (column.distinct_estimate(sample.total_rows) for column in (user, item))
     is_choice = np.ones(user.rows, bool) if label is None else label.values == 1
-    total = round(sample.total_rows * is_choice.mean())
+    is_pair = is_choice & (user.codes >= 0) & (item.codes >= 0)
+    pair_of_row = user.codes[is_pair] * len(item.texts) + item.codes[is_pair]
+    pairs, rows_of_pair = np.unique(pair_of_row, return_counts=True)
+    total = estimate_distinct(rows_of_pair, user.rows, sample.total_rows)
+    repeated = 1 - total / max(sample.total_rows * is_pair.mean(), 1)
     # Rows of the sample are no more than all rows: a person has these or more.
-    of_person = np.bincount(user.codes[(user.codes >= 0) & is_choice])
+    of_person = np.bincount(pairs // len(item.texts))
     held_out = int((of_person >= 3).sum()), int((of_person >= 2).sum())
     if items < 2 or not held_out[1]:
-        what = "there is one item" if items < 2 else f"no user has two rows (column '{user.name}')"
+        what = "there is one item" if items < 2 else f"no user has two items (column '{user.name}')"
         raise UserError(f"{file.name}: {what}, so recommendations cannot be learnt; give more rows")
     has_validation = held_out[0] >= _LEAST_HELD_OUT
     # What a person should look at.
@@ -374,6 +384,8 @@ def inspect_interactions(
     warnings = []
     if bad:
         warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing rejects them")
+    if repeated >= _NOTABLE_REPEATS:
+        warnings.append(f"{repeated:.0%} of the rows repeat an item of their person; only the first row of each counts")
     if time is None:
         warnings.append("no column has times: a person's last row in the file is taken for the latest choice")
     # What each column becomes, and what the source is told of it.
@@ -382,6 +394,8 @@ def inspect_interactions(
         Decision(item, "item", f"about {total / items:.1f} choices each"),
         *([Decision(time, "time", "the order of a person's choices")] if time is not None else []),
     ]
+    if found.time is not None and time is None:
+        decisions.append(Decision(found.time, "ignored", "one time in all rows"))
     why = "every row is a choice, whatever the rating" if found.rating is not None else ""
     settings: dict[str, Any] = {"kind": "interactions", **form.settings.model_dump(mode="json", exclude_defaults=True)}
     settings |= {"user": user.name, "item": item.name}
@@ -406,6 +420,15 @@ def inspect_interactions(
     decisions.sort(key=lambda decision: sample.rows.column_names.index(decision.column.name))
     facts = f"{total:,} interactions of {users:,} people with {items:,} items"
     is_next = MODELS.configs[model].scores_next_items
+    is_by_time = False
+    if is_next and time is not None and time.orders_rows:
+        # Rows of the latest tenths that repeat earlier ones are no choices, and too few choices measure nothing.
+        when = (time.row_numbers if time.seconds is None else time.row_seconds)[is_pair]
+        order = np.argsort(when, kind="stable")
+        _, first = np.unique(pair_of_row[order], return_index=True)
+        starts = np.nanquantile(when, [0.8, 0.9])
+        latest = np.bincount(np.searchsorted(starts, when[order][first], side="right"), minlength=3)[1:]
+        is_by_time = bool(latest.min() >= _LEAST_LATEST)
     lines = [
         f"# Written by `{command}`: {'' if sample.is_whole else 'about '}{facts}.",
         "# Sizes, epochs and penalty follow from these numbers. Change what you know better.",
@@ -422,8 +445,10 @@ def inspect_interactions(
         ),
         *(
             [_line("  split: {kind: time, validation: 0.1, test: 0.1}", "the latest choices, also of new people")]
-            if is_next and time is not None
-            else _last_choices(a_person, items, has_validation)
+            if is_by_time
+            else _last_choices(
+                a_person, items, has_validation, "too few different times, or new choices at the end" if is_next else ""
+            )
         ),
         "",
         Template(starting_point(model, total, 0, values=2)).substitute(
@@ -441,14 +466,14 @@ def inspect_interactions(
     return decisions, warnings, "\n".join(lines) + "\n"
 
 
-def _last_choices(a_person: float, items: int, has_validation: bool) -> list[str]:
+def _last_choices(a_person: float, items: int, has_validation: bool, why: str) -> list[str]:
     """Return the lines of a split that holds out each person's last choice."""
     candidates = min(99, max(1, items // 2))
     test = f"each person's last choice is ranked among {candidates} other items, unless the person has too few rows"
     return [
         "  split:",
-        "    kind: leave_one_out",
-        _line("    min_interactions: 0", f"nobody is dropped; a person has {a_person:.1f} rows on average"),
+        _line("    kind: leave_one_out", why),
+        _line("    min_interactions: 0", f"nobody is dropped; a person has {a_person:.1f} choices on average"),
         _line(f"    validation: {str(has_validation).lower()}", "the choice before the last, to choose the epoch"),
         _line(f"    negatives: {candidates}", test),
     ]

@@ -194,6 +194,11 @@ class InteractionJob:
             *(workspace.folder / split for split in in_order),
         )
         splits = dict(zip(in_order, written, strict=True))
+        if is_by_time and self._parent is None:
+            total = sum(split.rows for split in splits.values())
+            for name in HELD_OUT:
+                if name in splits and not splits[name].rows:
+                    raise UserError(f"preprocess.split.{name}: none of {total:,} choices falls into {name}; change it")
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         unlisted = _unlisted_items(workspace, dropped_rows, items) if counts.dropped_users else 0
@@ -353,6 +358,6 @@ def _report(progress: Progress, counts: HistoryCounts, config: InteractionPrepro
             f"{config.split.min_interactions} interactions ({counts.dropped_rows:,} rows); lower it"
         )
     if counts.train == 0:
-        raise UserError("preprocess.split: no good row is left for train; give more rows")
+        raise UserError("preprocess.split: none of the good rows falls into train; give more rows, or change it")
     if counts.short_users:
         progress.message(f"{counts.short_users:,} users with too few interactions to hold one out stay in train")

@@ -51,6 +51,8 @@ class SplitReader:
     _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _next_items: dict[str, NextItems] = field(default_factory=dict)
+    _windows: dict[int, tuple[Windows, Candidates]] = field(default_factory=dict)
+    """Those of `train`, by the number of batches of an epoch."""
     _epochs: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of the epochs that the ranks share."""
 
@@ -67,10 +69,11 @@ class SplitReader:
             return SampledLoader(sampled, self.dataset.schema, order)
         # Windows of events, too.
         if split == "train" and self.windows is not None:
-            windows, candidates = self._windows_of_train
             rows = self.dataset.head("train", self.train_rows).split("train").rows
             order = BatchOrder(row_groups=[RowGroup.of_samples(rows)], **options)
-            return NextItemLoader(windows, candidates, self.dataset.schema, order)
+            if order.num_batches not in self._windows:
+                self._windows[order.num_batches] = self._read_windows(self.windows, order.num_batches)
+            return NextItemLoader(*self._windows[order.num_batches], self.dataset.schema, order)
         # All else: rows are read, from memory in every epoch but the first if the recipe keeps them there.
         dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
@@ -122,14 +125,12 @@ class SplitReader:
         known = positives if is_all else self._pairs(dataset, dataset.known_split)
         return SampledSplit.of(positives, known, dataset.schema, self.negatives, self.recency)
 
-    @cached_property
-    def _windows_of_train(self) -> tuple[Windows, Candidates]:
-        assert self.windows is not None
+    def _read_windows(self, length: int, batches: int) -> tuple[Windows, Candidates]:
         positives = self._pairs(self.dataset.head("train", self.train_rows), "train")
         # A day is told from all that came before, too.
         extends = self.dataset.manifest.parent is not None
         earlier = events_before(self.dataset, self.context.device) if extends else None
-        windows = Windows.of(positives, self.windows, earlier)
+        windows = Windows.of(positives, length, earlier, batches)
         return windows, Candidates.of(windows.items, num_item_rows(self.dataset.schema), self.candidates)
 
     def _pairs(self, dataset: Dataset, split: str) -> Positives:

@@ -223,7 +223,8 @@ class _Training:
             # No row counts where the last ones of an epoch belong to groups of earlier batches.
             totals = BatchTotals(sums[0].masked_fill(sums[0] == 0, 1.0), sums[1], share)
         else:
-            totals = BatchTotals(rows, None, share)
+            # More batches than next items leave some without any.
+            totals = BatchTotals(max(rows, 1), None, share)
         return self._step(batch, totals, self._progress.step + 1, following)
 
     def _next_progress(self, batches_per_epoch: int) -> RunProgress:
