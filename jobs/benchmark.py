@@ -36,9 +36,11 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
     """Measure; `details` has the rows of the table, and the machine."""
     from rayrec.ingest.dataset import Dataset
 
-    machine = Machine()
+    machine, recipe = Machine(), request.load_recipe()
+    if request.what == "inference" and recipe.model.scores_next_items:
+        raise UserError(f"{request.recipe}: scores the next items of people, and no rows, which are measured here")
     dataset = Dataset.open(request.data)
-    dataset.require_source(request.load_recipe())
+    dataset.require_source(recipe)
     table = _inference(request, dataset) if request.what == "inference" else _training(request, dataset, progress)
     return Result(command="benchmark", details={"what": request.what, "machine": machine.described(), "table": table})
 

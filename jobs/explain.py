@@ -68,6 +68,8 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
     dataset = Dataset.open(request.data)
     source, notes = measurable(request.source, request.data)
     recipe, schema = read_schema(source)
+    if recipe.model.scores_next_items:
+        raise UserError(f"{source}: scores the next items of people, and no rows, of which features are permuted here")
     groups = request.groups()
     _require_features(schema, groups, request.feature)
     schema.require_same_features(dataset.schema, request.data)

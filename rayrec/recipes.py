@@ -208,14 +208,18 @@ def _with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     """Return the section `train` with the defaults of a model.
 
     An optimizer that lacks its kind or rate has the model's settings beside what is given; one of another kind than the
-    model's must have a rate.
+    model's must have a rate. The optimizers of the model's parts and its schedule are left out where a kind is given,
+    its sharding where that of the tables is another one.
     """
-    own_optimizers = any(name in given for name in _OPTIMIZERS)
-    of_optimizers = {"parts", "schedule", "sharding"} if own_optimizers else set()
-    filled = {**{name: value for name, value in defaults.items() if name not in of_optimizers}, **given}
-    for name in _OPTIMIZERS:
-        own, default = given.get(name), defaults.get(name)
-        if not isinstance(own, dict) or default is None or {"kind", "lr"} <= own.keys():
+    own_optimizers = {name: given[name] for name in _OPTIMIZERS if isinstance(given.get(name), dict)}
+    left_out = {"parts", "schedule"} if any("kind" in own for own in own_optimizers.values()) else set()
+    for_tables = defaults.get("embedding_optimizer", {}).get("kind")
+    if own_optimizers.get("embedding_optimizer", {}).get("kind", for_tables) != for_tables:
+        left_out.add("sharding")
+    filled = {**{name: value for name, value in defaults.items() if name not in left_out}, **given}
+    for name, own in own_optimizers.items():
+        default = defaults.get(name)
+        if default is None or {"kind", "lr"} <= own.keys():
             continue
         if own.get("kind", default["kind"]) == default["kind"]:
             filled[name] = {**default, **own}

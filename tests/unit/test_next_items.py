@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+import rayrec
+from jobs.benchmark import BenchmarkRequest
+from jobs.benchmark import run as run_benchmark
 from jobs.stored_model import stored_model
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
@@ -294,6 +297,15 @@ def test_runs_that_are_measured_by_next_items_are_not_compared(datasets: dict[bo
     recipes = group_by_recipe([ComparedRun("run", folder, data)])
     with pytest.raises(UserError, match="what people choose next, and rows of one label cannot be compared"):
         compare_runs(recipes, "test", stored_model, SilentProgress())
+
+
+def test_what_measures_rows_refuses_a_model_of_next_items(datasets: dict[bool, Dataset], tmp_path: Path) -> None:
+    data = datasets[False].folder
+    make_recommender_folder(tmp_path / "model", config=SASRecConfig(embedding_dim=8, length=6))
+    with pytest.raises(UserError, match="scores the next items of people, and no rows"):
+        rayrec.explain(tmp_path / "model", data=data, output=tmp_path / "out")
+    with pytest.raises(UserError, match="scores the next items of people, and no rows"):
+        run_benchmark(BenchmarkRequest(what="inference", recipe="sasrec", data=data), SilentProgress())
 
 
 def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[bool, Dataset]) -> None:

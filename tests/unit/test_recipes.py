@@ -236,6 +236,28 @@ def test_a_part_has_the_optimizers_of_the_model_unless_the_recipe_has_its_own() 
     assert Recipe.model_validate(content).train.parts["wide"].dense_optimizer.kind == "ftrl"
     own = {"embedding_optimizer": {"kind": "sgd", "lr": 0.1}}
     assert not Recipe.model_validate({**content, "train": own}).train.parts
+    rate = {"embedding_optimizer": {"lr": 0.1}}
+    assert Recipe.model_validate({**content, "train": rate}).train.parts["wide"].dense_optimizer.kind == "ftrl"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sharding"),
+    [
+        ({"lr": 0.002}, "data_parallel"),
+        ({"kind": "adam", "lr": 0.002}, "data_parallel"),
+        ({"kind": "sgd", "lr": 1}, "auto"),
+    ],
+)
+def test_tables_stay_sharded_as_their_optimizer_needs(optimizer: dict[str, Any], sharding: str) -> None:
+    """As a search of learning rates sets them."""
+    content = {
+        "name": "x",
+        "source": {"kind": "interactions"},
+        "model": {"kind": "sasrec"},
+        "evaluate": {"ranking": {"candidates": "next"}},
+        "train": {"embedding_optimizer": optimizer},
+    }
+    assert Recipe.model_validate(content).train.sharding.default == sharding
 
 
 def test_an_optimizer_of_another_kind_than_the_models_needs_a_rate() -> None:

@@ -112,9 +112,9 @@ class KnownItems:
         path, schema = model.path(KNOWN_ITEMS_FILE), model.schema
         with open_tensors(path) as tensors:
             found = {name: tensors.get_tensor(name).numpy() for name in [*tensors.keys()]}
-        first, items = found["first"], found["items"]
-        # A folder that was written before has none, and a model that reads none.
-        events = found.get("events", first[:-1])
+        if found.keys() != {"first", "items", "events"}:
+            raise UserError(f"{path}: is of another version of rayrec; export the model again")
+        first, items, events = found["first"], found["items"], found["events"]
         assert schema.interactions is not None
         (users,) = (f.cardinality for f in schema.categorical if f.name == schema.interactions.user)
         if len(first) != users + 1 or len(events) != users or first[-1] != len(items):
