@@ -15,6 +15,7 @@ from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, PassingError, UserError
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.versions import versions_in
+from rayrec.store.files import remove
 from rayrec.store.folders import OutputKind
 from rayrec.store.paths import LocalPath
 
@@ -126,9 +127,13 @@ class _Follower:
         """Leave out what cannot be taken in; files that came together are tried one by one."""
         self._progress.message(f"refused: {error}")
         days = days_of(self._request.output)
-        if days and days[-1].input == tuple(map(str, files)):
+        day = days[-1] if days and days[-1].input == tuple(map(str, files)) else None
+        if day is not None and day.is_over:
             self._taken |= set(map(str, files))  # the gate refused the model, and the day stands
-        elif len(files) == 1:
+            return
+        if day is not None:
+            remove(day.folder)  # no model can be made of it, and it would be tried for ever
+        if len(files) == 1:
             with (self._request.output / REFUSED_FILE).open("a") as refused:
                 refused.write(json.dumps({"file": str(files[0]), "error": str(error)}) + "\n")
             self._taken.add(str(files[0]))

@@ -55,7 +55,7 @@ class Windows:
         Every event but a person's first is told once, from the events before it in its window; of a long history the
         newest window tells the most. `earlier` events of the same people are read before them, and not told. A window
         tells no more than one of the `batches` of an epoch, none of which would have a window otherwise. Raises
-        ConfigError if the rows of a user are not together, UserError if there is nothing to tell.
+        ConfigError if the rows of a user are not together, UserError if a first day has nothing to tell.
         """
         known = (positives.users > 0) & (positives.items > 0)
         users, items = positives.users[known], positives.items[known]
@@ -72,7 +72,14 @@ class Windows:
         # Events that are told, and the windows that they take.
         told = torch.minimum(told, of_user - 1)
         if not told.any():
-            raise UserError("split 'train': nobody has two events, so there is no next item to learn; give more rows")
+            if earlier is None or not len(items):
+                raise UserError(
+                    "split 'train': nobody has two events, so there is no next item to learn; give more rows"
+                )
+            # A day of people who all came for the first time teaches nothing, and is known from then on: one window, of
+            # which nothing is told.
+            two = torch.full((1,), 2, device=users.device)
+            return cls(torch.cat([items, items[:1]]), torch.zeros_like(two), two, two)
         most = max(1, min(length, int(told.sum()) // batches))
         windows = -(-told // most)
         owner = torch.arange(len(of_user), device=users.device).repeat_interleave(windows)
@@ -151,7 +158,7 @@ class NextItemLoader(EpochLoader):
         told = lengths - windows.contexts[self._sorted].cpu()
         before = told.cumsum(0) - told
         batches = order.num_batches
-        batch_of = before * batches // int(told.sum())
+        batch_of = before * batches // max(1, int(told.sum()))
         self._bounds = torch.searchsorted(batch_of, torch.arange(batches + 1)).tolist()
         key = derive_key(order.seed, _BATCHES, order.epoch)
         self._turns = TablePermutation(batches, key, torch.device("cpu"))(torch.arange(batches)).tolist()

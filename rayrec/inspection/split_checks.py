@@ -101,14 +101,16 @@ def ranking_notes(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mappin
 
 
 def selection_notes(recipe: Recipe, dataset: Dataset) -> list[str]:
-    """Say where training has chosen its checkpoint by `test`, which therefore flatters the model."""
+    """Say if training chose its checkpoint by `test`, which flatters the model, for want of the split that it names."""
     train = recipe.train
-    chooses = train.checkpoint.keep_best is not None and dataset.split_to_judge(train.evaluation_split) == "test"
-    if not chooses or (train.evaluate_every_steps is None and train.most_evaluations < 2):
+    chosen_by = dataset.split_to_judge(train.evaluation_split)
+    if chosen_by != "test" or train.evaluation_split == "test" or train.checkpoint.keep_best is None:
+        return []
+    if train.evaluate_every_steps is None and train.most_evaluations < 2:
         return []
     return [
-        "the checkpoint with the best metrics on 'test' was kept, so they are better than those of new rows; hold out "
-        "a validation split, too (preprocess.split)"
+        f"split '{train.evaluation_split}' has no rows, so the checkpoint was chosen by 'test', whose metrics are "
+        "better than those of new rows; hold out that split, too (preprocess.split)"
     ]
 
 

@@ -103,6 +103,15 @@ def test_a_new_day_is_told_from_all_that_came_before() -> None:
     assert row[-LENGTH - 1 :] == [104, 105, 106, 107, 108, 109, 110] and len(row) == LENGTH + 1
 
 
+@pytest.mark.parametrize("people", [1, 300])
+def test_a_day_of_people_who_came_once_teaches_nothing(people: int) -> None:
+    new, before = events_of([1] * people), Positives(*torch.tensor([[900, 7], [901, 8]]).int().T)
+    made = batches(Windows.of(new, LENGTH, before, batches=people), global_batch_size=1)
+    assert len(made) >= people and not any(told(batch) for batch in made)
+    with pytest.raises(UserError, match="nobody has two events"):
+        Windows.of(new, LENGTH)
+
+
 def test_ranks_share_each_batch_and_its_candidates() -> None:
     alone = batches(drawn=10)
     shares = [batches(drawn=10, rank=rank, world_size=3) for rank in range(3)]

@@ -330,8 +330,13 @@ def test_popularity_is_a_baseline_and_what_is_not_ranked_is_said(datasets: dict[
 
 @pytest.mark.parametrize(
     ("train", "is_said"),
-    [({"epochs": 3}, True), ({"epochs": 1}, False), ({"epochs": 3, "checkpoint": {"keep_best": None}}, False)],
-    ids=["the best of three", "no choice", "the last"],
+    [
+        ({"epochs": 3}, True),
+        ({"epochs": 1}, False),
+        ({"epochs": 3, "checkpoint": {"keep_best": None}}, False),
+        ({"epochs": 3, "evaluation_split": "test"}, False),
+    ],
+    ids=["the best of three", "no choice", "the last", "as the recipe says"],
 )
 def test_it_is_said_that_the_checkpoint_was_chosen_by_what_judges_it(
     train: dict[str, Any], is_said: bool, datasets: dict[bool, Dataset]
