@@ -169,13 +169,7 @@ def _date(seconds: float) -> str:
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.runs import resources, run_metrics, sharding_plan, training_curves
-    from rayrec.inspection.split_checks import (
-        baselines,
-        drawn_negatives,
-        metric_warnings,
-        ranking_notes,
-        selection_notes,
-    )
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, run_notes
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -199,11 +193,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "metrics": metrics,
         "baselines": simpler,
         **drawn_negatives(dataset.schema),
-        "warnings": [
-            *metric_warnings(metrics, simpler),
-            *ranking_notes(recipe, dataset, metrics),
-            *selection_notes(recipe, dataset),
-        ],
+        "warnings": [*metric_warnings(metrics, simpler), *run_notes(recipe, dataset, metrics)],
         "curves": training_curves(trained),
         "held_out": held_out,
         "resources": resources(trained, _command_seconds(trained.path)),

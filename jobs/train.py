@@ -77,13 +77,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.split_checks import (
-        baselines,
-        drawn_negatives,
-        metric_warnings,
-        ranking_notes,
-        selection_notes,
-    )
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, run_notes
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
     from rayrec.training.run.preflight import require_trainable
@@ -138,11 +132,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             **_time_to_target(recipe.train.early_stop, evaluations),
             **part,
             "warnings": metric_warnings(metrics, simpler),
-            "notes": [
-                *part.get("notes", []),
-                *ranking_notes(recipe, dataset, metrics),
-                *selection_notes(recipe, dataset),
-            ],
+            "notes": [*part.get("notes", []), *run_notes(recipe, dataset, metrics)],
             **drawn_negatives(dataset.schema),
         },
     )

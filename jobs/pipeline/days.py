@@ -174,14 +174,7 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
 def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
     """Return what a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
     from rayrec.ingest.dataset import Dataset
-    from rayrec.inspection.split_checks import (
-        baselines,
-        drawn_negatives,
-        metric_warnings,
-        ranking_notes,
-        selection_notes,
-        split_notes,
-    )
+    from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, run_notes, split_notes
     from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
     dataset = Dataset.open(places.dataset)
@@ -195,11 +188,7 @@ def _result(output: Path, places: Places, version: str, seconds: dict[str, float
     if (gate := places.folder / GATE_FILE).exists():
         details["gate"] = json.loads(gate.read_text())
         details["warnings"] += details["gate"].get("warnings", ())
-    details["notes"] = [
-        *split_notes(dataset.manifest),
-        *ranking_notes(recipe, dataset, metrics),
-        *selection_notes(recipe, dataset),
-    ]
+    details["notes"] = [*split_notes(dataset.manifest), *run_notes(recipe, dataset, metrics)]
     if dataset.manifest.known_values:
         details["known_values"] = dataset.manifest.model_dump(mode="json")["known_values"]
     if places.refit.run.exists():

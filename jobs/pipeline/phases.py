@@ -182,13 +182,7 @@ class TrainPhase(Phase):
 
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import Dataset
-        from rayrec.inspection.split_checks import (
-            baselines,
-            drawn_negatives,
-            metric_warnings,
-            ranking_notes,
-            selection_notes,
-        )
+        from rayrec.inspection.split_checks import baselines, drawn_negatives, metric_warnings, run_notes
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
@@ -212,7 +206,7 @@ class TrainPhase(Phase):
             execution=run.execution,
             details={
                 "warnings": metric_warnings(metrics, simpler),
-                "notes": [*ranking_notes(run.recipe, dataset, metrics), *selection_notes(run.recipe, dataset)],
+                "notes": run_notes(run.recipe, dataset, metrics),
                 **drawn_negatives(run.schema),
             },
         )

@@ -114,6 +114,11 @@ def selection_notes(recipe: Recipe, dataset: Dataset) -> list[str]:
     ]
 
 
+def run_notes(recipe: Recipe, dataset: Dataset, metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """Say what the metrics of a run on its own dataset leave out, and where they flatter its model."""
+    return [*ranking_notes(recipe, dataset, metrics), *selection_notes(recipe, dataset)]
+
+
 def split_warnings(manifest: DatasetManifest) -> list[str]:
     """Say what is wrong with the splits of a dataset."""
     splits, recipe = manifest.splits, Recipe.model_validate(manifest.config)

@@ -362,8 +362,11 @@ def inspect_interactions(
     # How many people, items and choices there are, and how many people have choices to hold out. A person chooses an
     # item once: the first row of a pair counts.
     users, items = (column.distinct_estimate(sample.total_rows) for column in (user, item))
+    is_bad = (user.codes < 0) | (item.codes < 0)
+    if time is not None:
+        is_bad |= time.codes < 0 if time.seconds is None else np.isnan(time.row_seconds)
     is_choice = np.ones(user.rows, bool) if label is None else label.values == 1
-    is_pair = is_choice & (user.codes >= 0) & (item.codes >= 0)
+    is_pair = is_choice & ~is_bad
     pair_of_row = user.codes[is_pair] * len(item.texts) + item.codes[is_pair]
     pairs, rows_of_pair = np.unique(pair_of_row, return_counts=True)
     total = estimate_distinct(rows_of_pair, user.rows, sample.total_rows)
@@ -377,9 +380,6 @@ def inspect_interactions(
     has_validation = held_out[0] >= _LEAST_HELD_OUT
     # What a person should look at.
     a_person = total / users
-    is_bad = (user.codes < 0) | (item.codes < 0)
-    if time is not None:
-        is_bad |= time.codes < 0 if time.seconds is None else np.isnan(time.row_seconds)
     bad = float(is_bad.mean())
     warnings = []
     if bad:

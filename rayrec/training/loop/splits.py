@@ -52,7 +52,7 @@ class SplitReader:
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _next_items: dict[str, NextItems] = field(default_factory=dict)
     _windows: dict[int, tuple[Windows, Candidates]] = field(default_factory=dict)
-    """Those of `train`, by the number of batches of an epoch."""
+    """Windows of `train` and their candidates, by the number of batches of an epoch."""
     _epochs: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of the epochs that the ranks share."""
 

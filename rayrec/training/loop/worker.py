@@ -192,7 +192,7 @@ class _Training:
                 # One optimizer step on this rank's share of a global batch; the ids of the next one are sent meanwhile.
                 waited, rows = loader.wait_seconds, loader.row_count(self._progress.batch)
                 outcome = self._train_on(batch, following, rows, loader.share(self._progress.batch))
-                recorder.add(outcome, rows or config.global_batch_size, waited)
+                recorder.add(outcome, config.global_batch_size if rows is None else rows, waited)
                 if config.progressive and self._progress.epoch == 0:
                     recorder.add_scores(outcome.logits, batch)
                 # From here on the progress is that after the step.
